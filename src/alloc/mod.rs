@@ -1,0 +1,1 @@
+//! Ranges, blocks and the next free address. Pure: knows no clock, no disk, no network.

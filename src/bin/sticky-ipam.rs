@@ -1,0 +1,3 @@
+//! The CNI plugin `sticky-ipam`.
+
+fn main() {}

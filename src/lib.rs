@@ -1,0 +1,7 @@
+//! sticky-ipam: pods keep their addresses on unpatched Cilium.
+//!
+//! The rooms of the house, each knowing only those to its left:
+//! `alloc` and `policy` decide and know no clock, disk or network; `cni` speaks the protocol, `store` remembers
+//! on the node, `cluster` remembers in the API server; `plugin` carries out.
+
+pub mod alloc;
