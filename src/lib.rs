@@ -5,3 +5,4 @@
 //! on the node, `cluster` remembers in the API server; `plugin` carries out.
 
 pub mod alloc;
+pub mod cni;
