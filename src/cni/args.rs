@@ -53,6 +53,7 @@ impl CniArgs {
 }
 
 /// Both namespace and name make a pod. Cri-tools and cnitool pass them empty or not at all: then there is none.
+/// Half a pod tells no two apart, so it is none either; but a forged half is still refused.
 fn read_pod(
     namespace: Option<&str>,
     name: Option<&str>,
@@ -61,7 +62,6 @@ fn read_pod(
     match (namespace.filter(|s| !s.is_empty()), name.filter(|s| !s.is_empty())) {
         (Some(namespace), Some(name)) => PodIdentity::new(namespace, name, uid).map(Some),
         (None, None) => Ok(None),
-        // Podman's containers have a name and no namespace that would tell two of them apart.
         (None, Some(name)) => PodIdentity::new("default", name, uid).map(|_| None),
         (Some(namespace), None) => PodIdentity::new(namespace, "pod", uid).map(|_| None),
     }

@@ -17,6 +17,7 @@ pub const FIELDS: &[&str] = &[
     "cniVersion",
     "name",
     "type",
+    "capabilities",
     "ipam",
     "args",
     "runtimeConfig",
@@ -85,7 +86,7 @@ impl NetConf {
         let lenient = verb.is_lenient();
         let ipam = match root.object("ipam")? {
             Some(ipam) if lenient => Some(IpamConf::read_leniently(&ipam, warnings)?),
-            Some(ipam) => Some(IpamConf::read(&root, &ipam, version, args, warnings)?),
+            Some(ipam) => Some(IpamConf::read(&root, &ipam, version, verb, args, warnings)?),
             None if delegate.is_some() => None,
             None => {
                 return Err(CniError::invalid_config(

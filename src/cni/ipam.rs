@@ -10,6 +10,7 @@ use super::error::CniError;
 use super::fields::{Fields, nearest};
 use super::result::{Route, read_routes};
 use super::sticky::StickyConf;
+use super::verb::Verb;
 use super::version::CniVersion;
 use crate::alloc::range::{Family, Range, RangeError, RangeSet, RangeSpec, parse_cidr};
 
@@ -58,7 +59,8 @@ impl RequestedAddress {
 pub struct IpamConf {
     /// The directory that holds a directory for every network.
     pub data_dir: PathBuf,
-    /// One address is taken from each. Empty only for DEL and GC, which do not need them.
+    /// One address is taken from each. Empty only for DEL and GC, which do not need them, and for STATUS of a
+    /// network whose ranges the runtime gives with each ADD.
     pub sets: Vec<RangeSet>,
     /// Routes that go into results as they are.
     pub routes: Vec<Route>,
@@ -93,13 +95,16 @@ impl IpamConf {
         root: &Fields<'_>,
         ipam: &Fields<'_>,
         version: CniVersion,
+        verb: Verb,
         args: &CniArgs,
         warnings: &mut Vec<String>,
     ) -> Result<Self, CniError> {
         let data_dir = read_data_dir(ipam)?;
         let runtime = root.object("runtimeConfig")?;
         let sets = read_sets(ipam, runtime.as_ref())?;
-        check_sets(ipam, &sets, version)?;
+        if !(sets.is_empty() && verb == Verb::Status && ranges_come_later(root)) {
+            check_sets(ipam, &sets, version)?;
+        }
         warn_about_range_keys(ipam, warnings);
         Ok(Self {
             data_dir,
@@ -110,6 +115,11 @@ impl IpamConf {
             sticky: read_sticky(ipam)?,
         })
     }
+}
+
+/// Whether the runtime gives ranges with ADD. It does not with STATUS, which must not fail for that.
+fn ranges_come_later(root: &Fields<'_>) -> bool {
+    root.get("capabilities").and_then(|all| all.get("ipRanges")).and_then(Value::as_bool).unwrap_or(false)
 }
 
 fn read_data_dir(ipam: &Fields<'_>) -> Result<PathBuf, CniError> {
