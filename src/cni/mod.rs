@@ -30,3 +30,7 @@ pub use result::{CniResult, Dns, Interface, IpConfig, Route};
 pub use sticky::{LogLevel, OnExhaustion, PodPattern, Retention, StatusWhenExhausted, StickyConf};
 pub use verb::Verb;
 pub use version::{CniVersion, UnknownVersion};
+
+#[cfg(test)]
+#[path = "tests/reference.rs"]
+mod reference;
