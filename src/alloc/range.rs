@@ -87,14 +87,14 @@ pub enum RangeError {
     /// A set answers for one address, so it has one family.
     #[error("range set mixes IPv4 ({v4}) and IPv6 ({v6}); give each family a range set of its own")]
     MixedFamilies {
-        /// An IPv4 range of the set.
-        v4: Range,
-        /// An IPv6 range of the set.
-        v6: Range,
+        /// An IPv4 range of the set, as it is shown.
+        v4: String,
+        /// An IPv6 range of the set, as it is shown.
+        v6: String,
     },
     /// Two ranges of one set share addresses.
     #[error("ranges {0} and {1} of one range set overlap; make them disjoint")]
-    Overlap(Range, Range),
+    Overlap(String, String),
 }
 
 /// The family of an address or range.
@@ -274,11 +274,11 @@ impl RangeSet {
         let head = ranges.first().ok_or(RangeError::EmptySet)?;
         if let Some(odd) = ranges.iter().find(|r| r.family() != head.family()) {
             let (v4, v6) = if head.family() == Family::V4 { (head, odd) } else { (odd, head) };
-            return Err(RangeError::MixedFamilies { v4: v4.clone(), v6: v6.clone() });
+            return Err(RangeError::MixedFamilies { v4: v4.to_string(), v6: v6.to_string() });
         }
         for (i, one) in ranges.iter().enumerate() {
             if let Some(other) = ranges[i + 1..].iter().find(|other| one.overlaps(other)) {
-                return Err(RangeError::Overlap(one.clone(), other.clone()));
+                return Err(RangeError::Overlap(one.to_string(), other.to_string()));
             }
         }
         Ok(Self(ranges))

@@ -1,7 +1,7 @@
 //! The settings under the one key that is ours, `sticky`.
 //!
 //! This is where the cluster's settings will join: a field is added to [`StickyConf`], to [`FIELDS`] and to
-//! [`StickyConf::read`], and the tests then ask for it in the schema and in the reference.
+//! `StickyConf::read`, and the tests then ask for it in the schema and in the reference.
 
 use std::fmt;
 use std::path::PathBuf;
