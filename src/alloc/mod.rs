@@ -1,3 +1,7 @@
 //! Ranges, blocks and the next free address. Pure: knows no clock, no disk, no network.
 
+mod occupancy;
 pub mod range;
+
+pub use occupancy::{BITMAP_BYTES, Bitmap, Group, count_free, next_free, position};
+pub use range::{Family, Range, RangeError, RangeSet};

@@ -1,0 +1,261 @@
+//! Changing who has what: written down first, then done, then crossed out. Whoever comes after a process that ended
+//! in between finishes the change before anything else.
+//!
+//! A record is one file with several names: its addresses and its entries in the indexes. Placing the name of an
+//! address is the act that decides: it fails if the name is there.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use super::state::{self, Change, Changed, Place, Removal};
+use super::{
+    ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, Stored, StoreError, inode_of, record,
+};
+
+/// The new record before it has its names.
+const NEW: &str = ".sticky/new";
+/// A further name of the new record, on its way over an old one.
+const SWAP: &str = ".sticky/swap";
+
+impl<D: Disk> Locked<'_, D> {
+    /// Puts a record in place, instead of `replacing` if there is one. Addresses that the old one has and the new
+    /// one has not are free afterwards.
+    ///
+    /// # Errors
+    /// [`StoreError::Taken`] when an address turns out to be somebody else's; nothing is changed then. Or the disk
+    /// fails: the change is undone, or finished by whoever comes next.
+    pub fn put(&mut self, record: &Record, replacing: Option<&Stored>) -> Result<(), StoreError> {
+        self.put_over(record, replacing.as_slice())
+    }
+
+    /// Puts a record in place of several.
+    pub(super) fn put_over(&mut self, record: &Record, olds: &[&Stored]) -> Result<(), StoreError> {
+        let mut change = Change::default();
+        let mut over_old = Vec::new();
+        for address in &record.addresses {
+            let name = address.to_string();
+            match self.replaceable(*address, record, olds)? {
+                None => change.place.push(Place { name, replaces: None }),
+                replaces => over_old.push(Place { name, replaces }),
+            }
+        }
+        // New names first: where one of them is taken, nothing old was touched yet.
+        change.place.append(&mut over_old);
+        let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
+        let attachment = (record.phase == Phase::Attached)
+            .then(|| format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment)));
+        for name in claimant.into_iter().chain(attachment) {
+            let replaces = inode_of(&self.store.path(&name))?;
+            change.place.push(Place { name, replaces });
+        }
+        for old in olds {
+            let gone = names_of(old).into_iter();
+            change.remove.extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
+        }
+        let file = self.create_new(record)?;
+        // A record that lasts must be whole on the disk before it takes an older one's name; one that a reboot
+        // frees anyway may be torn by a loss of power.
+        let outlasts_power = record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No);
+        if outlasts_power && !olds.is_empty() {
+            let path = self.store.path(NEW);
+            self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
+        } else {
+            self.unsynced.push(file);
+        }
+        self.carry_out(change)
+    }
+
+    /// Forgets a record: its addresses are free.
+    ///
+    /// # Errors
+    /// The disk fails; whoever comes next finishes the change.
+    pub fn free(&mut self, stored: &Stored) -> Result<(), StoreError> {
+        self.carry_out(Change { place: Vec::new(), remove: names_of(stored) })
+    }
+
+    /// Finishes what a process that ended left undone.
+    pub(super) fn finish_change(&mut self) -> Result<(), StoreError> {
+        match self.state.change.clone() {
+            Some(change) => self.complete(&change),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the page with the directory as it is now.
+    pub(super) fn write_page(&mut self) -> Result<(), StoreError> {
+        let path = self.store.path(super::STATE);
+        let root = &self.store.root;
+        self.state.directory =
+            Changed::of(root).map_err(|source| StoreError::io("look at", root, source))?;
+        state::page(&self.state)
+            .and_then(|page| self.store.disk.write_at(&self.page, 0, &page))
+            .map_err(|source| StoreError::io("write", &path, source))
+    }
+
+    /// The inode of what stands under an address and may be replaced by `record`: the old record itself, or another
+    /// one of the same claimant. Nothing: the address is free.
+    fn replaceable(
+        &mut self,
+        address: IpAddr,
+        record: &Record,
+        olds: &[&Stored],
+    ) -> Result<Option<u64>, StoreError> {
+        let name = address.to_string();
+        let inode = inode_of(&self.store.path(&name))?;
+        if inode.is_none_or(|inode| olds.iter().any(|old| old.inode == inode)) {
+            return Ok(inode);
+        }
+        match self.store.read(&name)? {
+            Read::Ours(other) if record.claimant().is_some() && other.record.claimant() == record.claimant() => {
+                Ok(Some(other.inode))
+            }
+            _ => match self.take_notice(address)? {
+                Some(_) => Err(StoreError::Taken(address)),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn create_new(&mut self, record: &Record) -> Result<std::fs::File, StoreError> {
+        let path = self.store.path(NEW);
+        let bytes = record.to_bytes().map_err(|error| StoreError::io("write", &path, error.into()))?;
+        let created = match self.store.disk.create(&path, &bytes) {
+            // Left by a process that ended before it wrote its change down: it has no other name.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.store.disk.remove(&path).and_then(|()| self.store.disk.create(&path, &bytes))
+            }
+            created => created,
+        };
+        created.map_err(|source| StoreError::io("write", &path, source))
+    }
+
+    fn carry_out(&mut self, change: Change) -> Result<(), StoreError> {
+        self.state.change = Some(change.clone());
+        if let Err(error) = self.write_page() {
+            self.state.change = None;
+            return Err(error);
+        }
+        self.complete(&change)
+    }
+
+    fn complete(&mut self, change: &Change) -> Result<(), StoreError> {
+        self.names_changed = true;
+        let mut outcome = self.place_names(change);
+        if outcome.is_ok() {
+            for removal in &change.remove {
+                self.remove_if_same(removal)?;
+            }
+        } else if let Err(error) = self.take_back(change) {
+            // The page still tells of the change: whoever comes next tries again.
+            outcome = Err(error);
+            return outcome;
+        }
+        let names = change.place.iter().map(|place| &place.name);
+        for name in names.chain(change.remove.iter().map(|removal| &removal.name)) {
+            if let Ok(address) = name.parse() {
+                let taken = inode_of(&self.store.path(name))?.is_some();
+                self.occupied.mark(self.store, address, taken)?;
+            }
+        }
+        self.state.change = None;
+        self.write_page()?;
+        outcome
+    }
+
+    /// Gives the new record its names. The last one is the file itself, so that nothing is left over.
+    fn place_names(&mut self, change: &Change) -> Result<(), StoreError> {
+        let new = self.store.path(NEW);
+        let Some((last, others)) = change.place.split_last() else { return Ok(()) };
+        let Some(inode) = inode_of(&new)? else { return Ok(()) };
+        for place in others {
+            self.place(place, inode, &new)?;
+        }
+        let path = self.store.path(&last.name);
+        let there = inode_of(&path)?;
+        if there == Some(inode) {
+            return self.remove(&new);
+        }
+        if there.is_some() && there != last.replaces {
+            return Err(occupied(last));
+        }
+        self.store.disk.rename(&new, &path).map_err(|source| StoreError::io("place", &path, source))
+    }
+
+    fn place(&mut self, place: &Place, inode: u64, new: &PathBuf) -> Result<(), StoreError> {
+        let path = self.store.path(&place.name);
+        match inode_of(&path)? {
+            Some(there) if there == inode => Ok(()),
+            None => match self.store.disk.link(new, &path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(occupied(place)),
+                linked => linked.map_err(|source| StoreError::io("place", &path, source)),
+            },
+            there if there == place.replaces => {
+                let swap = self.store.path(SWAP);
+                if inode_of(&swap)?.is_some() {
+                    self.remove(&swap)?;
+                }
+                self.store
+                    .disk
+                    .link(new, &swap)
+                    .and_then(|()| self.store.disk.rename(&swap, &path))
+                    .map_err(|source| StoreError::io("place", &path, source))
+            }
+            Some(_) => Err(occupied(place)),
+        }
+    }
+
+    /// Takes the new record's names away again, as far as they replaced nothing.
+    fn take_back(&mut self, change: &Change) -> Result<(), StoreError> {
+        let new = self.store.path(NEW);
+        let Some(inode) = inode_of(&new)? else { return Ok(()) };
+        for place in change.place.iter().filter(|place| place.replaces.is_none()) {
+            self.remove_if_same(&Removal { name: place.name.clone(), inode })?;
+        }
+        self.remove(&new)
+    }
+
+    fn remove_if_same(&mut self, removal: &Removal) -> Result<(), StoreError> {
+        let path = self.store.path(&removal.name);
+        if inode_of(&path)? == Some(removal.inode) { self.remove(&path) } else { Ok(()) }
+    }
+
+    /// Removes what a process that ended may have left, where the records alone are trusted.
+    pub(super) fn clear_leftovers(&mut self) -> Result<(), StoreError> {
+        for name in [NEW, SWAP] {
+            let path = self.store.path(name);
+            if inode_of(&path)?.is_some() {
+                self.remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, path: &std::path::Path) -> Result<(), StoreError> {
+        self.store.disk.remove(path).map_err(|source| StoreError::io("remove", path, source))
+    }
+}
+
+fn occupied(place: &Place) -> StoreError {
+    match place.name.parse() {
+        Ok(address) => StoreError::Taken(address),
+        Err(_) => StoreError::Io {
+            what: "place",
+            path: PathBuf::from(&place.name),
+            source: io::Error::from(io::ErrorKind::AlreadyExists),
+        },
+    }
+}
+
+/// All names that a record has.
+fn names_of(stored: &Stored) -> Vec<Removal> {
+    let record = &stored.record;
+    let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
+    let attachment = format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment));
+    let addresses = record.addresses.iter().map(ToString::to_string);
+    addresses
+        .chain(claimant)
+        .chain([attachment])
+        .map(|name| Removal { name, inode: stored.inode })
+        .collect()
+}

@@ -1,0 +1,263 @@
+//! The node's store: who has which address of a network, in files that a person can read.
+//!
+//! One directory a network, as host-local has it, under the same lock. A file named after each address is the
+//! record and the only truth; what lies under `.sticky` is derived from the records (indexes as further names of
+//! the same files, bitmaps, the page `state`) and is made anew whenever it cannot be trusted. So no verb walks the
+//! directory, and nothing that is lost there loses an address.
+//!
+//! Must never: give an address out twice, trust a torn file, follow a link out of the data directory, or answer
+//! before what it answered is on stable storage.
+
+mod change;
+mod disk;
+mod error;
+mod lock;
+mod look;
+mod moment;
+mod occupied;
+mod open;
+mod reconcile;
+mod record;
+mod state;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use disk::{Disk, RealDisk};
+pub use error::StoreError;
+pub use look::{Entry, Look};
+pub use moment::Moment;
+pub use record::{Claimant, Keep, Phase, Record};
+pub use state::VERSION;
+
+use nix::fcntl::OFlag;
+
+use crate::cni::{Attachment, NetworkName};
+use lock::Lock;
+use occupied::Occupied;
+use state::State;
+
+/// The folder of what is derived from the records.
+pub(crate) const DERIVED: &str = ".sticky";
+const ATTACHMENTS: &str = ".sticky/attachments";
+const CLAIMANTS: &str = ".sticky/claimants";
+const BITMAPS: &str = ".sticky/used";
+const ASIDE: &str = ".sticky/aside";
+const STATE: &str = ".sticky/state";
+
+/// A network's directory, not locked.
+#[derive(Debug)]
+pub struct Store<D: Disk = RealDisk> {
+    disk: D,
+    data_dir: PathBuf,
+    root: PathBuf,
+    now: Moment,
+    patience: Duration,
+}
+
+/// A record as it was found, with the inode that makes sure later that it is still the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What the record says.
+    pub record: Record,
+    inode: u64,
+}
+
+/// A network's directory under its lock: what is read stays true until this is dropped or committed.
+#[derive(Debug)]
+pub struct Locked<'a, D: Disk = RealDisk> {
+    store: &'a Store<D>,
+    lock: Lock,
+    state: State,
+    page: File,
+    occupied: Occupied,
+    unsynced: Vec<File>,
+    names_changed: bool,
+}
+
+impl<D: Disk> Store<D> {
+    /// The store of `network` below `data_dir`. Nothing is touched yet. `patience` is how long to wait for the lock.
+    pub fn new(disk: D, data_dir: &Path, network: &NetworkName, now: Moment, patience: Duration) -> Self {
+        let root = data_dir.join(network.as_str());
+        Self { disk, data_dir: data_dir.to_owned(), root, now, patience }
+    }
+
+    /// The network's directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The moment that this store takes for now.
+    pub fn now(&self) -> &Moment {
+        &self.now
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// The record behind a name of the directory; none where there is no such name or no record of ours in it.
+    fn read(&self, name: &str) -> Result<Read, StoreError> {
+        let path = self.path(name);
+        match read_file(&path) {
+            Ok((bytes, inode)) => Ok(match Record::from_bytes(&bytes) {
+                Some(record) => Read::Ours(Stored { record, inode }),
+                None => Read::Other { bytes, inode },
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Read::Nothing),
+            Err(source) => Err(StoreError::io("read", &path, source)),
+        }
+    }
+}
+
+/// A file's bytes and inode. What is no plain file has no bytes.
+fn read_file(path: &Path) -> io::Result<(Vec<u8>, u64)> {
+    use std::io::Read as _;
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let meta = file.metadata()?;
+    let mut bytes = Vec::new();
+    if meta.is_file() {
+        bytes.reserve(512);
+        file.take(LARGEST_RECORD).read_to_end(&mut bytes)?;
+    }
+    Ok((bytes, meta.ino()))
+}
+
+/// No record of ours comes near this; whatever is larger is not one.
+const LARGEST_RECORD: u64 = 64 * 1024;
+
+enum Read {
+    Nothing,
+    Ours(Stored),
+    Other { bytes: Vec<u8>, inode: u64 },
+}
+
+impl<D: Disk> Locked<'_, D> {
+    /// What this attachment has.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn of_attachment(&mut self, attachment: &Attachment) -> Result<Option<Stored>, StoreError> {
+        let name = format!("{ATTACHMENTS}/{}", record::attachment_entry(attachment));
+        let found = self.behind(&name)?;
+        Ok(found.filter(|stored| stored.record.attachment == *attachment))
+    }
+
+    /// What is kept for this claimant, or what it has.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn of_claimant(&mut self, claimant: &Claimant) -> Result<Option<Stored>, StoreError> {
+        let name = format!("{CLAIMANTS}/{}", claimant.entry());
+        let found = self.behind(&name)?;
+        Ok(found.filter(|stored| stored.record.claimant().as_ref() == Some(claimant)))
+    }
+
+    /// Who has this address. A file that is no record is set aside, and the address is free.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn at(&mut self, address: IpAddr) -> Result<Option<Stored>, StoreError> {
+        self.take_notice(address)
+    }
+
+    /// The next free address of this range set, going round from the one given out last.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn next_free(
+        &mut self,
+        index: usize,
+        set: &crate::alloc::RangeSet,
+    ) -> Result<Option<IpAddr>, StoreError> {
+        let after = self.state.cursors.get(&index).copied();
+        crate::alloc::next_free(set, after, |group| self.occupied.bitmap(self.store, group))
+    }
+
+    /// Goes on behind `address` when range set `index` is next asked for a free one. Kept with the next change.
+    pub fn move_cursor(&mut self, index: usize, address: IpAddr) {
+        self.state.cursors.insert(index, address);
+    }
+
+    /// When this boot first looked into the store.
+    pub fn first_look(&self) -> &Moment {
+        &self.state.first_look
+    }
+
+    /// Everything kept for pods that are not there, oldest first. Reads one record a claimant: for exhaustion only.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn kept(&mut self) -> Result<Vec<Stored>, StoreError> {
+        let mut kept = Vec::new();
+        for (entry, _) in look::names(&self.store.path(CLAIMANTS))? {
+            if let Some(stored) = self.behind(&format!("{CLAIMANTS}/{entry}"))?
+                && !stored.record.is_attached(&self.store.now)
+            {
+                kept.push(stored);
+            }
+        }
+        let age = |stored: &Stored| self.store.now.since(&stored.record.since);
+        kept.sort_by_key(|stored| std::cmp::Reverse(age(stored)));
+        Ok(kept)
+    }
+
+    /// The record behind an entry of [`Store::attachments`], if it is still the one that was listed.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn of_entry(&mut self, entry: &Entry) -> Result<Option<Stored>, StoreError> {
+        let found = self.behind(&format!("{}/{}", entry.folder, entry.name))?;
+        Ok(found.filter(|stored| stored.inode == entry.inode))
+    }
+
+    /// Gives the lock back and returns when all changes are on stable storage.
+    ///
+    /// # Errors
+    /// The disk does not take it: the changes are made, but a loss of power may undo them.
+    pub fn commit(self) -> Result<(), StoreError> {
+        let Self { store, lock, unsynced, names_changed, .. } = self;
+        // Others need not wait for the disk: what they may see early is answered to nobody before it is safe.
+        drop(lock);
+        for file in &unsynced {
+            store.disk.sync(file).map_err(|source| StoreError::io("sync a record in", &store.root, source))?;
+        }
+        if names_changed {
+            open::sync_dir(&store.disk, &store.root)?;
+        }
+        Ok(())
+    }
+
+    /// The record behind an index entry, if the record still stands under its addresses. An entry without is
+    /// removed: somebody took the record away by hand.
+    fn behind(&mut self, name: &str) -> Result<Option<Stored>, StoreError> {
+        let (inode, stored) = match self.store.read(name)? {
+            Read::Nothing => return Ok(None),
+            Read::Ours(stored) => (stored.inode, Some(stored)),
+            Read::Other { inode, .. } => (inode, None),
+        };
+        if let Some(stored) = stored {
+            for address in &stored.record.addresses {
+                if inode_of(&self.store.path(&address.to_string()))? == Some(inode) {
+                    return Ok(Some(stored));
+                }
+            }
+        }
+        let path = self.store.path(name);
+        self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))?;
+        Ok(None)
+    }
+}
+
+/// The inode behind a name, without following links; none where there is no such name.
+fn inode_of(path: &Path) -> Result<Option<u64>, StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => Ok(Some(meta.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StoreError::io("look at", path, source)),
+    }
+}

@@ -1,0 +1,109 @@
+//! The bitmaps of taken addresses on the disk, a file a group. Derived from the records: a bit that is wrong costs
+//! a second look or a repair, never an address given out twice, because placing the record decides.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::IpAddr;
+
+use super::{BITMAPS, Disk, Store, StoreError};
+use crate::alloc::{Bitmap, Group, position};
+
+/// The bitmaps that this process has looked at.
+#[derive(Debug, Default)]
+pub(super) struct Occupied {
+    groups: BTreeMap<Group, (Option<File>, Bitmap)>,
+}
+
+impl Occupied {
+    /// The bitmap of a group, none where it has no file and so no address is taken.
+    pub(super) fn bitmap<D: Disk>(
+        &mut self,
+        store: &Store<D>,
+        group: Group,
+    ) -> Result<Option<Bitmap>, StoreError> {
+        let (file, bitmap) = self.entry(store, group)?;
+        Ok(file.as_ref().map(|_| bitmap.clone()))
+    }
+
+    /// Marks an address, on the disk too.
+    pub(super) fn mark<D: Disk>(
+        &mut self,
+        store: &Store<D>,
+        address: IpAddr,
+        taken: bool,
+    ) -> Result<(), StoreError> {
+        let group = Group::of(address);
+        let at = position(address);
+        let path = store.path(&name(group));
+        let (file, bitmap) = self.entry(store, group)?;
+        if bitmap.get(at) == taken {
+            return Ok(());
+        }
+        let mut next = bitmap.clone();
+        next.set(at, taken);
+        let offset = usize::from(at / 8);
+        let byte = &next.as_bytes()[offset..=offset];
+        let written = match file {
+            Some(file) => store.disk.write_at(file, offset as u64, byte),
+            None => store.disk.create(&path, b"").and_then(|new| {
+                let written = store.disk.write_at(&new, offset as u64, byte);
+                *file = Some(new);
+                written
+            }),
+        };
+        written.map_err(|source| StoreError::io("mark an address in", &path, source))?;
+        *bitmap = next;
+        Ok(())
+    }
+
+    fn entry<D: Disk>(
+        &mut self,
+        store: &Store<D>,
+        group: Group,
+    ) -> Result<&mut (Option<File>, Bitmap), StoreError> {
+        use std::collections::btree_map::Entry;
+        match self.groups.entry(group) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(vacant) => Ok(vacant.insert(read(store, group)?)),
+        }
+    }
+}
+
+/// All groups that have a bitmap on the disk.
+pub(super) fn groups<D: Disk>(store: &Store<D>) -> Result<Vec<Group>, StoreError> {
+    let names = super::look::names(&store.path(BITMAPS))?;
+    Ok(names.into_iter().filter_map(|(name, _)| name.parse().ok().map(Group::of)).collect())
+}
+
+fn name(group: Group) -> String {
+    format!("{BITMAPS}/{}", group.first())
+}
+
+fn read<D: Disk>(store: &Store<D>, group: Group) -> Result<(Option<File>, Bitmap), StoreError> {
+    let path = store.path(&name(group));
+    let file = match OpenOptions::new().read(true).write(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Bitmap::default())),
+        Err(source) => return Err(StoreError::io("open", &path, source)),
+    };
+    let bitmap = contents(&file).map_err(|source| StoreError::io("read", &path, source))?;
+    Ok((Some(file), bitmap))
+}
+
+/// A group's bitmap, read without the lock.
+pub(super) fn glance<D: Disk>(store: &Store<D>, group: Group) -> Result<Option<Bitmap>, StoreError> {
+    let path = store.path(&name(group));
+    match fs::read(&path) {
+        Ok(bytes) => Ok(Some(Bitmap::from_bytes(bytes))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StoreError::io("read", &path, source)),
+    }
+}
+
+fn contents(mut file: &File) -> io::Result<Bitmap> {
+    use std::io::Read;
+    let mut bytes = Vec::with_capacity(crate::alloc::BITMAP_BYTES);
+    file.read_to_end(&mut bytes)?;
+    Ok(Bitmap::from_bytes(bytes))
+}

@@ -1,0 +1,175 @@
+//! Opening a network's directory: made if need be, locked, of a known version, and in order.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::lock::Lock;
+use super::occupied::Occupied;
+use super::reconcile::Depth;
+use super::state::{self, Changed, Found, State};
+use super::{ATTACHMENTS, BITMAPS, CLAIMANTS, DERIVED, Disk, Locked, STATE, Store, StoreError, VERSION};
+
+impl<D: Disk> Store<D> {
+    /// Locks the store, and makes it if it is not there.
+    ///
+    /// # Errors
+    /// The lock is not to be had in time, the disk fails, or the store is of a newer version.
+    pub fn lock(&self) -> Result<Locked<'_, D>, StoreError> {
+        if !self.is_there()? {
+            self.make()?;
+        }
+        self.locked()
+    }
+
+    /// Locks the store if it is there, and makes nothing.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn lock_existing(&self) -> Result<Option<Locked<'_, D>>, StoreError> {
+        if self.is_there()? { self.locked().map(Some) } else { Ok(None) }
+    }
+
+    /// Whether the network's directory is there, and no link leads out of the tree.
+    pub(super) fn is_there(&self) -> Result<bool, StoreError> {
+        for path in [&self.data_dir, &self.root] {
+            match fs::symlink_metadata(path) {
+                Ok(meta) if meta.is_symlink() => stays_inside(path)?,
+                Ok(meta) if !meta.is_dir() => {
+                    let source = io::Error::from(io::ErrorKind::NotADirectory);
+                    return Err(StoreError::io("use", path, source));
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                Err(source) => return Err(StoreError::io("look at", path, source)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes the directories that are missing, and has them on stable storage before anything is put in.
+    fn make(&self) -> Result<(), StoreError> {
+        let mut missing: Vec<&Path> = Vec::new();
+        for path in self.root.ancestors() {
+            match fs::metadata(path) {
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => missing.push(path),
+                Err(source) => return Err(StoreError::io("look at", path, source)),
+            }
+        }
+        for path in missing.iter().rev() {
+            self.make_dir(path)?;
+        }
+        Ok(())
+    }
+
+    fn make_dir(&self, path: &Path) -> Result<(), StoreError> {
+        match self.disk.make_dir(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(StoreError::io("make the directory", path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn locked(&self) -> Result<Locked<'_, D>, StoreError> {
+        let derived = self.path(DERIVED);
+        if fs::symlink_metadata(&derived).is_ok_and(|meta| meta.is_symlink()) {
+            stays_inside(&derived)?;
+        }
+        let lock = Lock::acquire(&self.path("lock"), self.patience)?;
+        let path = self.path(STATE);
+        let read = state::read(&path).map_err(|source| StoreError::io("read", &path, source))?;
+        let changed =
+            || Changed::of(&self.root).map_err(|source| StoreError::io("look at", &self.root, source));
+        let (page, found) = match read {
+            Some((page, bytes)) => (Some(page), state::parse(&bytes)),
+            None => (None, Found::Nothing),
+        };
+        let known = match found {
+            Found::Newer(found) => {
+                return Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION });
+            }
+            Found::State(state) if state.in_order && state.first_look.boot() == self.now.boot() => Some(state),
+            Found::State(_) | Found::Nothing => None,
+        };
+        let depth = match &known {
+            None => Some(Depth::Everything),
+            Some(state) if state.change.is_some() || state.directory != changed()? => Some(Depth::NewNames),
+            Some(_) => None,
+        };
+        let page = match page {
+            Some(page) => page,
+            None => self.make_derived()?,
+        };
+        let state = match known {
+            Some(state) => state,
+            None => State {
+                version: VERSION,
+                // Until everything was looked at: who comes after a crash starts again.
+                in_order: false,
+                first_look: self.now.clone(),
+                cursors: self.host_local_cursors(),
+                directory: changed()?,
+                change: None,
+            },
+        };
+        let mut locked = Locked {
+            store: self,
+            lock,
+            state,
+            page,
+            occupied: Occupied::default(),
+            unsynced: Vec::new(),
+            names_changed: false,
+        };
+        if let Some(depth) = depth {
+            locked.put_in_order(depth)?;
+        }
+        Ok(locked)
+    }
+
+    /// The folder of what is derived, and its page, empty. The directories above are synced first: a record that
+    /// is answered for must not be lost with its directory.
+    fn make_derived(&self) -> Result<File, StoreError> {
+        sync_dir(&self.disk, &self.data_dir)?;
+        if let Some(above) = self.data_dir.parent().filter(|above| !above.as_os_str().is_empty()) {
+            sync_dir(&self.disk, above)?;
+        }
+        for name in [DERIVED, ATTACHMENTS, CLAIMANTS, BITMAPS] {
+            self.make_dir(&self.path(name))?;
+        }
+        let path = self.path(STATE);
+        self.disk.create(&path, b"").map_err(|source| StoreError::io("make", &path, source))
+    }
+
+    /// Where host-local would go on, if this was its directory.
+    fn host_local_cursors(&self) -> BTreeMap<usize, std::net::IpAddr> {
+        let read = |index: usize| {
+            let text = fs::read_to_string(self.path(&format!("last_reserved_ip.{index}"))).ok()?;
+            Some((index, text.trim().parse().ok()?))
+        };
+        (0..MOST_CURSORS).map_while(read).collect()
+    }
+}
+
+/// host-local numbers its cursors by range set; more sets than this are not looked for.
+const MOST_CURSORS: usize = 16;
+
+pub(super) fn sync_dir<D: Disk>(disk: &D, path: &Path) -> Result<(), StoreError> {
+    File::open(path).and_then(|dir| disk.sync(&dir)).map_err(|source| StoreError::io("sync", path, source))
+}
+
+/// Refuses a link that leads out of the directory it lies in.
+fn stays_inside(link: &Path) -> Result<(), StoreError> {
+    let resolve =
+        |path: &Path| fs::canonicalize(path).map_err(|source| StoreError::io("follow the link", path, source));
+    let target = resolve(link)?;
+    let tree: PathBuf = resolve(link.parent().unwrap_or(Path::new("/")))?;
+    if target.starts_with(&tree) && target != tree {
+        Ok(())
+    } else {
+        Err(StoreError::Escapes { path: link.to_owned(), target, tree })
+    }
+}
