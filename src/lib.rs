@@ -6,4 +6,5 @@
 
 pub mod alloc;
 pub mod cni;
+pub mod plugin;
 pub mod store;

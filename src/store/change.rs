@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::state::{self, Change, Changed, Place, Removal};
 use super::{
-    ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, Stored, StoreError, inode_of, record,
+    ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, StoreError, Stored, inode_of, record,
 };
 
 /// The new record before it has its names.
@@ -51,7 +51,9 @@ impl<D: Disk> Locked<'_, D> {
         }
         for old in olds {
             let gone = names_of(old).into_iter();
-            change.remove.extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
+            change
+                .remove
+                .extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
         }
         let file = self.create_new(record)?;
         // A record that lasts must be whole on the disk before it takes an older one's name; one that a reboot
@@ -86,8 +88,7 @@ impl<D: Disk> Locked<'_, D> {
     pub(super) fn write_page(&mut self) -> Result<(), StoreError> {
         let path = self.store.path(super::STATE);
         let root = &self.store.root;
-        self.state.directory =
-            Changed::of(root).map_err(|source| StoreError::io("look at", root, source))?;
+        self.state.directory = Changed::of(root).map_err(|source| StoreError::io("look at", root, source))?;
         state::page(&self.state)
             .and_then(|page| self.store.disk.write_at(&self.page, 0, &page))
             .map_err(|source| StoreError::io("write", &path, source))
@@ -107,7 +108,9 @@ impl<D: Disk> Locked<'_, D> {
             return Ok(inode);
         }
         match self.store.read(&name)? {
-            Read::Ours(other) if record.claimant().is_some() && other.record.claimant() == record.claimant() => {
+            Read::Ours(other)
+                if record.claimant().is_some() && other.record.claimant() == record.claimant() =>
+            {
                 Ok(Some(other.inode))
             }
             _ => match self.take_notice(address)? {
@@ -253,9 +256,5 @@ fn names_of(stored: &Stored) -> Vec<Removal> {
     let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
     let attachment = format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment));
     let addresses = record.addresses.iter().map(ToString::to_string);
-    addresses
-        .chain(claimant)
-        .chain([attachment])
-        .map(|name| Removal { name, inode: stored.inode })
-        .collect()
+    addresses.chain(claimant).chain([attachment]).map(|name| Removal { name, inode: stored.inode }).collect()
 }

@@ -80,7 +80,9 @@ fn advice(source: &io::Error) -> &'static str {
             "; free some space (or inodes) on that file system, the runtime tries again"
         }
         io::ErrorKind::ReadOnlyFilesystem => "; mount that file system read-write",
-        io::ErrorKind::PermissionDenied => "; the runtime must run the plugin with write access to ipam.dataDir",
+        io::ErrorKind::PermissionDenied => {
+            "; the runtime must run the plugin with write access to ipam.dataDir"
+        }
         io::ErrorKind::NotADirectory => "; ipam.dataDir must name a directory",
         _ => "",
     }

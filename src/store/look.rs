@@ -53,11 +53,7 @@ impl<D: Disk> Store<D> {
         self.entries(CLAIMANTS, |_| true)
     }
 
-    fn entries(
-        &self,
-        folder: &'static str,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Result<Vec<Entry>, StoreError> {
+    fn entries(&self, folder: &'static str, wanted: impl Fn(&str) -> bool) -> Result<Vec<Entry>, StoreError> {
         let names = names(&self.path(folder))?.into_iter();
         Ok(names
             .filter(|(name, _)| wanted(name))
@@ -96,9 +92,13 @@ impl<D: Disk> Store<D> {
             Ok(Found::State(state)) => state.in_order && state.first_look.boot() == self.now.boot(),
             _ => false,
         };
-        crate::alloc::count_free(set, enough, |group| {
-            if in_order { occupied::glance(self, group) } else { Ok(None) }
-        })
+        crate::alloc::count_free(
+            set,
+            enough,
+            |group| {
+                if in_order { occupied::glance(self, group) } else { Ok(None) }
+            },
+        )
     }
 
     /// Every file of the directory that bears an address's name, in the addresses' order. A walk: for people only.

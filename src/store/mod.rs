@@ -215,6 +215,19 @@ impl<D: Disk> Locked<'_, D> {
         Ok(found.filter(|stored| stored.inode == entry.inode))
     }
 
+    /// Has a record that is there already synced by the next commit.
+    ///
+    /// # Errors
+    /// The record cannot be opened.
+    pub fn sync_again(&mut self, stored: &Stored) -> Result<(), StoreError> {
+        for address in &stored.record.addresses {
+            let path = self.store.path(&address.to_string());
+            self.unsynced.push(File::open(&path).map_err(|source| StoreError::io("open", &path, source))?);
+        }
+        self.names_changed = true;
+        Ok(())
+    }
+
     /// Gives the lock back and returns when all changes are on stable storage.
     ///
     /// # Errors
@@ -224,7 +237,10 @@ impl<D: Disk> Locked<'_, D> {
         // Others need not wait for the disk: what they may see early is answered to nobody before it is safe.
         drop(lock);
         for file in &unsynced {
-            store.disk.sync(file).map_err(|source| StoreError::io("sync a record in", &store.root, source))?;
+            store
+                .disk
+                .sync(file)
+                .map_err(|source| StoreError::io("sync a record in", &store.root, source))?;
         }
         if names_changed {
             open::sync_dir(&store.disk, &store.root)?;

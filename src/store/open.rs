@@ -91,7 +91,9 @@ impl<D: Disk> Store<D> {
             Found::Newer(found) => {
                 return Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION });
             }
-            Found::State(state) if state.in_order && state.first_look.boot() == self.now.boot() => Some(state),
+            Found::State(state) if state.in_order && state.first_look.boot() == self.now.boot() => {
+                Some(state)
+            }
             Found::State(_) | Found::Nothing => None,
         };
         let depth = match &known {
@@ -163,8 +165,9 @@ pub(super) fn sync_dir<D: Disk>(disk: &D, path: &Path) -> Result<(), StoreError>
 
 /// Refuses a link that leads out of the directory it lies in.
 fn stays_inside(link: &Path) -> Result<(), StoreError> {
-    let resolve =
-        |path: &Path| fs::canonicalize(path).map_err(|source| StoreError::io("follow the link", path, source));
+    let resolve = |path: &Path| {
+        fs::canonicalize(path).map_err(|source| StoreError::io("follow the link", path, source))
+    };
     let target = resolve(link)?;
     let tree: PathBuf = resolve(link.parent().unwrap_or(Path::new("/")))?;
     if target.starts_with(&tree) && target != tree {

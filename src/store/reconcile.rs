@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::{
-    ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, Stored, StoreError, inode_of, look,
-    occupied, record,
+    ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, StoreError, Stored, inode_of,
+    look, occupied, record,
 };
 use crate::alloc::{Bitmap, Group, position};
 

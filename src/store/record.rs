@@ -68,7 +68,11 @@ pub struct Claimant {
 impl Claimant {
     /// The claimant that this pod is, with this interface.
     pub fn new(pod: &PodIdentity, interface: &IfName) -> Self {
-        Self { namespace: pod.namespace().to_owned(), name: pod.name().to_owned(), interface: interface.clone() }
+        Self {
+            namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+            interface: interface.clone(),
+        }
     }
 
     /// The name of its entry in the index.
@@ -229,7 +233,9 @@ impl Written {
             return None;
         }
         let pod = match (self.namespace, self.pod) {
-            (Some(namespace), Some(name)) => Some(PodIdentity::new(&namespace, &name, self.uid.as_deref()).ok()?),
+            (Some(namespace), Some(name)) => {
+                Some(PodIdentity::new(&namespace, &name, self.uid.as_deref()).ok()?)
+            }
             (None, None) => None,
             _ => return None,
         };

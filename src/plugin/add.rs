@@ -1,0 +1,259 @@
+//! ADD: an address for every range set, the same one that the pod had if it is sticky.
+
+use std::fs;
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::wait::OldPod;
+use super::{Scene, Story, attachment, keep};
+use crate::alloc::RangeSet;
+use crate::cni::{CniError, CniResult, Dns, IpConfig, OnExhaustion, Request, code, parse_resolv_conf};
+use crate::store::{Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+
+pub(super) fn run(request: &Request, story: &mut Story) -> Result<Value, CniError> {
+    let scene = Scene::of(request)?;
+    let dns = name_service(&scene)?;
+    let wanted = requested_by_set(&scene)?;
+    let addresses = reserve(request, &scene, &wanted, story)?;
+    let mut ours = CniResult { dns, routes: scene.ipam.routes.clone(), ..CniResult::default() };
+    for (set, address) in scene.ipam.sets.iter().zip(addresses) {
+        if let Some(range) = set.contains(address) {
+            ours.ips.push(IpConfig::new(range.with_prefix(address), range.gateway()));
+        }
+    }
+    let result = match request.config.prev_result.clone() {
+        Some(prev) => CniResult::merged(prev, ours),
+        None => ours,
+    };
+    Ok(result.print_as(request.config.version))
+}
+
+/// Reserves the addresses, durably, and tells them in the order of the range sets.
+fn reserve(
+    request: &Request,
+    scene: &Scene<'_>,
+    wanted: &[Option<IpAddr>],
+    story: &mut Story,
+) -> Result<Vec<IpAddr>, CniError> {
+    let attachment = attachment(request)?;
+    let mut old_pod = OldPod::new(scene.sticky.wait_for_old_pod);
+    loop {
+        let mut locked = scene.store.lock()?;
+        if let Some(held) = locked.of_attachment(attachment)? {
+            let addresses = the_same_again(&held.record, scene, wanted)?;
+            // Whoever reserved it may have ended before it was on the disk.
+            locked.sync_again(&held)?;
+            locked.commit()?;
+            story.tell(&addresses, "this container has it already");
+            return Ok(addresses);
+        }
+        let claimed = match (keep(request), &request.pod) {
+            (Keep::No, _) | (_, None) => None,
+            (_, Some(pod)) => locked.of_claimant(&Claimant::new(pod, &attachment.interface))?,
+        };
+        if let Some(claimed) = &claimed
+            && let Some(holder) = OldPod::in_the_way(request, &claimed.record, scene.store.now())
+        {
+            drop(locked);
+            old_pod.wait_for(&holder)?;
+            continue;
+        }
+        return take(request, scene, wanted, locked, claimed.as_ref(), story);
+    }
+}
+
+/// Takes an address for each set, puts the record in place, and returns when it is on the disk.
+fn take<D: Disk>(
+    request: &Request,
+    scene: &Scene<'_>,
+    wanted: &[Option<IpAddr>],
+    mut locked: Locked<'_, D>,
+    claimed: Option<&Stored>,
+    story: &mut Story,
+) -> Result<Vec<IpAddr>, CniError> {
+    let attachment = attachment(request)?;
+    let addresses = loop {
+        let mut addresses = Vec::new();
+        for (index, set) in scene.ipam.sets.iter().enumerate() {
+            let (address, why) = pick(&mut locked, scene, (index, set), wanted[index], claimed)?;
+            locked.move_cursor(index, address);
+            addresses.push(address);
+            story.tell(&addresses, why);
+        }
+        let record = Record {
+            addresses: addresses.clone(),
+            attachment: attachment.clone(),
+            phase: Phase::Attached,
+            netns: request.netns.clone(),
+            pod: request.pod.clone(),
+            keep: keep(request),
+            since: scene.store.now().clone(),
+        };
+        match locked.put(&record, claimed) {
+            Ok(()) => break addresses,
+            // A file that nobody told us of stood under that name. The store knows it now: look again.
+            Err(StoreError::Taken(address)) if !wanted.contains(&Some(address)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    if let Err(error) = locked.commit() {
+        // What is not on the disk is not answered: put it back as it was, as far as the disk lets us.
+        let undone = scene.store.lock().and_then(|mut locked| match locked.of_attachment(attachment)? {
+            Some(stored) => match claimed {
+                Some(before) => locked.put(&before.record, Some(&stored)),
+                None => locked.free(&stored),
+            },
+            None => Ok(()),
+        });
+        if let Err(again) = undone {
+            tracing::error!(addresses = story.addresses, error = %again, "cannot take the address back");
+        }
+        return Err(error.into());
+    }
+    Ok(addresses)
+}
+
+/// The address for one range set: the one asked for, else the one kept for this pod, else the next free one.
+fn pick<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    scene: &Scene<'_>,
+    (index, set): (usize, &RangeSet),
+    wanted: Option<IpAddr>,
+    claimed: Option<&Stored>,
+) -> Result<(IpAddr, &'static str), CniError> {
+    if let Some(address) = wanted {
+        make_way_for(locked, scene, address, claimed)?;
+        return Ok((address, "requested"));
+    }
+    let kept = claimed.and_then(|stored| {
+        let usable = |ip: &&IpAddr| set.contains(**ip).is_some_and(|range| range.usable(**ip));
+        stored.record.addresses.iter().find(usable)
+    });
+    if let Some(address) = kept {
+        return Ok((*address, "kept for this pod"));
+    }
+    if let Some(address) = locked.next_free(index, set)? {
+        return Ok((address, "next free"));
+    }
+    reclaim(locked, scene, set, claimed)?.ok_or_else(|| {
+        CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}")).with_details(
+            "every address is in use or kept for a pod that is away; widen ipam.ranges, shorten sticky.retention, \
+             or set sticky.onExhaustion to reclaim",
+        )
+    })
+}
+
+/// Refuses a requested address that somebody has. One that is kept for longer than it should be is let go of.
+fn make_way_for<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    scene: &Scene<'_>,
+    address: IpAddr,
+    claimed: Option<&Stored>,
+) -> Result<(), CniError> {
+    let Some(there) = locked.at(address)? else { return Ok(()) };
+    if claimed.is_some_and(|claimed| claimed.record.claimant() == there.record.claimant()) {
+        return Ok(());
+    }
+    if there.record.has_expired(scene.store.now(), locked.first_look()) {
+        return Ok(locked.free(&there)?);
+    }
+    let how = if there.record.is_attached(scene.store.now()) { "held by" } else { "kept for" };
+    let message = format!("the requested address {address} is {how} {}", there.record.holder());
+    Err(CniError::new(code::REQUEST_REFUSED, message))
+}
+
+/// Lets go of a kept address of this set when nothing else is free: one whose time has run out, else, if the
+/// operator allows it, the one that was kept longest.
+fn reclaim<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    scene: &Scene<'_>,
+    set: &RangeSet,
+    claimed: Option<&Stored>,
+) -> Result<Option<(IpAddr, &'static str)>, CniError> {
+    let usable = |stored: &Stored| {
+        let usable = |ip: &&IpAddr| set.contains(**ip).is_some_and(|range| range.usable(**ip));
+        stored.record.addresses.iter().find(usable).copied()
+    };
+    let kept: Vec<(Stored, IpAddr)> = locked
+        .kept()?
+        .into_iter()
+        .filter(|stored| Some(stored) != claimed)
+        .filter_map(|stored| usable(&stored).map(|address| (stored, address)))
+        .collect();
+    let (now, first_look) = (scene.store.now(), locked.first_look().clone());
+    let expired = kept.iter().find(|(stored, _)| stored.record.has_expired(now, &first_look));
+    let (chosen, why) = match (expired, scene.sticky.on_exhaustion) {
+        (Some(expired), _) => (expired, "its retention ran out"),
+        (None, OnExhaustion::Reclaim) => match kept.first() {
+            Some(oldest) => (oldest, "reclaimed, nothing else was free"),
+            None => return Ok(None),
+        },
+        (None, OnExhaustion::Fail) => return Ok(None),
+    };
+    let (stored, address) = chosen;
+    tracing::warn!(%address, from = stored.record.holder(), reason = why, "gave up a kept address");
+    locked.free(stored)?;
+    Ok(Some((*address, why)))
+}
+
+/// The addresses that this container has, by range set.
+fn the_same_again(
+    held: &Record,
+    scene: &Scene<'_>,
+    wanted: &[Option<IpAddr>],
+) -> Result<Vec<IpAddr>, CniError> {
+    let all = scene.ipam.sets.iter().zip(wanted).map(|(set, wanted)| {
+        let address = held.addresses.iter().find(|ip| set.contains(**ip).is_some()).copied();
+        let refused = |why: String| CniError::new(code::REQUEST_REFUSED, why);
+        match (address, wanted) {
+            (Some(has), Some(wanted)) if has != *wanted => Err(refused(format!(
+                "the address {wanted} is requested, but this container has {has} already; DEL it first"
+            ))),
+            (Some(has), _) => Ok(has),
+            (None, _) => Err(refused(format!(
+                "this container has an address already, but none of the range set {set}; DEL it first"
+            ))),
+        }
+    });
+    all.collect()
+}
+
+/// Which address is asked for in which set.
+fn requested_by_set(scene: &Scene<'_>) -> Result<Vec<Option<IpAddr>>, CniError> {
+    let mut wanted = vec![None; scene.ipam.sets.len()];
+    for requested in &scene.ipam.requested {
+        let ip = requested.ip;
+        let refused = |why: String| Err(CniError::new(code::REQUEST_REFUSED, why));
+        let found =
+            scene.ipam.sets.iter().enumerate().find_map(|(index, set)| Some((index, set.contains(ip)?)));
+        match found {
+            None => return refused(format!("the requested address {ip} is in none of the range sets")),
+            Some((_, range)) if !range.usable(ip) => {
+                return refused(format!("the requested address {ip} is the gateway of {}", range.subnet()));
+            }
+            Some((index, _)) => match wanted[index] {
+                None => wanted[index] = Some(ip),
+                Some(other) if other == ip => {}
+                Some(other) => {
+                    return refused(format!(
+                        "{other} and {ip} are requested, but both are of one range set, which gives one address"
+                    ));
+                }
+            },
+        }
+    }
+    Ok(wanted)
+}
+
+fn name_service(scene: &Scene<'_>) -> Result<Dns, CniError> {
+    match &scene.ipam.resolv_conf {
+        None => Ok(Dns::default()),
+        Some(path) => match fs::read_to_string(path) {
+            Ok(text) => Ok(parse_resolv_conf(&text)),
+            Err(error) => {
+                Err(CniError::io(format!("ipam.resolvConf: cannot read {}: {error}", path.display())))
+            }
+        },
+    }
+}

@@ -1,0 +1,98 @@
+//! Running another plugin in our place (`delegate` in the configuration): cilium-cni in `crd` mode, where Cilium
+//! picks the address and we make sure which one it is.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::Story;
+use crate::cni::{CniError, Request, code};
+
+/// Runs the delegate with our environment, and passes its answer on as it is.
+pub(super) fn run(request: &Request, delegate: &Value, story: &mut Story) -> Result<Option<Value>, CniError> {
+    let kind = delegate.get("type").and_then(Value::as_str).unwrap_or_default();
+    let program = find(request, kind)?;
+    let config = config_for(request, delegate);
+    let output = execute(&program, &config).map_err(|error| {
+        CniError::new(
+            code::DELEGATE_FAILED,
+            format!("cannot run the delegate {}: {error}", program.display()),
+        )
+    })?;
+    story.tell(&[], format!("answered by {kind}"));
+    let answer = if output.stdout.trim_ascii().is_empty() {
+        None
+    } else {
+        let parsed = serde_json::from_slice(&output.stdout).map_err(|error| {
+            let message = format!("the delegate {} answered what is not JSON: {error}", program.display());
+            CniError::new(code::DELEGATE_FAILED, message)
+        })?;
+        Some(parsed)
+    };
+    match (output.status.success(), answer) {
+        (true, answer) => Ok(answer),
+        (false, Some(error)) => Err(error_of(&error, kind)),
+        (false, None) => {
+            let message = format!("the delegate {} ended with {}", program.display(), output.status);
+            Err(CniError::new(code::DELEGATE_FAILED, message)
+                .with_details(String::from_utf8_lossy(&output.stderr).trim()))
+        }
+    }
+}
+
+/// The delegate's own configuration, with what a runtime would have put in.
+fn config_for(request: &Request, delegate: &Value) -> Value {
+    let mut config = delegate.clone();
+    let raw = &request.config.raw;
+    if let Some(fields) = config.as_object_mut() {
+        for key in [
+            "cniVersion",
+            "name",
+            "runtimeConfig",
+            "prevResult",
+            "args",
+            "cni.dev/valid-attachments",
+            "cni.dev/attachments",
+        ] {
+            if let Some(value) = raw.get(key) {
+                fields.insert(key.to_owned(), value.clone());
+            }
+        }
+        fields.entry("cniVersion").or_insert_with(|| json!(request.config.version.to_string()));
+    }
+    config
+}
+
+fn find(request: &Request, kind: &str) -> Result<PathBuf, CniError> {
+    let found = request.cni_path.iter().map(|directory| directory.join(kind)).find(|path| path.is_file());
+    found.ok_or_else(|| {
+        let places: Vec<String> = request.cni_path.iter().map(|path| path.display().to_string()).collect();
+        let message = format!(
+            "delegate.type: {kind:?} is not found in CNI_PATH ({}); install that plugin there",
+            places.join(":")
+        );
+        CniError::new(code::DELEGATE_FAILED, message)
+    })
+}
+
+fn execute(program: &PathBuf, config: &Value) -> std::io::Result<std::process::Output> {
+    let mut child =
+        Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A delegate that answers without reading is none of our business.
+        let _ = stdin.write_all(config.to_string().as_bytes());
+    }
+    child.wait_with_output()
+}
+
+fn error_of(error: &Value, kind: &str) -> CniError {
+    let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let number = error.get("code").and_then(Value::as_u64).and_then(|code| u32::try_from(code).ok());
+    let message = match text("msg") {
+        empty if empty.is_empty() => format!("{kind} failed and did not say why"),
+        message => message,
+    };
+    CniError::new(number.unwrap_or(code::DELEGATE_FAILED), message).with_details(text("details"))
+}

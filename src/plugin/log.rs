@@ -1,0 +1,115 @@
+//! The plugin's log: a line a verb, to a file that a new one follows each day, or to standard error.
+//!
+//! A log that cannot be written never fails a verb.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tracing::Level;
+use tracing::subscriber::DefaultGuard;
+use tracing_appender::rolling::{RollingFileAppender, Rotation};
+
+use super::Story;
+use crate::cni::{CniError, LogLevel, Request, StickyConf};
+
+/// Starts the log for as long as the guard lives.
+pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
+    // A drop-in for host-local is as quiet as it is.
+    let level = sticky.map_or(Level::WARN, |sticky| match sticky.log_level {
+        LogLevel::Error => Level::ERROR,
+        LogLevel::Warn => Level::WARN,
+        LogLevel::Info => Level::INFO,
+        LogLevel::Debug => Level::DEBUG,
+        LogLevel::Trace => Level::TRACE,
+    });
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false);
+    let file = sticky.and_then(|sticky| Some((sticky.log_file.as_deref()?, sticky.log_max_files)));
+    match file.map(|(path, most)| (path, open(path, most))) {
+        Some((_, Ok(appender))) => {
+            tracing::subscriber::set_default(lines.with_writer(Quiet(appender)).finish())
+        }
+        failed_or_none => {
+            let guard = tracing::subscriber::set_default(lines.with_writer(io::stderr).finish());
+            if let Some((path, Err(error))) = failed_or_none {
+                tracing::warn!(file = %path.display(), %error, "cannot write the log file; logging to standard error");
+            }
+            guard
+        }
+    }
+}
+
+/// The line of a verb.
+pub(super) fn verb(request: &Request, story: &Story, error: Option<&CniError>, took: Duration) {
+    let verb = request.verb.as_str();
+    let network = request.config.name.as_str();
+    let pod =
+        request.pod.as_ref().map_or_else(String::new, |pod| format!("{}/{}", pod.namespace(), pod.name()));
+    let container = request.attachment.as_ref().map_or("", |attachment| attachment.container.as_str());
+    let interface = request.attachment.as_ref().map_or("", |attachment| attachment.interface.as_str());
+    let (address, reason, took) = (&story.addresses, &story.reason, took.as_micros());
+    match error {
+        None => tracing::info!(verb, network, pod, container, interface, address, reason, took_us = took),
+        Some(error) => {
+            tracing::error!(verb, network, pod, container, interface, address, error = %error, took_us = took);
+        }
+    }
+}
+
+fn open(path: &Path, most: usize) -> io::Result<RollingFileAppender> {
+    let odd = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a file");
+    let (directory, name) =
+        path.parent().zip(path.file_name().and_then(|name| name.to_str())).ok_or_else(odd)?;
+    fs::create_dir_all(directory)?;
+    prune(directory, name, most);
+    RollingFileAppender::builder()
+        .rotation(Rotation::DAILY)
+        .filename_prefix(name)
+        .build(directory)
+        .map_err(io::Error::other)
+}
+
+/// Removes the oldest files of this log, and only those: the log's name, a dot and a date.
+fn prune(directory: &Path, name: &str, most: usize) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let is_date = |text: &str| {
+        text.len() == 10
+            && text
+                .bytes()
+                .enumerate()
+                .all(|(at, byte)| if at == 4 || at == 7 { byte == b'-' } else { byte.is_ascii_digit() })
+    };
+    let mut ours: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|file| file.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')).is_some_and(is_date))
+        .collect();
+    ours.sort();
+    for old in ours.iter().rev().skip(most.max(1)) {
+        let _ = fs::remove_file(directory.join(old));
+    }
+}
+
+/// A writer whose failures stay with it: a full disk must not fail an ADD that succeeded.
+struct Quiet(RollingFileAppender);
+
+impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Quiet {
+    type Writer = Box<dyn io::Write + 'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Box::new(QuietWriter(self.0.make_writer()))
+    }
+}
+
+struct QuietWriter<W>(W);
+
+impl<W: io::Write> io::Write for QuietWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(self.0.write(bytes).unwrap_or(bytes.len()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _ = self.0.flush();
+        Ok(())
+    }
+}

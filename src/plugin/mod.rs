@@ -1,0 +1,151 @@
+//! The CNI plugin: one verb a run, each on a page of its own.
+//!
+//! A verb asks the store (and later the cluster), and answers with a result or an error of the specification's
+//! shape. Must never print anything else on standard output, and never leave half of a verb done.
+
+mod add;
+mod check;
+mod del;
+mod delegate;
+mod gc;
+mod log;
+mod status;
+mod wait;
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::cni::{
+    self, Attachment, CniError, ConfigSource, Failure, IpamConf, Parsed, Request, Retention, StickyConf,
+    Verb, code,
+};
+use crate::store::{Keep, Moment, RealDisk, Store, StoreError};
+
+/// What a run of the plugin leaves: what to print where, and how to exit.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The one document for standard output, or nothing.
+    pub stdout: Option<String>,
+    /// A text for a person.
+    pub stderr: Option<String>,
+    /// The exit status.
+    pub status: u8,
+}
+
+/// Runs the verb that the environment and standard input ask for.
+pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSource) -> Answer {
+    match cni::read_request(env, stdin) {
+        Ok(Parsed::About) => Answer { stdout: None, stderr: Some(cni::about()), status: 0 },
+        Ok(Parsed::Version { reply }) => Answer::document(&reply, 0),
+        Ok(Parsed::Verb(request)) => carry_out(&request),
+        Err(failure) => Answer::document(&failure.to_json(), 1),
+    }
+}
+
+impl Answer {
+    fn document(document: &Value, status: u8) -> Self {
+        Self { stdout: Some(format!("{document:#}\n")), stderr: None, status }
+    }
+}
+
+/// What a verb did, for the log: the address and why it is that one.
+#[derive(Debug, Default)]
+struct Story {
+    addresses: String,
+    reason: String,
+}
+
+impl Story {
+    fn tell(&mut self, addresses: &[IpAddr], reason: impl Into<String>) {
+        self.addresses = list(addresses);
+        self.reason = reason.into();
+    }
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn carry_out(request: &Request) -> Answer {
+    let started = Instant::now();
+    let _log = log::start(request.config.sticky());
+    for warning in &request.warnings {
+        tracing::warn!(network = request.config.name.as_str(), "{warning}");
+    }
+    let mut story = Story::default();
+    let outcome = match &request.config.delegate {
+        Some(delegate) => delegate::run(request, delegate, &mut story),
+        None => dispatch(request, &mut story),
+    };
+    log::verb(request, &story, outcome.as_ref().err(), started.elapsed());
+    match outcome {
+        Ok(Some(result)) => Answer::document(&result, 0),
+        Ok(None) => Answer { stdout: None, stderr: None, status: 0 },
+        Err(error) => {
+            let failure = Failure { error, version: request.config.version };
+            Answer::document(&failure.to_json(), 1)
+        }
+    }
+}
+
+fn dispatch(request: &Request, story: &mut Story) -> Result<Option<Value>, CniError> {
+    let verb = match request.verb {
+        Verb::Add => return add::run(request, story).map(Some),
+        Verb::Del => del::run,
+        Verb::Check => check::run,
+        Verb::Gc => gc::run,
+        Verb::Status => status::run,
+        Verb::Version => return Err(CniError::internal("VERSION is answered by the protocol")),
+    };
+    verb(request, story).map(|()| None)
+}
+
+/// What every verb needs, looked up once.
+struct Scene<'a> {
+    ipam: &'a IpamConf,
+    sticky: StickyConf,
+    store: Store<RealDisk>,
+}
+
+impl<'a> Scene<'a> {
+    fn of(request: &'a Request) -> Result<Self, CniError> {
+        let ipam = request.config.ipam.as_ref().ok_or_else(|| {
+            CniError::invalid_config("ipam", "missing; give the ranges that addresses are taken from")
+        })?;
+        let sticky = request.config.sticky().cloned().unwrap_or_default();
+        let now = Moment::now(&sticky.boot_id_file)?;
+        let store = Store::new(RealDisk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
+        Ok(Self { ipam, sticky, store })
+    }
+}
+
+/// How long this request's addresses are kept once it is over. Without our settings nothing is: as host-local does.
+fn keep(request: &Request) -> Keep {
+    match (request.config.sticky(), &request.pod) {
+        (Some(sticky), Some(pod)) if sticky.selects(pod) => match sticky.retention {
+            Retention::Forever => Keep::Forever,
+            Retention::For(time) => Keep::For(time),
+        },
+        _ => Keep::No,
+    }
+}
+
+/// The attachment, which the protocol has made sure of for the verbs that need one.
+fn attachment(request: &Request) -> Result<&Attachment, CniError> {
+    request.attachment.as_ref().ok_or_else(|| CniError::internal("the request has no attachment"))
+}
+
+impl From<StoreError> for CniError {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match error {
+            StoreError::Io { .. } | StoreError::Escapes { .. } => CniError::io(message),
+            StoreError::Locked { .. } => CniError::try_again(message),
+            StoreError::NewerVersion { .. } => CniError::new(code::STORE_UNUSABLE, message),
+            StoreError::Taken(_) => CniError::new(code::REQUEST_REFUSED, message),
+        }
+    }
+}
