@@ -4,3 +4,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, clippy::print_stdout)]
 
 mod bench;
+mod bench_cleanup;
+mod bench_identities;
+mod bench_levers;
+mod bench_peer;
