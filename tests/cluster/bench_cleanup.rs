@@ -2,10 +2,10 @@
 //!
 //! Each test here starts this very test binary again, with one of the cases at the bottom, and ends that.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Lines, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -101,7 +101,8 @@ fn missing_tools_are_a_failure_that_names_the_cure() {
         .output()
         .expect("this binary runs again");
     assert!(!output.status.success(), "a missing server was passed over");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let said =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("make tools"), "{said}");
     assert_eq!(std::fs::read_dir(nowhere.path()).unwrap().count(), 0, "something was left behind");
 }
@@ -109,6 +110,8 @@ fn missing_tools_are_a_failure_that_names_the_cure() {
 /// A run of this binary that holds one server, and what it must not leave.
 struct Victim {
     process: Child,
+    /// Kept open: a test harness that cannot write its report fails.
+    _stdout: Lines<BufReader<ChildStdout>>,
     temporary: TempDir,
     folder: PathBuf,
     pids: Vec<u32>,
@@ -118,8 +121,8 @@ impl Victim {
     fn start(name: &str) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let mut process = case(name, temporary.path()).spawn().expect("this binary runs again");
-        let stdout = process.stdout.take().unwrap();
-        let told = BufReader::new(stdout).lines().map_while(Result::ok).find_map(|line| {
+        let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let told = stdout.by_ref().map_while(Result::ok).find_map(|line| {
             // The test harness may have begun the line.
             let (_, told) = line.split_once("holds: ")?;
             Some(told.split(' ').map(str::to_owned).collect::<Vec<_>>())
@@ -130,7 +133,7 @@ impl Victim {
             panic!("the case {name} did not start: {said}")
         };
         let pids: Vec<u32> = told[1..].iter().map(|word| word.parse().unwrap()).collect();
-        Self { process, temporary, folder: PathBuf::from(&told[0]), pids }
+        Self { process, _stdout: stdout, temporary, folder: PathBuf::from(&told[0]), pids }
     }
 
     async fn end_by(&mut self, signal: Signal) {
@@ -143,7 +146,11 @@ impl Victim {
             assert!(comes_true(PATIENCE, || async { is_gone(pid) }).await, "process {pid} is still there");
         }
         let left = || std::fs::read_dir(self.temporary.path()).unwrap().count();
-        assert!(comes_true(PATIENCE, || async { left() == 0 }).await, "{} is still there", self.folder.display());
+        assert!(
+            comes_true(PATIENCE, || async { left() == 0 }).await,
+            "{} is still there",
+            self.folder.display()
+        );
     }
 }
 

@@ -56,7 +56,8 @@ async fn an_agent_writes_its_own_cilium_node_and_no_other() {
     }
     let agent = cilium_nodes(case.agent(&own).await.client().await);
     let address = case.range().addr().to_string();
-    let patch = Patch::Merge(json!({"spec": {"ipam": {"pool": {address.clone(): {"owner": "default/mysql-0"}}}}}));
+    let patch =
+        Patch::Merge(json!({"spec": {"ipam": {"pool": {address.clone(): {"owner": "default/mysql-0"}}}}}));
     agent.patch(&own, &PatchParams::default(), &patch).await.unwrap();
     assert_eq!(code(agent.patch(&other, &PatchParams::default(), &patch).await), 403);
     let seen = admin.get(&own).await.unwrap();
@@ -76,7 +77,8 @@ async fn a_token_of_a_deleted_account_is_refused() {
     let case = ApiServer::shared().await.case().await;
     let access = case.service_account("short-lived", Vec::new()).await;
     who_is(&access.client().await).await;
-    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(case.client(), case.namespace());
+    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+        Api::namespaced(case.client(), case.namespace());
     accounts.delete("short-lived", &Default::default()).await.unwrap();
     let client = access.client().await;
     let refused = crate::bench::comes_true(std::time::Duration::from_secs(30), || async {
@@ -109,7 +111,10 @@ async fn a_kubeconfig_is_private_and_names_the_namespace() {
     assert_eq!(client.default_namespace(), case.namespace());
     // The default namespace is not only written down, requests go there.
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
-    let map = ConfigMap { metadata: kube::core::ObjectMeta { name: Some("here".into()), ..Default::default() }, ..Default::default() };
+    let map = ConfigMap {
+        metadata: kube::core::ObjectMeta { name: Some("here".into()), ..Default::default() },
+        ..Default::default()
+    };
     let made = maps.create(&PostParams::default(), &map).await.unwrap();
     assert_eq!(made.metadata.namespace.as_deref(), Some(case.namespace()));
 }

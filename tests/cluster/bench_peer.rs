@@ -18,12 +18,3 @@ async fn whereabouts_gives_two_addresses_and_del_frees() {
     peer.del("pod-a", "container-a").unwrap();
     assert_eq!(peer.add("pod-c", "container-c"), Ok(first), "whereabouts takes the lowest free address");
 }
-
-#[tokio::test]
-async fn whereabouts_without_rights_fails_and_says_why() {
-    let server = ApiServer::shared().await;
-    server.install_whereabouts_kinds().await;
-    let case = server.case().await;
-    let said = Whereabouts::configured(&case.nobody(), case.range()).add("pod-a", "container-a").unwrap_err();
-    assert!(said.contains("forbidden"), "{said}");
-}

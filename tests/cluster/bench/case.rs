@@ -152,7 +152,11 @@ impl<'a> Case<'a> {
 
 async fn create<K>(api: Api<K>, object: K) -> K
 where
-    K: kube::Resource<DynamicType = ()> + Clone + serde::Serialize + serde::de::DeserializeOwned + std::fmt::Debug,
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + serde::Serialize
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug,
 {
     let created = api.create(&PostParams::default(), &object).await;
     created.unwrap_or_else(|why| panic!("the administrator cannot create {}: {why}", K::kind(&())))

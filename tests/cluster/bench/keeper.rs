@@ -61,7 +61,13 @@ impl Keeper {
         let mut answers = BufReader::new(shell.stdout.take().expect("a pipe was asked for"));
         let mut first = String::new();
         answers.read_line(&mut first).expect("the keeper's first word");
-        assert_eq!(first.trim(), "ready", "the keeper of {} did not start: {}", folder.display(), log_of(&folder, "keeper"));
+        assert_eq!(
+            first.trim(),
+            "ready",
+            "the keeper of {} did not start: {}",
+            folder.display(),
+            log_of(&folder, "keeper")
+        );
         Self { folder, conversation: Mutex::new(Some(Conversation { shell, orders, answers })), _lock: lock }
     }
 
@@ -108,7 +114,8 @@ impl Keeper {
         let mut guard = self.conversation.lock().expect("no order panics");
         let conversation = guard.as_mut().expect("it is not dropped yet");
         let mut answer = String::new();
-        let said = writeln!(conversation.orders, "{order}").and_then(|()| conversation.answers.read_line(&mut answer));
+        let said = writeln!(conversation.orders, "{order}")
+            .and_then(|()| conversation.answers.read_line(&mut answer));
         drop(guard);
         match said {
             Ok(length) if length > 0 => answer.trim().to_owned(),
@@ -146,7 +153,10 @@ pub fn sweep(parent: &Path) {
 fn fresh_folder(parent: &Path) -> (PathBuf, File) {
     let unnamed = tempfile::Builder::new().prefix("sticky-ipam-new.").tempdir_in(parent);
     let unnamed = unnamed.unwrap_or_else(|why| {
-        panic!("no folder for the API server under {}: {why}. Set TMPDIR to a folder with room", parent.display())
+        panic!(
+            "no folder for the API server under {}: {why}. Set TMPDIR to a folder with room",
+            parent.display()
+        )
     });
     let lock = File::create(unnamed.path().join("lock")).expect("the folder is ours");
     lock.lock_shared().expect("nobody else knows the file");
@@ -175,7 +185,10 @@ fn log_of(folder: &Path, name: &str) -> String {
 }
 
 /// Waits for a condition by asking again and again; `false` when the deadline passed first.
-pub async fn comes_true<F: Future<Output = bool>>(deadline: Duration, mut condition: impl FnMut() -> F) -> bool {
+pub async fn comes_true<F: Future<Output = bool>>(
+    deadline: Duration,
+    mut condition: impl FnMut() -> F,
+) -> bool {
     tokio::time::timeout(deadline, async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -18,9 +18,15 @@ declare -A pids=()
 exec 9<"$folder/lock"
 flock --shared 9
 
+# A paused process is there too. No pipe: a reader that leaves early would make it a matter of luck.
 running() {
-    local pid=${pids[$1]:-}
-    [[ -n $pid ]] && jobs -pr | grep -qx -- "$pid"
+    local pid=${pids[$1]:-} there
+    [[ -n $pid ]] || return 1
+    there=$(
+        jobs -pr
+        jobs -ps
+    )
+    [[ $'\n'$there$'\n' == *$'\n'$pid$'\n'* ]]
 }
 
 stop() {

@@ -42,7 +42,9 @@ impl ApiServer {
         for definition in &definitions {
             let name = definition["metadata"]["name"].as_str().expect("every definition has a name");
             let applied = api.patch(name, &params, &Patch::Apply(definition)).await;
-            applied.unwrap_or_else(|why| panic!("the server does not take {name} from {}: {why}", folder.display()));
+            applied.unwrap_or_else(|why| {
+                panic!("the server does not take {name} from {}: {why}", folder.display())
+            });
         }
         for definition in &definitions {
             let name = definition["metadata"]["name"].as_str().expect("every definition has a name");
@@ -56,7 +58,10 @@ impl ApiServer {
 
 fn is_established(definition: &CustomResourceDefinition) -> bool {
     let conditions = definition.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Established" && condition.status == "True")
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
 /// The definitions of all YAML files under a folder; other objects in the same files are left alone.
@@ -72,7 +77,8 @@ fn definitions_under(folder: &Path) -> Vec<serde_json::Value> {
 }
 
 fn yaml_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap_or_else(|why| panic!("cannot read {}: {why}", folder.display()));
+    let entries =
+        std::fs::read_dir(folder).unwrap_or_else(|why| panic!("cannot read {}: {why}", folder.display()));
     let paths = entries.map(|entry| entry.expect("the folder is readable").path());
     let found = paths.map(|path| match path.extension() {
         _ if path.is_dir() => yaml_files(&path),

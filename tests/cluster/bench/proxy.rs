@@ -54,9 +54,11 @@ impl Proxy {
         let (tell, told) = mpsc::channel();
         // A thread and runtime of its own: it works also while the test's runtime is busy or blocked.
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async move {
-                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free loopback port");
+                let listener =
+                    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free loopback port");
                 tell.send(listener.local_addr().expect("it is bound")).expect("the maker waits");
                 serve(listener, server, seen).await;
             });

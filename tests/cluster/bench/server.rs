@@ -63,8 +63,16 @@ impl ApiServer {
 
         let files = Arc::new(Files { folder: folder.to_owned(), written: AtomicUsize::new(0) });
         let installed = [const { OnceCell::const_new() }; objects::SETS];
-        let server =
-            Self { keeper, address, _port: port, authority, admin, files, cases: AtomicUsize::new(0), installed };
+        let server = Self {
+            keeper,
+            address,
+            _port: port,
+            authority,
+            admin,
+            files,
+            cases: AtomicUsize::new(0),
+            installed,
+        };
         server.wait_until_ready().await;
         server
     }
@@ -132,12 +140,20 @@ impl ApiServer {
     async fn wait_until_ready(&self) {
         let client = self.admin("default").client().await;
         let ready = comes_true(READY_DEADLINE, || async {
-            assert!(self.keeper.is_running(API_SERVER), "kube-apiserver ended: {}", self.keeper.log(API_SERVER));
+            assert!(
+                self.keeper.is_running(API_SERVER),
+                "kube-apiserver ended: {}",
+                self.keeper.log(API_SERVER)
+            );
             let request = http::Request::get("/readyz").body(Vec::new()).expect("a plain request");
             let asked = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await;
             matches!(asked, Ok(Ok(_)))
         });
-        assert!(ready.await, "kube-apiserver is not ready after {READY_DEADLINE:?}: {}", self.keeper.log(API_SERVER));
+        assert!(
+            ready.await,
+            "kube-apiserver is not ready after {READY_DEADLINE:?}: {}",
+            self.keeper.log(API_SERVER)
+        );
     }
 }
 

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Go programs and clients take their way by these; the bench is on the loopback and wants none of them.
-pub const PROXY_VARIABLES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
+pub const PROXY_VARIABLES: [&str; 6] =
+    ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
 
 /// The folder of a group of pinned tools: `bin/` holds its programs, `crds/` and others lie beside it.
 pub fn group(group: &str) -> PathBuf {
@@ -23,6 +24,9 @@ pub fn group(group: &str) -> PathBuf {
 /// A program of the machine, or the command that installs it.
 pub fn on_path(program: &str, cure: &str) -> PathBuf {
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file());
-    found.unwrap_or_else(|| panic!("the API tier needs {program}, which is not on PATH. Run `make tools`, or: {cure}"))
+    let found =
+        std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!("the API tier needs {program}, which is not on PATH. Run `make tools`, or: {cure}")
+    })
 }

@@ -49,8 +49,10 @@ impl Whereabouts {
         if !output.status.success() {
             return Err(said(&output));
         }
-        let result: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|why| why.to_string())?;
-        let address = result["ips"][0]["address"].as_str().ok_or_else(|| format!("no address in {result}"))?;
+        let result: serde_json::Value =
+            serde_json::from_slice(&output.stdout).map_err(|why| why.to_string())?;
+        let address =
+            result["ips"][0]["address"].as_str().ok_or_else(|| format!("no address in {result}"))?;
         let address: IpNet = address.parse().map_err(|_| format!("{address} is no address"))?;
         Ok(address.addr())
     }
@@ -71,7 +73,8 @@ impl Whereabouts {
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", container)
             .env("CNI_IFNAME", "eth0")
-            .env("CNI_NETNS", "/proc/self/ns/net")
+            // IPAM enters no namespace: a name is enough, and the namespace of this process would be refused.
+            .env("CNI_NETNS", format!("/var/run/netns/{container}"))
             .env("CNI_PATH", self.program.parent().expect("it lies in bin"))
             .env("CNI_ARGS", arguments)
             .stdin(Stdio::piped())
