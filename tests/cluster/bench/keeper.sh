@@ -53,6 +53,9 @@ leave() {
 trap leave EXIT
 # A reader that is gone is the end of the test process too.
 trap 'exit 0' PIPE
+# The end of input alone ends the keeper. The kernel sends HUP to a group that lost its parent while a member is paused,
+# which would otherwise end the keeper in the middle of clearing up.
+trap '' HUP INT TERM
 
 cd "$folder"
 echo ready
@@ -62,7 +65,7 @@ while read -r order a b; do
         mapfile -d '' -t argv <"$a.argv"
         # Sockets and files that the process makes belong to its user alone.
         (
-            trap - EXIT PIPE
+            trap - EXIT PIPE HUP INT TERM
             umask 077
             exec setpriv --pdeathsig KILL -- "${argv[@]}"
         ) </dev/null >>"logs/$a.log" 2>&1 &

@@ -175,7 +175,10 @@ async fn passage(towards: Towards, state: &mut watch::Receiver<State>) -> Result
         let weather = state.borrow_and_update().weather;
         match weather {
             Weather::Fine => return Ok(()),
-            Weather::Slow(delay) => return Ok(tokio::time::sleep(delay).await),
+            Weather::Slow(delay) => {
+                tokio::time::sleep(delay).await;
+                return Ok(());
+            }
             Weather::AnswersHeld | Weather::AnswersLost if towards == Towards::Server => return Ok(()),
             Weather::AnswersLost | Weather::Reset => return Err(Rude),
             Weather::Blackhole | Weather::AnswersHeld => state.changed().await.map_err(|_| Rude)?,

@@ -163,20 +163,17 @@ pub async fn start_etcd(keeper: &Keeper) {
     // A name with a port is what etcd takes for a socket file of that name in its working folder.
     let (client, peer) = ("unix://etcd:0", "unix://peer:0");
     let mut argv = vec![program.display().to_string()];
-    argv.extend(
-        [
-            "--name=bench".to_owned(),
-            "--data-dir=etcd.data".to_owned(),
-            format!("--listen-client-urls={client}"),
-            format!("--advertise-client-urls={client}"),
-            format!("--listen-peer-urls={peer}"),
-            format!("--initial-advertise-peer-urls={peer}"),
-            format!("--initial-cluster=bench={peer}"),
-            // The data ends with the test; a power cut is not among its cases.
-            "--unsafe-no-fsync=true".to_owned(),
-        ]
-        .into_iter(),
-    );
+    argv.extend([
+        "--name=bench".to_owned(),
+        "--data-dir=etcd.data".to_owned(),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=bench={peer}"),
+        // The data ends with the test; a power cut is not among its cases.
+        "--unsafe-no-fsync=true".to_owned(),
+    ]);
     keeper.run(ETCD, &argv);
     let socket = keeper.folder().join("etcd:0");
     let answers = comes_true(READY_DEADLINE, || async {
