@@ -6,3 +6,4 @@
 
 pub mod alloc;
 pub mod cni;
+pub mod policy;
