@@ -5,5 +5,7 @@
 //! on the node, `cluster` remembers in the API server; `plugin` carries out.
 
 pub mod alloc;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod cni;
 pub mod policy;
