@@ -23,6 +23,8 @@ use super::lenient::Sound;
     plural = "addressclaims",
     singular = "addressclaim",
     shortname = "aclaim",
+    selectable = ".spec.holder.namespace",
+    selectable = ".spec.holder.name",
     derive = "PartialEq",
     doc = "The lock on one address: whoever holds the claim holds the address.",
     validation = Rule::new(
@@ -42,6 +44,9 @@ use super::lenient::Sound;
         .message("a Bound claim names the uid of its StickyIP"),
     validation = Rule::new("self.phase in ['Requested', 'Refused'] ? has(self.homeNode) && !has(self.stickyUid) : true")
         .message("only a claim on a node's block is asked for, and it is sealed to no StickyIP before it is granted"),
+    validation = Rule::new(
+        "self.phase != 'Bound' || oldSelf.phase != 'Bound' || self.stickyUid == oldSelf.stickyUid"
+    ).message("a seal is never replaced: the claim rests first"),
     validation = Rule::new(
         "self.phase == oldSelf.phase || \
          (oldSelf.phase == 'Requested' && self.phase in ['Granted', 'Refused']) || \
