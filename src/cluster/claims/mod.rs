@@ -8,7 +8,6 @@
 
 #[cfg(test)]
 mod model;
-pub mod render;
 pub mod repair;
 pub mod step;
 #[cfg(test)]

@@ -235,7 +235,7 @@ impl World {
         let key = Holder { namespace: "ns".into(), name: sticky.into() };
         let pinned = candidates.len() == 1;
         let role = Role::Pod { key, candidates: candidates.to_vec(), next: 0, pinned, leaves };
-        self.actor(name, role, 9)
+        self.actor(name, role, 6)
     }
 
     pub(super) fn repairer(self, rounds: u8) -> Self {
@@ -354,16 +354,16 @@ impl World {
             Pc::ReadStickies(stickies) => self.decide(index, stickies),
             Pc::Decided(writes, after) => {
                 let Some(write) = writes.first() else { return vec![self.after(index, *after)] };
-                let holds = write.must_be_gone().is_none_or(|(key, uid)| self.server.is_gone(key, uid));
-                let pc = if holds { Pc::Checked(writes.clone(), *after) } else { Pc::Idle };
-                vec![self.with_pc(index, pc)]
+                // Only a write with a live check has a gap between check and write.
+                match write.must_be_gone() {
+                    None => vec![self.carry_out(index, writes, *after)],
+                    Some((key, uid)) if self.server.is_gone(key, uid) => {
+                        vec![self.with_pc(index, Pc::Checked(writes.clone(), *after))]
+                    }
+                    Some(_) => vec![self.with_pc(index, Pc::Idle)],
+                }
             }
-            Pc::Checked(writes, after) => {
-                let (write, rest) = writes.split_first().unwrap();
-                let mut world = self.with_pc(index, Pc::Decided(rest.to_vec(), *after));
-                world.server.apply(write);
-                vec![world]
-            }
+            Pc::Checked(writes, after) => vec![self.carry_out(index, writes, *after)],
             Pc::Live(_) => {
                 let Role::Pod { leaves, .. } = &actor.role else { unreachable!() };
                 if *leaves { vec![self.with_pc(index, Pc::Leaving)] } else { Vec::new() }
@@ -376,6 +376,16 @@ impl World {
             }
             Pc::Ended(_) => Vec::new(),
         }
+    }
+
+    fn carry_out(&self, index: usize, writes: &[Write], after: After) -> World {
+        let (write, rest) = writes.split_first().unwrap();
+        let mut world = self.clone();
+        world.server.apply(write);
+        if rest.is_empty() {
+            return world.after(index, after);
+        }
+        world.with_pc(index, Pc::Decided(rest.to_vec(), after))
     }
 
     fn after(&self, index: usize, after: After) -> World {

@@ -34,20 +34,19 @@ fn recycler_and_repairer_never_pull_an_address_from_under_a_pod() {
 
 #[test]
 fn an_address_that_was_let_go_goes_to_another_only_when_it_is_free() {
-    let world = World::new(1).pod("a", "a", &[1], true).pod("b", "b", &[1], false).recycler(1).repairer(2);
+    let world = World::new(0).pod("a", "a", &[1], true).pod("b", "b", &[1], false).recycler(1).repairer(2);
     explored("let go", world);
 }
 
 #[test]
 fn a_recreated_stickyip_is_never_robbed_by_a_reader_of_the_old_one() {
     let world =
-        World::new(0).pod("old", "db-0", &[1], false).pod("new", "db-0", &[1], false).recycler(2).repairer(2);
+        World::new(0).pod("old", "db-0", &[1], false).pod("new", "db-0", &[1], false).recycler(1).repairer(1);
     explored("recreated", world);
 }
 
 #[test]
 fn an_address_of_another_nodes_block_is_used_only_when_granted() {
-    let world =
-        World::new(1).of_foreign_block().pod("a", "a", &[1], false).pod("b", "b", &[1], false).repairer(1);
+    let world = World::new(1).of_foreign_block().pod("a", "a", &[1], false).repairer(2);
     explored("foreign block", world);
 }

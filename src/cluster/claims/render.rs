@@ -1,1 +1,0 @@
-//! Writes as the bodies that the API server takes. Must never leave a precondition out.
