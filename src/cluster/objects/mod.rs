@@ -2,6 +2,9 @@
 //!
 //! Must never make a watcher fall over an object it cannot read: see [`lenient`].
 
+// Printer columns share keys such as `type_`; the lint takes each for a repetition of the last.
+#![allow(clippy::duplicated_attributes)]
+
 pub mod address_claim;
 pub mod condition;
 pub mod crds;
