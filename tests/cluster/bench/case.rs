@@ -1,0 +1,163 @@
+//! What one test has of a shared server: a namespace, unique names, addresses, identities, proxies.
+//!
+//! Cluster-scoped objects are seen by every test of the binary. A test names them by `unique` and takes addresses from its
+//! own `range`; a test of something that acts on all objects of a kind takes a server of its own.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+use super::access::{Access, Credentials};
+use super::proxy::Proxy;
+use super::roles;
+use super::server::ApiServer;
+
+/// One test's share of a server.
+pub struct Case<'a> {
+    server: &'a ApiServer,
+    number: usize,
+    namespace: String,
+    client: kube::Client,
+}
+
+impl<'a> Case<'a> {
+    pub(super) async fn open(server: &'a ApiServer, number: usize) -> Self {
+        let namespace = format!("case-{number}");
+        let client = server.admin(&namespace).client().await;
+        let case = Self { server, number, namespace, client };
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some(case.namespace.clone());
+        create(Api::all(case.client.clone()), namespace).await;
+        // A controller would make it; without it no pod is admitted.
+        case.make_service_account("default").await;
+        case
+    }
+
+    /// The test's own namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// A name for a cluster-scoped object that no other test of this server has.
+    pub fn unique(&self, name: &str) -> String {
+        format!("{name}-{}", self.number)
+    }
+
+    /// Addresses that no other test of this server uses.
+    pub fn range(&self) -> Ipv4Net {
+        let [_, _, high, low] = u32::try_from(self.number).expect("not so many tests").to_be_bytes();
+        Ipv4Net::new(Ipv4Addr::new(10, high, low, 0), 24).expect("24 is a length")
+    }
+
+    /// The administrator's client, of this test's runtime.
+    pub fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    /// May do everything.
+    pub fn admin(&self) -> Access {
+        self.server.admin(&self.namespace)
+    }
+
+    /// Known to the server, but without any role.
+    pub fn nobody(&self) -> Access {
+        self.server.user("nobody", None, &self.namespace)
+    }
+
+    /// The agent of a node: a service account of this test with the agent's roles and a token bound to the Node, which
+    /// is created if it is not there.
+    pub async fn agent(&self, node: &str) -> Access {
+        let nodes: Api<Node> = Api::all(self.client());
+        let node = match nodes.get_opt(node).await.expect("the administrator may look") {
+            Some(node) => node,
+            None => {
+                let mut fresh = Node::default();
+                fresh.metadata.name = Some(node.to_owned());
+                create(nodes, fresh).await
+            }
+        };
+        let name = node.metadata.name.expect("every object has one");
+        let account = format!("agent-{name}");
+        self.service_account(&account, roles::agent(&name)).await;
+        let bound = BoundObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(name),
+            uid: node.metadata.uid,
+        };
+        self.token(&account, Some(bound)).await
+    }
+
+    /// The controller: a service account of this test with the controller's roles.
+    pub async fn controller(&self) -> Access {
+        self.service_account("controller", roles::controller()).await
+    }
+
+    /// A service account of this test that may do what the rules say, in every namespace.
+    pub async fn service_account(&self, name: &str, rules: Vec<PolicyRule>) -> Access {
+        self.make_service_account(name).await;
+        let role_name = format!("{}-{name}", self.namespace);
+        let mut role = ClusterRole { rules: Some(rules), ..ClusterRole::default() };
+        role.metadata.name = Some(role_name.clone());
+        create(Api::all(self.client()), role).await;
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": role_name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role_name},
+            "subjects": [{"kind": "ServiceAccount", "namespace": self.namespace, "name": name}],
+        }))
+        .expect("a binding");
+        create(Api::all(self.client()), binding).await;
+        self.token(name, None).await
+    }
+
+    /// A fresh token of a service account of this test, bound to an object if one is given.
+    pub async fn token(&self, account: &str, bound: Option<BoundObjectReference>) -> Access {
+        let spec = TokenRequestSpec { bound_object_ref: bound, ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec, ..TokenRequest::default() };
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), &self.namespace);
+        let made = accounts.create_token_request(account, &PostParams::default(), &request).await;
+        let made = made.unwrap_or_else(|why| panic!("no token for {account}: {why}"));
+        let token = made.status.expect("a token was asked for").token;
+        self.server.access(Credentials::Token(token), &self.namespace)
+    }
+
+    /// A proxy of this test's own in front of the server.
+    pub fn proxy(&self) -> Proxy {
+        Proxy::before(self.server.address())
+    }
+
+    /// Creates a pod that is bound to `node`, if one is given. Nothing runs it.
+    pub async fn pod(&self, name: &str, labels: &[(&str, &str)], node: Option<&str>) -> Pod {
+        let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"nodeName": node, "containers": [{"name": "main", "image": "none"}]},
+        }))
+        .expect("a pod");
+        create(Api::namespaced(self.client(), &self.namespace), pod).await
+    }
+
+    async fn make_service_account(&self, name: &str) {
+        let mut account = ServiceAccount::default();
+        account.metadata.name = Some(name.to_owned());
+        create(Api::namespaced(self.client(), &self.namespace), account).await;
+    }
+}
+
+async fn create<K>(api: Api<K>, object: K) -> K
+where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + serde::Serialize
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug,
+{
+    let created = api.create(&PostParams::default(), &object).await;
+    created.unwrap_or_else(|why| panic!("the administrator cannot create {}: {why}", K::kind(&())))
+}

@@ -1,0 +1,23 @@
+//! The API tier: a real etcd and kube-apiserver for tests, without privileges.
+//!
+//! `ApiServer::shared().await.case().await` is how nearly every test begins. It must never touch anything but the
+//! loopback, its own folder and the processes it started.
+
+// Each test binary that includes the bench uses its own part of it.
+#![allow(dead_code)]
+
+pub mod access;
+pub mod case;
+pub mod certificates;
+pub mod keeper;
+pub mod objects;
+pub mod proxy;
+pub mod roles;
+pub mod server;
+pub mod tools;
+pub mod whereabouts;
+
+pub use keeper::comes_true;
+pub use proxy::Weather;
+pub use server::ApiServer;
+pub use whereabouts::Whereabouts;

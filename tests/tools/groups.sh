@@ -1,0 +1,77 @@
+# shellcheck shell=bash
+# What is built from which pinned module, and where it goes. Sourced by `build` and `path`; it must never build or write anything.
+
+TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+TOOLS_CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/sticky-ipam/tools
+# In the order in which someone is likely to wait for them.
+DEFAULT_GROUPS=(cni kubernetes-1.36.3 cilium-1.19.5 whereabouts)
+ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3)
+# No C library and no paths of this machine in a binary; no symbols, they would double the size.
+GO_BUILD_FLAGS=(-trimpath -buildvcs=false -mod=readonly)
+
+# group_name NAME: the full name of a group; `kubernetes` and `cilium` alone mean the default version.
+group_name() {
+    local group
+    for group in "${ALL_GROUPS[@]}"; do
+        if [[ $group == "$1" || ${group%-[0-9]*} == "$1" ]]; then
+            echo "$group"
+            return 0
+        fi
+    done
+    echo "there is no group of tools '$1'; there are: ${ALL_GROUPS[*]} (kubernetes and cilium alone mean the default version)" >&2
+    return 2
+}
+
+# group_recipe GROUP: one line a binary: its name, its package, then the flags of its own.
+group_recipe() {
+    local group=$1 version=${1##*-} name
+    case $group in
+    cni)
+        echo "cnitool github.com/containernetworking/cni/cnitool"
+        echo "host-local github.com/containernetworking/plugins/plugins/ipam/host-local"
+        for name in bridge loopback ptp; do
+            echo "$name github.com/containernetworking/plugins/plugins/main/$name"
+        done
+        ;;
+    kubernetes-*)
+        for name in kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet; do
+            echo "$name k8s.io/kubernetes/cmd/$name -X=k8s.io/component-base/version.gitVersion=v$version"
+        done
+        ;;
+    cilium-*)
+        echo "cilium-cni github.com/cilium/cilium/plugins/cilium-cni"
+        echo "cilium-agent github.com/cilium/cilium/daemon"
+        echo "cilium-dbg github.com/cilium/cilium/cilium-dbg"
+        echo "cilium-operator-generic github.com/cilium/cilium/operator -tags=ipam_provider_operator"
+        ;;
+    whereabouts)
+        echo "whereabouts github.com/k8snetworkplumbingwg/whereabouts/cmd"
+        ;;
+    esac
+}
+
+# group_files GROUP: one line for each folder kept beside the binaries: its name, the module, the path in the module.
+group_files() {
+    case $1 in
+    cilium-*)
+        echo "bpf github.com/cilium/cilium bpf"
+        echo "crds github.com/cilium/cilium pkg/k8s/apis/cilium.io/client/crds"
+        ;;
+    whereabouts) echo "crds github.com/k8snetworkplumbingwg/whereabouts doc/crds" ;;
+    esac
+}
+
+# group_dir GROUP: the folder of this exact group: it changes with the module files, the packages and the flags.
+group_dir() {
+    local group=$1 hash
+    hash=$({
+        cat "$TOOLS_DIR/$group/go.mod" "$TOOLS_DIR/$group/go.sum"
+        echo "${GO_BUILD_FLAGS[*]}"
+        group_recipe "$group"
+        group_files "$group"
+    } | sha256sum)
+    echo "$TOOLS_CACHE/$group-${hash:0:16}"
+}
+
+# group_is_built GROUP: the stamp is written last, before the folder gets its name.
+group_is_built() { [[ -e $(group_dir "$1")/built ]]; }
