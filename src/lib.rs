@@ -5,6 +5,9 @@
 //! on the node, `cluster` remembers in the API server; `plugin` carries out.
 
 pub mod alloc;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod cni;
 pub mod plugin;
+pub mod policy;
 pub mod store;

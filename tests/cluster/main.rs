@@ -8,3 +8,4 @@ mod bench_cleanup;
 mod bench_identities;
 mod bench_levers;
 mod bench_peer;
+mod objects;

@@ -1,0 +1,16 @@
+//! The claim protocol: how an address becomes a claimant's, moves, and is let go (docs/protocol.md).
+//!
+//! [`step::next`] and [`repair::repair`] are functions from what was read to the next write with its precondition.
+//! A shell carries out one write at a time and reads again, so a crash between any two writes leaves a state from
+//! which the same functions, run by whoever comes next, go on or undo. What makes it safe is the **seal**: an
+//! address may be used only through the StickyIP whose uid its claim names, and a sealed claim is let go only after
+//! that uid is gone for good. Must never rely on time, leadership or memory for safety.
+
+#[cfg(test)]
+mod model;
+pub mod repair;
+pub mod step;
+#[cfg(test)]
+mod tests;
+pub mod view;
+pub mod write;

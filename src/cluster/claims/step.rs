@@ -1,0 +1,365 @@
+//! The next step of a pod on its way to its address. Must never look further than one write: after each the shell
+//! reads again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use thiserror::Error;
+
+use super::view::{ClaimView, Origin, StickyView};
+use super::write::{Unchanged, Write};
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, Holder, WorkloadRef};
+use crate::policy::handover::{
+    self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, WaitReason,
+};
+
+/// An address that the pod could have.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// The address.
+    pub address: IpAddr,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Who asks for what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// The sandbox that would be attached.
+    pub asker: Attached,
+    /// The StickyIP's namespace and name.
+    pub key: Holder,
+    /// What the name stands for.
+    pub claimant: ClaimantRef,
+    /// The workload.
+    pub workload: WorkloadRef,
+    /// One address a family, for the case that there is no StickyIP yet. Addresses whose claims name this very
+    /// StickyIP as holder come first: resting ones, and those of an attempt that crashed.
+    pub candidates: Vec<Candidate>,
+    /// The candidates are a pin: these addresses or none.
+    pub pinned: bool,
+    /// Where the addresses of an existing StickyIP come from, for a claim that was lost. Absent means nowhere.
+    pub origins: BTreeMap<IpAddr, Origin>,
+}
+
+impl Ask {
+    /// The claims to read: those of the candidates and of the StickyIP's addresses.
+    #[must_use]
+    pub fn claims_to_read(&self, sticky: Option<&StickyView>) -> BTreeSet<IpAddr> {
+        let candidates = self.candidates.iter().map(|candidate| candidate.address);
+        candidates.chain(sticky.into_iter().flat_map(|sticky| sticky.addresses.iter().copied())).collect()
+    }
+}
+
+/// What was read, live, for this step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen<'a> {
+    /// The StickyIP, if it exists.
+    pub sticky: Option<&'a StickyView>,
+    /// The claims that exist, of [`Ask::claims_to_read`].
+    pub claims: &'a BTreeMap<IpAddr, ClaimView>,
+    /// The node of the attachment.
+    pub old_node: NodeState,
+    /// The pod of the attachment.
+    pub old_pod: OldPod,
+    /// What our node knows of the attachment, if it names our node.
+    pub old_sandbox: OldSandbox,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Carry out this write, then read again, whether it succeeded or not.
+    Do(Write),
+    /// The pod has these addresses.
+    Done(Vec<IpAddr>),
+    /// Read again a little later, until the deadline.
+    Wait(Waiting),
+    /// Undo these, as far as they succeed, then propose other candidates than the ones to avoid.
+    TryAnother {
+        /// Unsealed claims of ours.
+        undo: Vec<Write>,
+        /// Addresses that others hold.
+        avoid: BTreeSet<IpAddr>,
+    },
+    /// Undo these, as far as they succeed, and fail.
+    Refuse {
+        /// Unsealed claims of ours.
+        undo: Vec<Write>,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    /// The home node's answer.
+    Grant {
+        /// The address.
+        address: IpAddr,
+        /// The node.
+        home: String,
+    },
+    /// The StickyIP is being deleted.
+    Deletion,
+    /// The old holder.
+    Handover(WaitReason),
+}
+
+/// Why a pod is refused; the text goes to the runtime and to an event.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// The StickyIP's name belongs to another workload.
+    #[error("StickyIP {key} belongs to {kind} {name}; rename one of the two workloads")]
+    NameTaken {
+        /// The StickyIP.
+        key: Holder,
+        /// The other workload's kind.
+        kind: String,
+        /// Its name.
+        name: String,
+    },
+    /// A pin asks for other addresses than those that the claimant has.
+    #[error("pinned to {asked:?}, but StickyIP {key} has {has:?}; release it first")]
+    PinDiffers {
+        /// The StickyIP.
+        key: Holder,
+        /// The pinned addresses.
+        asked: Vec<IpAddr>,
+        /// Its addresses.
+        has: Vec<IpAddr>,
+    },
+    /// The address lies in no pool and no block.
+    #[error("{address} lies in no IPPool and no node's block; add it to a pool of use Sticky")]
+    OutsideEveryPool {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Another holds the pinned address.
+    #[error("{address} is held by StickyIP {holder}")]
+    HeldByAnother {
+        /// The address.
+        address: IpAddr,
+        /// Who holds it.
+        holder: Holder,
+    },
+    /// The home node refused.
+    #[error("{address} was refused by its home node {home}: {reason}")]
+    HomeRefused {
+        /// The address.
+        address: IpAddr,
+        /// The node.
+        home: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// An attached StickyIP's address is another's: a person must look.
+    #[error(
+        "StickyIP {key} is attached and its address {address} is claimed for {holder}; delete one of the two"
+    )]
+    Conflict {
+        /// The StickyIP.
+        key: Holder,
+        /// The address.
+        address: IpAddr,
+        /// Who holds the claim.
+        holder: Holder,
+    },
+    /// The old holder stands in the way.
+    #[error("StickyIP {key} is with another pod: {why:?}")]
+    Handover {
+        /// The StickyIP.
+        key: Holder,
+        /// Why.
+        why: RefuseReason,
+    },
+}
+
+/// The next step.
+#[must_use]
+pub fn next(ask: &Ask, seen: &Seen<'_>) -> Step {
+    match seen.sticky {
+        Some(sticky) => with_sticky(ask, seen, sticky),
+        None => without_sticky(ask, seen),
+    }
+}
+
+fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
+    let refuse = |why| Step::Refuse { undo: Vec::new(), why };
+    if sticky.deleting {
+        return Step::Wait(Waiting::Deletion);
+    }
+    if sticky.claimant != ask.claimant.kind
+        || sticky.workload.kind != ask.workload.kind
+        || sticky.workload.name != ask.workload.name
+    {
+        let WorkloadRef { kind, name, .. } = sticky.workload.clone();
+        return refuse(Refusal::NameTaken { key: sticky.key.clone(), kind, name });
+    }
+    // Claims of an attempt that lost the race for the name: they can never be sealed to this StickyIP.
+    let left_over = seen.claims.values().find(|claim| {
+        claim.holder == ask.key && claim.unsealed() && !sticky.addresses.contains(&claim.address)
+    });
+    if let Some(claim) = left_over {
+        return Step::Do(delete(claim));
+    }
+    let asked: Vec<IpAddr> = ask.candidates.iter().map(|candidate| candidate.address).collect();
+    if ask.pinned && asked.iter().any(|address| !sticky.addresses.contains(address)) {
+        return refuse(Refusal::PinDiffers { key: sticky.key.clone(), asked, has: sticky.addresses.clone() });
+    }
+    for address in &sticky.addresses {
+        if let Some(step) = seal(ask, seen, sticky, *address) {
+            return step;
+        }
+    }
+    let situation = handover::Situation {
+        attached: sticky.attached.as_ref(),
+        asker: &ask.asker,
+        old_node: seen.old_node,
+        old_pod: seen.old_pod,
+        old_sandbox: seen.old_sandbox,
+    };
+    let attach = |takeover| {
+        Step::Do(Write::Attach {
+            key: sticky.key.clone(),
+            at: at_sticky(sticky),
+            attached: ask.asker.clone(),
+            takeover,
+        })
+    };
+    match handover::decide(&situation) {
+        Handover::AlreadyAttached => Step::Done(sticky.addresses.clone()),
+        Handover::Attach => attach(None),
+        Handover::TakeOver(reason) => attach(Some(reason)),
+        Handover::Wait(why) => Step::Wait(Waiting::Handover(why)),
+        Handover::Refuse(why) => refuse(Refusal::Handover { key: sticky.key.clone(), why }),
+    }
+}
+
+/// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to it.
+fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Option<Step> {
+    let Some(claim) = seen.claims.get(&address) else {
+        let origin = ask.origins.get(&address).cloned().unwrap_or(Origin::Nowhere);
+        return Some(match create(ask, address, &origin) {
+            Some(write) => Step::Do(write),
+            None => Step::Refuse { undo: Vec::new(), why: Refusal::OutsideEveryPool { address } },
+        });
+    };
+    if claim.sealed_to(&sticky.uid) {
+        return None;
+    }
+    let lost = claim.holder != sticky.key || claim.phase == ClaimPhase::Refused;
+    Some(match (lost, claim.phase, &sticky.attached) {
+        // The address is another's. Nobody is attached, so this StickyIP is an attempt that lost: undo it.
+        (true, _, None) => Step::Do(Write::DeleteSticky { key: sticky.key.clone(), at: at_sticky(sticky) }),
+        (true, _, Some(_)) => Step::Refuse {
+            undo: Vec::new(),
+            why: Refusal::Conflict { key: sticky.key.clone(), address, holder: claim.holder.clone() },
+        },
+        (false, ClaimPhase::Requested, _) => {
+            Step::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
+        }
+        // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply replaced:
+        // the claim rests first, which needs the live proof that the other uid is gone.
+        (false, ClaimPhase::Bound, _) => Step::Do(Write::RestClaim {
+            address,
+            at: at_claim(claim),
+            holder: claim.holder.clone(),
+            gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
+        }),
+        (false, _, _) => {
+            Step::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
+        }
+    })
+}
+
+fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
+    let mut avoid = BTreeSet::new();
+    let mut refusal = None;
+    let mut missing = None;
+    let mut waiting = None;
+    for Candidate { address, origin } in &ask.candidates {
+        let address = *address;
+        match seen.claims.get(&address) {
+            None => match create(ask, address, origin) {
+                Some(write) => missing = missing.or(Some(write)),
+                None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
+            },
+            Some(claim) if claim.holder != ask.key => {
+                avoid.insert(address);
+                refusal = refusal.or(Some(Refusal::HeldByAnother { address, holder: claim.holder.clone() }));
+            }
+            Some(claim) => {
+                let home = claim.home_node.clone().unwrap_or_default();
+                match claim.phase {
+                    ClaimPhase::Refused => {
+                        avoid.insert(address);
+                        let reason = claim.reason.clone().unwrap_or_default();
+                        refusal = refusal.or(Some(Refusal::HomeRefused { address, home, reason }));
+                    }
+                    ClaimPhase::Requested => waiting = waiting.or(Some(Waiting::Grant { address, home })),
+                    // Bound without a StickyIP, or resting: this claimant's own, from an earlier life.
+                    ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting => {}
+                }
+            }
+        }
+    }
+    if let Some(why) = refusal {
+        let ours = |claim: &&ClaimView| claim.holder == ask.key && claim.unsealed();
+        let undo = |keep: &dyn Fn(&ClaimView) -> bool| {
+            seen.claims.values().filter(ours).filter(|claim| !keep(claim)).map(delete).collect()
+        };
+        return if ask.pinned || avoid.is_empty() {
+            Step::Refuse { undo: undo(&|_| false), why }
+        } else {
+            // The claim on the other family's address is still good.
+            Step::TryAnother { undo: undo(&|claim| !avoid.contains(&claim.address)), avoid }
+        };
+    }
+    if let Some(write) = missing {
+        return Step::Do(write);
+    }
+    if let Some(waiting) = waiting {
+        return Step::Wait(waiting);
+    }
+    Step::Do(Write::CreateSticky {
+        key: ask.key.clone(),
+        addresses: ask.candidates.iter().map(|candidate| candidate.address).collect(),
+        claimant: ask.claimant,
+        workload: ask.workload.clone(),
+    })
+}
+
+/// The home node's answer to a claim, once its store has said whether it could reserve the address for the holder.
+/// None if it is not this node's to answer.
+#[must_use]
+pub fn answer(node: &str, claim: &ClaimView, reserved: Result<(), String>) -> Option<Write> {
+    (claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(node))
+        .then(|| Write::AnswerClaim { address: claim.address, at: at_claim(claim), refused: reserved.err() })
+}
+
+/// What a DEL writes: nothing, unless this very sandbox is attached. A late or repeated DEL of an old one frees
+/// nothing that a newer pod holds.
+#[must_use]
+pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
+    let ours = sticky.attached.as_ref().is_some_and(|attached| attached.container_id == container_id);
+    ours.then(|| Write::Detach { key: sticky.key.clone(), at: at_sticky(sticky) })
+}
+
+fn create(ask: &Ask, address: IpAddr, origin: &Origin) -> Option<Write> {
+    let phase = origin.first_phase()?;
+    Some(Write::CreateClaim { address, holder: ask.key.clone(), phase, origin: origin.clone() })
+}
+
+pub(super) fn delete(claim: &ClaimView) -> Write {
+    Write::DeleteClaim { address: claim.address, at: at_claim(claim) }
+}
+
+pub(super) fn at_claim(claim: &ClaimView) -> Unchanged {
+    Unchanged { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
+}
+
+pub(super) fn at_sticky(sticky: &StickyView) -> Unchanged {
+    Unchanged { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
+}

@@ -1,0 +1,167 @@
+//! The protocol over every interleaving and crash of the model.
+
+use super::model::World;
+
+fn explored(name: &str, world: World) {
+    let states = world.explore();
+    println!("{name}: {states} states");
+    assert!(states > 100, "{name}: the model hardly moved ({states} states)");
+}
+
+#[test]
+fn two_claimants_that_want_one_address_never_share_it() {
+    let world = World::new(1).pod("a", "a", &[1, 2], false).pod("b", "b", &[1, 2], false);
+    explored("two claimants", world);
+}
+
+#[test]
+fn two_pods_of_one_claimant_end_with_one_stickyip() {
+    let world = World::new(1).pod("old", "db-0", &[1, 2], true).pod("new", "db-0", &[3, 4], false);
+    explored("one claimant", world);
+}
+
+#[test]
+fn a_repairer_in_a_hurry_takes_nothing_from_a_pod_on_its_way() {
+    let world = World::new(1).pod("a", "a", &[1, 2], false).repairer(3);
+    explored("hurried repairer", world);
+}
+
+#[test]
+fn recycler_and_repairer_never_pull_an_address_from_under_a_pod() {
+    let world = World::new(1).pod("a", "a", &[1], false).recycler(2).repairer(3);
+    explored("recycler", world);
+}
+
+#[test]
+fn an_address_that_was_let_go_goes_to_another_only_when_it_is_free() {
+    let world = World::new(0).pod("a", "a", &[1], true).pod("b", "b", &[1], false).recycler(1).repairer(2);
+    explored("let go", world);
+}
+
+#[test]
+fn a_recreated_stickyip_is_never_robbed_by_a_reader_of_the_old_one() {
+    let world =
+        World::new(0).pod("old", "db-0", &[1], false).pod("new", "db-0", &[1], false).recycler(1).repairer(1);
+    explored("recreated", world);
+}
+
+#[test]
+fn an_address_of_another_nodes_block_is_used_only_when_granted() {
+    let world = World::new(1).of_foreign_block().pod("a", "a", &[1], false).repairer(2);
+    explored("foreign block", world);
+}
+
+mod single_steps {
+    use std::collections::BTreeMap;
+
+    use crate::cluster::claims::model::{Server, address, ask, sticky_pool};
+    use crate::cluster::claims::step::{Ask, Refusal, Seen, Step, answer, detach, next};
+    use crate::cluster::claims::view::Origin;
+    use crate::cluster::claims::write::Write;
+    use crate::cluster::objects::{ClaimPhase, ClaimantKind, Holder};
+    use crate::policy::handover::{NodeState, OldPod, OldSandbox};
+
+    fn key(name: &str) -> Holder {
+        Holder { namespace: "ns".into(), name: name.into() }
+    }
+
+    fn step(ask: &Ask, server: &Server) -> Step {
+        let seen = Seen {
+            sticky: server.stickies.get(&ask.key),
+            claims: &server.claims,
+            old_node: NodeState::Ready,
+            old_pod: OldPod::Gone,
+            old_sandbox: OldSandbox::MayLive,
+        };
+        next(ask, &seen)
+    }
+
+    /// Runs to the end and names each write, in order.
+    fn run(ask: &Ask, server: &mut Server) -> (Vec<&'static str>, Step) {
+        let mut writes = Vec::new();
+        loop {
+            match step(ask, server) {
+                Step::Do(write) => {
+                    writes.push(match &write {
+                        Write::CreateClaim { .. } => "claim",
+                        Write::CreateSticky { .. } => "bind",
+                        Write::SealClaim { .. } => "seal",
+                        Write::Attach { .. } => "attach",
+                        _ => "other",
+                    });
+                    server.apply(&write).unwrap();
+                }
+                end => return (writes, end),
+            }
+        }
+    }
+
+    #[test]
+    fn a_first_pod_claims_binds_seals_and_attaches_and_a_repeated_add_writes_nothing() {
+        let mut server = Server::default();
+        let ask = ask("p", &key("db-0"), &[1], false, &sticky_pool());
+        let (writes, end) = run(&ask, &mut server);
+        assert_eq!(writes, ["claim", "bind", "seal", "attach"]);
+        assert_eq!(end, Step::Done(vec![address(1)]));
+        assert_eq!(run(&ask, &mut server), (vec![], Step::Done(vec![address(1)])));
+    }
+
+    #[test]
+    fn a_late_del_of_an_older_sandbox_frees_nothing() {
+        let mut server = Server::default();
+        run(&ask("p", &key("db-0"), &[1], false, &sticky_pool()), &mut server);
+        let sticky = &server.stickies[&key("db-0")];
+        assert_eq!(detach(sticky, "older"), None);
+        assert!(matches!(detach(sticky, "p"), Some(Write::Detach { .. })));
+    }
+
+    #[test]
+    fn a_stolen_pin_is_refused_with_the_holders_name_and_what_was_claimed_is_undone() {
+        let mut server = Server::default();
+        run(&ask("p", &key("db-0"), &[1], false, &sticky_pool()), &mut server);
+        let mut thief = ask("t", &key("thief"), &[2, 1], true, &sticky_pool());
+        thief.candidates.truncate(1);
+        let first = step(&thief, &server);
+        let Step::Do(write) = first else { panic!("{first:?}") };
+        server.apply(&write).unwrap();
+        let both = ask("t", &key("thief"), &[2, 1], true, &sticky_pool());
+        let Step::Refuse { undo, why } = step(&both, &server) else { panic!("not refused") };
+        assert_eq!(undo.len(), 1);
+        assert!(why.to_string().contains("ns/db-0"), "{why}");
+    }
+
+    #[test]
+    fn a_pin_outside_every_pool_is_refused() {
+        let outside = ask("p", &key("db-0"), &[1], true, &Origin::Nowhere);
+        let refused = Step::Refuse { undo: vec![], why: Refusal::OutsideEveryPool { address: address(1) } };
+        assert_eq!(step(&outside, &Server::default()), refused);
+    }
+
+    #[test]
+    fn a_name_of_another_workload_is_refused_and_a_changed_pin_too() {
+        let mut server = Server::default();
+        run(&ask("p", &key("web-0"), &[1], false, &sticky_pool()), &mut server);
+        let mut slot = ask("q", &key("web-0"), &[2], false, &sticky_pool());
+        slot.claimant.kind = ClaimantKind::Slot;
+        assert!(matches!(step(&slot, &server), Step::Refuse { why: Refusal::NameTaken { .. }, .. }));
+        let moved = ask("p", &key("web-0"), &[2], true, &sticky_pool());
+        assert!(matches!(step(&moved, &server), Step::Refuse { why: Refusal::PinDiffers { .. }, .. }));
+    }
+
+    #[test]
+    fn a_foreign_blocks_address_waits_for_its_home_node_alone() {
+        let origin = Origin::ForeignBlock { home: "n1".into(), block: "10.0.0.0/24".parse().unwrap() };
+        let ask = ask("p", &key("db-0"), &[1], true, &origin);
+        let mut server = Server::default();
+        let (writes, end) = run(&ask, &mut server);
+        assert!(writes == ["claim"] && matches!(end, Step::Wait(_)), "{writes:?} {end:?}");
+        let claim = server.claims[&address(1)].clone();
+        assert_eq!(answer("n2", &claim, Ok(())), None);
+        server.apply(&answer("n1", &claim, Err("with pod x".into())).unwrap()).unwrap();
+        let Step::Refuse { undo, why } = step(&ask, &server) else { panic!("not refused") };
+        assert!(undo.len() == 1 && why.to_string().contains("with pod x"), "{why}");
+        let phases: BTreeMap<_, _> =
+            server.claims.values().map(|claim| (claim.address, claim.phase)).collect();
+        assert_eq!(phases[&address(1)], ClaimPhase::Refused);
+    }
+}

@@ -1,0 +1,156 @@
+//! What the protocol needs to see of an object. Must never hold more: what is not here cannot influence a decision.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::cluster::objects::{
+    AddressClaim, ClaimPhase, ClaimantKind, Holder, StickyIP, StickyPhase, WorkloadRef,
+};
+use crate::policy::handover::Attached;
+
+/// A StickyIP as read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StickyView {
+    /// Namespace and name.
+    pub key: Holder,
+    /// Its uid.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub resource_version: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// What kind of claimant it is for.
+    pub claimant: ClaimantKind,
+    /// Its workload.
+    pub workload: WorkloadRef,
+    /// Who is attached.
+    pub attached: Option<Attached>,
+    /// It is marked as being in conflict.
+    pub in_conflict: bool,
+    /// It is being deleted.
+    pub deleting: bool,
+}
+
+impl From<&StickyIP> for StickyView {
+    fn from(object: &StickyIP) -> Self {
+        let status = object.status.as_ref();
+        Self {
+            key: Holder {
+                namespace: object.metadata.namespace.clone().unwrap_or_default(),
+                name: object.metadata.name.clone().unwrap_or_default(),
+            },
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
+            addresses: object.spec.addresses.clone(),
+            claimant: object.spec.claimant.kind,
+            workload: object.spec.workload.clone(),
+            attached: status.and_then(|status| status.attachment.as_ref()).map(|attachment| Attached {
+                node: attachment.node.clone(),
+                pod_uid: attachment.pod_uid.clone(),
+                container_id: attachment.container_id.clone(),
+            }),
+            in_conflict: status.is_some_and(|status| status.phase == Some(StickyPhase::Conflict)),
+            deleting: object.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+/// An AddressClaim as read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ClaimView {
+    /// The address.
+    pub address: IpAddr,
+    /// Its uid.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub resource_version: String,
+    /// Where it stands.
+    pub phase: ClaimPhase,
+    /// The StickyIP it is for.
+    pub holder: Holder,
+    /// The uid it is sealed to.
+    pub sticky_uid: Option<String>,
+    /// The node whose block it is of.
+    pub home_node: Option<String>,
+    /// Why it was refused.
+    pub reason: Option<String>,
+}
+
+impl ClaimView {
+    /// Sealed to no StickyIP: nobody can use the address through it yet.
+    #[must_use]
+    pub fn unsealed(&self) -> bool {
+        matches!(self.phase, ClaimPhase::Requested | ClaimPhase::Refused | ClaimPhase::Granted)
+    }
+
+    /// Bound to exactly this StickyIP.
+    #[must_use]
+    pub fn sealed_to(&self, sticky_uid: &str) -> bool {
+        self.phase == ClaimPhase::Bound && self.sticky_uid.as_deref() == Some(sticky_uid)
+    }
+}
+
+impl From<&AddressClaim> for ClaimView {
+    fn from(object: &AddressClaim) -> Self {
+        Self {
+            address: object.spec.address,
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
+            phase: object.spec.phase,
+            holder: object.spec.holder.clone(),
+            sticky_uid: object.spec.sticky_uid.clone(),
+            home_node: object.spec.home_node.clone(),
+            reason: object.spec.reason.clone(),
+        }
+    }
+}
+
+/// Where an address comes from, and so who may claim it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A Sticky pool: whoever creates the claim has it.
+    StickyPool {
+        /// The pool's range.
+        range: IpNet,
+    },
+    /// The block of the node that asks, which has reserved the address in its own store for this claimant.
+    OwnBlock {
+        /// The node.
+        node: String,
+        /// The block.
+        block: IpNet,
+    },
+    /// Another node's block: that node must grant it.
+    ForeignBlock {
+        /// The home node.
+        home: String,
+        /// The block.
+        block: IpNet,
+    },
+    /// Outside every pool and every block.
+    Nowhere,
+}
+
+impl Origin {
+    /// The phase in which a claim on such an address is created; none if it must not be.
+    #[must_use]
+    pub fn first_phase(&self) -> Option<ClaimPhase> {
+        match self {
+            Self::StickyPool { .. } | Self::OwnBlock { .. } => Some(ClaimPhase::Granted),
+            Self::ForeignBlock { .. } => Some(ClaimPhase::Requested),
+            Self::Nowhere => None,
+        }
+    }
+
+    /// The home node and the range, as a claim carries them.
+    #[must_use]
+    pub fn home_and_block(&self) -> (Option<&str>, Option<IpNet>) {
+        match self {
+            Self::StickyPool { range } => (None, Some(*range)),
+            Self::OwnBlock { node, block } => (Some(node), Some(*block)),
+            Self::ForeignBlock { home, block } => (Some(home), Some(*block)),
+            Self::Nowhere => (None, None),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The writes of the protocol, each with the precondition that makes it safe. Must never be sent without it.
+
+use std::net::IpAddr;
+
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, Holder, WorkloadRef};
+use crate::policy::handover::{Attached, Takeover};
+
+use super::view::Origin;
+
+/// The state of an object on which a write rests.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Unchanged {
+    /// The object's uid.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub resource_version: String,
+}
+
+/// One write. Creations fail if the name exists; all others if the object is not exactly as it was read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// Create a claim: take the lock on an address, or ask its home node for it.
+    CreateClaim {
+        /// The address.
+        address: IpAddr,
+        /// For whom.
+        holder: Holder,
+        /// Granted or Requested.
+        phase: ClaimPhase,
+        /// Where the address comes from.
+        origin: Origin,
+    },
+    /// The home node's answer to a Requested claim.
+    AnswerClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+        /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own store.
+        refused: Option<String>,
+    },
+    /// Seal a Granted or Resting claim to a StickyIP that has this address and this uid; never a Bound one.
+    SealClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+        /// The StickyIP's uid.
+        sticky_uid: String,
+    },
+    /// Let a claim rest whose StickyIP is gone.
+    RestClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+        /// The StickyIP that it was sealed to.
+        holder: Holder,
+        /// The uid that must be gone, by a live read right before this write.
+        gone_uid: String,
+    },
+    /// Delete a claim that is unsealed, or has rested.
+    DeleteClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+    },
+    /// Create a StickyIP: bind a claimant's name to addresses whose claims it holds.
+    CreateSticky {
+        /// Namespace and name.
+        key: Holder,
+        /// The addresses.
+        addresses: Vec<IpAddr>,
+        /// What the name stands for.
+        claimant: ClaimantRef,
+        /// The workload.
+        workload: WorkloadRef,
+    },
+    /// Delete a StickyIP to which nobody is attached.
+    DeleteSticky {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+    },
+    /// Attach a sandbox.
+    Attach {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The sandbox.
+        attached: Attached,
+        /// Why it takes another's place; none if nobody was attached.
+        takeover: Option<Takeover>,
+    },
+    /// Detach the sandbox that is attached.
+    Detach {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+    },
+    /// Say on a StickyIP that another holds one of its addresses.
+    MarkConflict {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The address.
+        address: IpAddr,
+        /// Who holds it.
+        held_by: Holder,
+    },
+}
+
+impl Write {
+    /// What must not have changed; none for creations, whose precondition is that the name is free.
+    #[must_use]
+    pub fn precondition(&self) -> Option<&Unchanged> {
+        match self {
+            Self::CreateClaim { .. } | Self::CreateSticky { .. } => None,
+            Self::AnswerClaim { at, .. }
+            | Self::SealClaim { at, .. }
+            | Self::RestClaim { at, .. }
+            | Self::DeleteClaim { at, .. }
+            | Self::DeleteSticky { at, .. }
+            | Self::Attach { at, .. }
+            | Self::Detach { at, .. }
+            | Self::MarkConflict { at, .. } => Some(at),
+        }
+    }
+
+    /// The StickyIP and uid that a live read must show to be gone right before this write. A uid never comes back,
+    /// so what the read shows stays true.
+    #[must_use]
+    pub fn must_be_gone(&self) -> Option<(&Holder, &str)> {
+        match self {
+            Self::RestClaim { holder, gone_uid, .. } => Some((holder, gone_uid)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! AddressClaim: the lock on one address. Its name is the address, so two writers cannot both create it.
+//!
+//! It has no status subresource on purpose: a lock whose holder and phase are two writes is two locks
+//! (docs/decisions/0010). Must never be trusted before its name and its address agree.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::lenient::Sound;
+
+/// Who holds one address.
+#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[kube(
+    group = "sticky-ipam.io",
+    version = "v1alpha1",
+    kind = "AddressClaim",
+    plural = "addressclaims",
+    singular = "addressclaim",
+    shortname = "aclaim",
+    selectable = ".spec.holder.namespace",
+    selectable = ".spec.holder.name",
+    derive = "PartialEq",
+    doc = "The lock on one address: whoever holds the claim holds the address.",
+    validation = Rule::new(
+        "!isIP(self.spec.address) || (ip(self.spec.address).family() == 4 ? self.metadata.name == self.spec.address : \
+         self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$') && \
+         ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address))"
+    ).message("the name must be the address: IPv4 as it is, IPv6 written out in full with dashes for colons"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".spec.phase"),
+    printcolumn(name = "Namespace", type_ = "string", json_path = ".spec.holder.namespace"),
+    printcolumn(name = "StickyIP", type_ = "string", json_path = ".spec.holder.name"),
+    printcolumn(name = "Home", type_ = "string", json_path = ".spec.homeNode"),
+    printcolumn(name = "Block", type_ = "string", json_path = ".spec.block", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = Rule::new("self.phase == 'Bound' ? has(self.stickyUid) : true")
+        .message("a Bound claim names the uid of its StickyIP"),
+    validation = Rule::new("self.phase in ['Requested', 'Refused'] ? has(self.homeNode) && !has(self.stickyUid) : true")
+        .message("only a claim on a node's block is asked for, and it is sealed to no StickyIP before it is granted"),
+    validation = Rule::new(
+        "self.phase != 'Bound' || oldSelf.phase != 'Bound' || self.stickyUid == oldSelf.stickyUid"
+    ).message("a seal is never replaced: the claim rests first"),
+    validation = Rule::new(
+        "self.phase == oldSelf.phase || \
+         (oldSelf.phase == 'Requested' && self.phase in ['Granted', 'Refused']) || \
+         (oldSelf.phase == 'Granted' && self.phase == 'Bound') || \
+         (oldSelf.phase == 'Bound' && self.phase == 'Resting') || \
+         (oldSelf.phase == 'Resting' && self.phase == 'Bound')"
+    ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Resting, Resting back to Bound")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressClaimSpec {
+    /// The address, in canonical form.
+    #[schemars(with = "String", length(max = 39))]
+    #[x_kube(
+        validation = Rule::new("self == oldSelf").message("the address cannot change"),
+        validation = Rule::new("isIP(self) && ip.isCanonical(self)")
+            .message("must be an IP address in canonical form, such as 10.0.9.9 or fd00::9")
+    )]
+    pub address: IpAddr,
+    /// Where the claim stands.
+    pub phase: ClaimPhase,
+    /// The StickyIP it is for.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("the holder cannot change: a claim is freed, then claimed anew"))]
+    pub holder: Holder,
+    /// The uid of that StickyIP: the seal. An address may be used only through the StickyIP with this uid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub sticky_uid: Option<String>,
+    /// The node whose block the address is of; none for an address of a Sticky pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub home_node: Option<String>,
+    /// The block or pool range that the address is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 43))]
+    pub block: Option<String>,
+    /// Why it was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub reason: Option<String>,
+}
+
+/// Where a claim stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum ClaimPhase {
+    /// Asked of the home node, which has not answered.
+    Requested,
+    /// The home node said no; `reason` says why.
+    Refused,
+    /// Held, and not yet sealed to a StickyIP.
+    Granted,
+    /// Sealed to the StickyIP with `stickyUid`.
+    Bound,
+    /// Its StickyIP is gone; it rests before another gets the address.
+    Resting,
+}
+
+/// The StickyIP that a claim is for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct Holder {
+    /// Its namespace.
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: String,
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The name of the claim on an address: IPv4 as it is, IPv6 written out in full with dashes for colons.
+///
+/// Written out, because every address has one name only and the API server compares names, not addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClaimName(IpAddr);
+
+/// A name that no claim of ours can have.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{0:?} is no claim's name: write IPv4 as 10.0.9.9 and IPv6 as fd00-0000-0000-0000-0000-0000-0000-0009"
+)]
+pub struct NotAClaimName(pub String);
+
+impl ClaimName {
+    /// The name of the claim on this address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        Self(address)
+    }
+
+    /// The address.
+    #[must_use]
+    pub fn address(self) -> IpAddr {
+        self.0
+    }
+}
+
+impl fmt::Display for ClaimName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V4(v4) => write!(f, "{v4}"),
+            IpAddr::V6(v6) => f.write_str(&written_out(v6)),
+        }
+    }
+}
+
+/// An IPv6 address in full, with dashes for colons.
+pub(super) fn written_out(address: Ipv6Addr) -> String {
+    address.segments().map(|segment| format!("{segment:04x}")).join("-")
+}
+
+impl FromStr for ClaimName {
+    type Err = NotAClaimName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let address: IpAddr = if name.contains('-') { name.replace('-', ":").parse() } else { name.parse() }
+            .map_err(|_| NotAClaimName(name.into()))?;
+        // Only the one written form is a name; `fd00--9` parses as an address and is none.
+        if Self(address).to_string() == name { Ok(Self(address)) } else { Err(NotAClaimName(name.into())) }
+    }
+}
+
+impl Sound for AddressClaim {
+    fn unsound(&self) -> Option<String> {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        match ClaimName::from_str(name) {
+            Err(error) => Some(error.to_string()),
+            Ok(parsed) if parsed.address() != self.spec.address => Some(format!(
+                "its name stands for {} and spec.address is {}",
+                parsed.address(),
+                self.spec.address
+            )),
+            Ok(_) if self.spec.phase == ClaimPhase::Bound && self.spec.sticky_uid.is_none() => {
+                Some("it is Bound and names no StickyIP's uid".into())
+            }
+            Ok(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_the_written_out_address() {
+        let name = |text: &str| ClaimName::of(text.parse().unwrap()).to_string();
+        assert_eq!(name("10.0.9.9"), "10.0.9.9");
+        assert_eq!(name("fd00::9"), "fd00-0000-0000-0000-0000-0000-0000-0009");
+    }
+
+    #[test]
+    fn other_spellings_are_no_names() {
+        for bad in [
+            "",
+            "10.0.9",
+            "010.0.9.9",
+            "fd00--9",
+            "fd00::9",
+            "FD00-0000-0000-0000-0000-0000-0000-0009",
+            "web-0",
+        ] {
+            assert_eq!(bad.parse::<ClaimName>(), Err(NotAClaimName(bad.into())));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_address_has_one_name_and_the_name_gives_it_back(address: IpAddr) {
+            let name = ClaimName::of(address).to_string();
+            prop_assert_eq!(name.parse::<ClaimName>().unwrap().address(), address);
+            // A DNS subdomain: what the API server takes as a name.
+            prop_assert!(name.chars().all(|c| c.is_ascii_digit() || c.is_ascii_lowercase() || matches!(c, '.' | '-')));
+        }
+    }
+}

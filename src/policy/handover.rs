@@ -1,0 +1,275 @@
+//! Whether a pod may take the address that another pod was last seen with.
+//!
+//! Must never let go of invariant 1 (no address with two live pods) for the sake of speed. A node that is NotReady
+//! may be cut off and still run its pods, so NotReady by itself, and even the absence of the old Pod object
+//! (a forced delete removes the object, not the process), proves nothing. Proof is: the old node's own word
+//! (it cleared the attachment), its Node object deleted, or the out-of-service taint.
+
+/// Who is attached.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Attached {
+    /// The node.
+    pub node: String,
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// The sandbox's container id.
+    pub container_id: String,
+}
+
+/// What is known, by a live look, of the node that holds the attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum NodeState {
+    /// It reports Ready.
+    Ready,
+    /// It does not report, or reports that it is not ready.
+    NotReady,
+    /// It carries the taint `node.kubernetes.io/out-of-service`: a person or machine vouches that it is off.
+    OutOfService,
+    /// Its Node object does not exist.
+    Gone,
+    /// The look failed.
+    Unknown,
+}
+
+/// What is known, by a live look, of the pod that is attached, found by its uid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OldPod {
+    /// It exists and is not being deleted.
+    Running,
+    /// It exists and is being deleted.
+    Terminating,
+    /// It exists and its containers have ended for good.
+    Finished,
+    /// It does not exist: deleted, forcibly or not.
+    Gone,
+    /// The look failed.
+    Unknown,
+}
+
+/// What the node on which we run knows of an attachment that names this very node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OldSandbox {
+    /// Runtime and Cilium know nothing of the old container id any more.
+    Gone,
+    /// One of them still does, or could not be asked.
+    MayLive,
+}
+
+/// Everything the decision rests on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Situation<'a> {
+    /// The attachment as the StickyIP shows it.
+    pub attached: Option<&'a Attached>,
+    /// Who asks.
+    pub asker: &'a Attached,
+    /// The state of the attached node.
+    pub old_node: NodeState,
+    /// The state of the attached pod.
+    pub old_pod: OldPod,
+    /// What our own node knows, when the attachment names it.
+    pub old_sandbox: OldSandbox,
+}
+
+/// Why an attachment changes hands; written to the StickyIP's history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Takeover {
+    /// The same pod has a new sandbox on the same node.
+    SandboxReplaced,
+    /// The old pod's sandbox on this node is gone.
+    LocalSandboxGone,
+    /// The old node's Node object is gone.
+    NodeGone,
+    /// The old node is tainted out-of-service.
+    OutOfService,
+}
+
+/// Why a pod must wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WaitReason {
+    /// The old pod's sandbox on this node may still live.
+    LocalSandboxMayLive,
+    /// The old node is Ready and will detach.
+    OldNodeDetaches,
+    /// The old node is NotReady, which proves nothing.
+    NotReadyIsNoProof,
+    /// The old node's state could not be learnt.
+    NodeUnknown,
+}
+
+/// Why a pod is refused at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RefuseReason {
+    /// A pod never moves: its uid is attached on another node, so one of the two reports is forged or broken.
+    SameUidOnTwoNodes,
+    /// Another live pod holds it and nobody has asked that pod to go.
+    HeldByLivePod,
+}
+
+/// The decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Handover {
+    /// The very same attachment stands already: nothing to write.
+    AlreadyAttached,
+    /// Nobody is attached: attach.
+    Attach,
+    /// Attach in the other's place, for this reason.
+    TakeOver(Takeover),
+    /// Ask again until the deadline.
+    Wait(WaitReason),
+    /// Fail now.
+    Refuse(RefuseReason),
+}
+
+impl NodeState {
+    /// Whether this state proves that nothing on the node runs any more.
+    #[must_use]
+    pub fn proof_of_death(self) -> Option<Takeover> {
+        match self {
+            Self::Gone => Some(Takeover::NodeGone),
+            Self::OutOfService => Some(Takeover::OutOfService),
+            Self::Ready | Self::NotReady | Self::Unknown => None,
+        }
+    }
+}
+
+/// Decides. The caller attaches with the StickyIP's resourceVersion, so a decision on stale facts writes nothing.
+#[must_use]
+pub fn decide(situation: &Situation<'_>) -> Handover {
+    let Situation { attached, asker, old_node, old_pod, old_sandbox } = situation;
+    let Some(attached) = attached else { return Handover::Attach };
+    if attached == asker {
+        return Handover::AlreadyAttached;
+    }
+    match (attached.pod_uid == asker.pod_uid, attached.node == asker.node) {
+        // kubelet makes a new sandbox for a pod only when the old one has stopped.
+        (true, true) => return Handover::TakeOver(Takeover::SandboxReplaced),
+        (true, false) => return Handover::Refuse(RefuseReason::SameUidOnTwoNodes),
+        (false, true) => {
+            return match (old_sandbox, old_pod) {
+                (OldSandbox::Gone, _) => Handover::TakeOver(Takeover::LocalSandboxGone),
+                (OldSandbox::MayLive, OldPod::Running) => Handover::Refuse(RefuseReason::HeldByLivePod),
+                (OldSandbox::MayLive, _) => Handover::Wait(WaitReason::LocalSandboxMayLive),
+            };
+        }
+        (false, false) => {}
+    }
+    if let Some(proof) = old_node.proof_of_death() {
+        return Handover::TakeOver(proof);
+    }
+    match (old_node, old_pod) {
+        (NodeState::Ready, OldPod::Running) => Handover::Refuse(RefuseReason::HeldByLivePod),
+        (NodeState::Ready, _) => Handover::Wait(WaitReason::OldNodeDetaches),
+        (NodeState::NotReady, _) => Handover::Wait(WaitReason::NotReadyIsNoProof),
+        _ => Handover::Wait(WaitReason::NodeUnknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: [NodeState; 5] =
+        [NodeState::Ready, NodeState::NotReady, NodeState::OutOfService, NodeState::Gone, NodeState::Unknown];
+    const PODS: [OldPod; 5] =
+        [OldPod::Running, OldPod::Terminating, OldPod::Finished, OldPod::Gone, OldPod::Unknown];
+
+    fn on(node: &str, pod: &str, container: &str) -> Attached {
+        Attached { node: node.into(), pod_uid: pod.into(), container_id: container.into() }
+    }
+
+    fn judge(
+        attached: Option<&Attached>,
+        asker: &Attached,
+        old_node: NodeState,
+        old_pod: OldPod,
+    ) -> Handover {
+        decide(&Situation { attached, asker, old_node, old_pod, old_sandbox: OldSandbox::MayLive })
+    }
+
+    #[test]
+    fn a_free_address_is_attached_and_a_repeated_add_writes_nothing() {
+        let me = on("n2", "new", "c2");
+        for node in NODES {
+            for pod in PODS {
+                assert_eq!(judge(None, &me, node, pod), Handover::Attach);
+                assert_eq!(judge(Some(&me), &me, node, pod), Handover::AlreadyAttached);
+            }
+        }
+    }
+
+    #[test]
+    fn from_another_node_only_a_dead_node_lets_a_pod_take_over() {
+        let (old, me) = (on("n1", "old", "c1"), on("n2", "new", "c2"));
+        for node in NODES {
+            for pod in PODS {
+                let decision = judge(Some(&old), &me, node, pod);
+                let proven = matches!(node, NodeState::Gone | NodeState::OutOfService);
+                assert_eq!(
+                    matches!(decision, Handover::TakeOver(_)),
+                    proven,
+                    "{node:?} {pod:?}: {decision:?}"
+                );
+                assert_ne!(decision, Handover::Attach);
+            }
+        }
+    }
+
+    #[test]
+    fn a_force_deleted_pod_on_a_cut_off_node_keeps_its_address() {
+        let (old, me) = (on("n1", "old", "c1"), on("n2", "new", "c2"));
+        let decision = judge(Some(&old), &me, NodeState::NotReady, OldPod::Gone);
+        assert_eq!(decision, Handover::Wait(WaitReason::NotReadyIsNoProof));
+    }
+
+    #[test]
+    fn a_live_holder_that_nobody_asked_to_go_is_a_refusal_and_a_leaving_one_a_wait() {
+        let (old, me) = (on("n1", "old", "c1"), on("n2", "new", "c2"));
+        assert_eq!(
+            judge(Some(&old), &me, NodeState::Ready, OldPod::Running),
+            Handover::Refuse(RefuseReason::HeldByLivePod)
+        );
+        for pod in [OldPod::Terminating, OldPod::Finished, OldPod::Gone, OldPod::Unknown] {
+            assert_eq!(
+                judge(Some(&old), &me, NodeState::Ready, pod),
+                Handover::Wait(WaitReason::OldNodeDetaches)
+            );
+        }
+    }
+
+    #[test]
+    fn on_the_same_node_the_runtime_is_the_witness() {
+        let (old, me) = (on("n1", "old", "c1"), on("n1", "new", "c2"));
+        for node in NODES {
+            for pod in PODS {
+                let gone = decide(&Situation {
+                    attached: Some(&old),
+                    asker: &me,
+                    old_node: node,
+                    old_pod: pod,
+                    old_sandbox: OldSandbox::Gone,
+                });
+                assert_eq!(gone, Handover::TakeOver(Takeover::LocalSandboxGone));
+                assert!(!matches!(
+                    judge(Some(&old), &me, node, pod),
+                    Handover::TakeOver(_) | Handover::Attach
+                ));
+            }
+        }
+        let again = on("n1", "old", "c9");
+        assert_eq!(
+            judge(Some(&old), &again, NodeState::Ready, OldPod::Running),
+            Handover::TakeOver(Takeover::SandboxReplaced)
+        );
+    }
+
+    #[test]
+    fn one_uid_on_two_nodes_is_refused_even_when_the_old_node_is_gone() {
+        let (old, me) = (on("n1", "pod", "c1"), on("n2", "pod", "c2"));
+        for node in NODES {
+            assert_eq!(
+                judge(Some(&old), &me, node, OldPod::Gone),
+                Handover::Refuse(RefuseReason::SameUidOnTwoNodes)
+            );
+        }
+    }
+}

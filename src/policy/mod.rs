@@ -1,0 +1,75 @@
+//! Who is sticky, under which name, with which addresses, and for how long. Pure.
+//!
+//! For plugin, agent, controller and the command line alike, so that all four give the same answer to the same
+//! facts. Must never know a clock, a disk or a network: time is handed in, and whoever looked something up says
+//! so in the facts it hands over. Every answer carries its reason as data, because a person will ask why.
+
+pub mod claimant;
+pub mod facts;
+pub mod handover;
+pub mod pin;
+pub mod recycle;
+pub mod retention;
+pub mod selector;
+pub mod sticky;
+
+use thiserror::Error;
+
+/// What a person or a workload asked for and we cannot follow, with the key and the value to correct.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PolicyError {
+    /// The selector's text is no JSON or YAML-like label selector.
+    #[error(
+        "label selector {text:?} cannot be read: {why}; write it as {{\"matchLabels\":{{\"app\":\"db\"}}}}"
+    )]
+    SelectorText {
+        /// The text as given.
+        text: String,
+        /// What the reader stumbled over.
+        why: String,
+    },
+    /// One requirement of a selector breaks the rules of label selectors.
+    #[error("label selector: key {key:?}, operator {operator:?}, values {values:?}: {why}")]
+    SelectorRequirement {
+        /// The label key.
+        key: String,
+        /// The operator as written.
+        operator: String,
+        /// The values as written.
+        values: Vec<String>,
+        /// Which rule is broken.
+        why: &'static str,
+    },
+    /// An annotation's value is not one of those that we understand.
+    #[error("annotation {key}: {value:?}: {why}")]
+    Annotation {
+        /// The annotation's key.
+        key: String,
+        /// Its value as written.
+        value: String,
+        /// What is wrong, and what would be right.
+        why: String,
+    },
+    /// Two annotations pin different addresses.
+    #[error(
+        "annotations {ours}: {ours_value:?} and {theirs}: {theirs_value:?} ask for different addresses; remove one"
+    )]
+    PinsDisagree {
+        /// Our annotation's key.
+        ours: &'static str,
+        /// Its value.
+        ours_value: String,
+        /// The other annotation's key.
+        theirs: &'static str,
+        /// Its value.
+        theirs_value: String,
+    },
+    /// A retention setting contradicts itself.
+    #[error("retention: {field} {why}")]
+    Retention {
+        /// The field's name as in the object.
+        field: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}

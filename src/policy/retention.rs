@@ -1,0 +1,91 @@
+//! How long an address is kept once its pod is gone. Must never shorten what the object says.
+
+use serde::{Deserialize, Serialize};
+
+use super::PolicyError;
+
+/// What ends the keeping of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+pub enum Keep {
+    /// The end of the workload.
+    #[default]
+    WithWorkload,
+    /// A time after the pod was last seen, or the end of the workload and then that time.
+    #[serde(rename = "TTL")]
+    Ttl,
+    /// Nothing but a person.
+    Forever,
+}
+
+/// What becomes of an address whose ordinal the workload no longer asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+pub enum OnScaleDown {
+    /// It is kept as long as the workload.
+    #[default]
+    Retain,
+    /// It is let go at once.
+    Release,
+    /// It is let go a time after the pod was last seen.
+    #[serde(rename = "TTL")]
+    Ttl,
+}
+
+/// The retention of one StickyIP, as written in its spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Retention {
+    /// What ends the keeping of the address.
+    #[serde(default)]
+    pub keep: Keep,
+    /// Seconds after the pod was last seen; needed with `keep: TTL`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
+    pub ttl_seconds: Option<u32>,
+    /// What becomes of the address when the workload is scaled below this pod.
+    #[serde(default)]
+    pub on_scale_down: OnScaleDown,
+    /// Seconds after the pod was last seen; needed with `onScaleDown: TTL`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
+    pub scale_down_ttl_seconds: Option<u32>,
+}
+
+impl Retention {
+    /// Checks that each TTL has its time.
+    ///
+    /// # Errors
+    /// Names the field that is missing.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        if self.keep == Keep::Ttl && self.ttl_seconds.is_none() {
+            return Err(PolicyError::Retention { field: "ttlSeconds", why: "must be set with keep: TTL" });
+        }
+        if self.on_scale_down == OnScaleDown::Ttl && self.scale_down_ttl_seconds.is_none() {
+            return Err(PolicyError::Retention {
+                field: "scaleDownTtlSeconds",
+                why: "must be set with onScaleDown: TTL",
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_written_form_is_the_one_in_the_manual_and_a_ttl_needs_its_time() {
+        let read = |text: &str| serde_json::from_str::<Retention>(text).unwrap();
+        assert_eq!(read("{}"), Retention::default());
+        let ttl = read(r#"{"keep":"TTL","onScaleDown":"TTL","ttlSeconds":5,"scaleDownTtlSeconds":6}"#);
+        assert_eq!((ttl.keep, ttl.on_scale_down), (Keep::Ttl, OnScaleDown::Ttl));
+        assert!(ttl.check().is_ok());
+        assert!(read(r#"{"keep":"TTL"}"#).check().unwrap_err().to_string().contains("ttlSeconds"));
+        assert!(
+            read(r#"{"onScaleDown":"TTL"}"#).check().unwrap_err().to_string().contains("scaleDownTtlSeconds")
+        );
+    }
+}
