@@ -56,15 +56,15 @@ impl<D: Disk> Locked<'_, D> {
                 .extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
         }
         let file = self.create_new(record)?;
-        // A record that lasts must be whole on the disk before it takes an older one's name; one that a reboot
-        // frees anyway may be torn by a loss of power.
-        let outlasts_power = record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No);
-        if outlasts_power && !olds.is_empty() {
+        if olds.is_empty() {
+            self.unsynced.push(file);
+        } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
+            // A record that lasts must be whole on the disk before it takes an older one's name.
             let path = self.store.path(NEW);
             self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
-        } else {
-            self.unsynced.push(file);
         }
+        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
+        // anyway.
         self.carry_out(change)
     }
 

@@ -26,6 +26,16 @@ impl Occupied {
         Ok(file.as_ref().map(|_| bitmap.clone()))
     }
 
+    /// Whether an address is marked as taken.
+    pub(super) fn is_marked<D: Disk>(
+        &mut self,
+        store: &Store<D>,
+        address: IpAddr,
+    ) -> Result<bool, StoreError> {
+        let (_, bitmap) = self.entry(store, Group::of(address))?;
+        Ok(bitmap.get(position(address)))
+    }
+
     /// Marks an address, on the disk too.
     pub(super) fn mark<D: Disk>(
         &mut self,
@@ -40,10 +50,9 @@ impl Occupied {
         if bitmap.get(at) == taken {
             return Ok(());
         }
-        let mut next = bitmap.clone();
-        next.set(at, taken);
+        bitmap.set(at, taken);
         let offset = usize::from(at / 8);
-        let byte = &next.as_bytes()[offset..=offset];
+        let byte = &bitmap.as_bytes()[offset..=offset];
         let written = match file {
             Some(file) => store.disk.write_at(file, offset as u64, byte),
             None => store.disk.create(&path, b"").and_then(|new| {
@@ -52,9 +61,10 @@ impl Occupied {
                 written
             }),
         };
-        written.map_err(|source| StoreError::io("mark an address in", &path, source))?;
-        *bitmap = next;
-        Ok(())
+        if written.is_err() {
+            bitmap.set(at, !taken);
+        }
+        written.map_err(|source| StoreError::io("mark an address in", &path, source))
     }
 
     fn entry<D: Disk>(

@@ -32,11 +32,7 @@ impl<D: Disk> Locked<'_, D> {
         let mut taken: BTreeMap<Group, Bitmap> = BTreeMap::new();
         for (name, _) in look::names(&self.store.root)? {
             let Some(address) = address_of(&name) else { continue };
-            let known = depth == Depth::NewNames
-                && self
-                    .occupied
-                    .bitmap(self.store, Group::of(address))?
-                    .is_some_and(|bitmap| bitmap.get(position(address)));
+            let known = depth == Depth::NewNames && self.occupied.is_marked(self.store, address)?;
             if known || self.admit(address, depth)? {
                 taken.entry(Group::of(address)).or_default().set(position(address), true);
             }
