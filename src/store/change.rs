@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::state::{self, Change, Changed, Place, Removal};
 use super::{
@@ -185,7 +185,7 @@ impl<D: Disk> Locked<'_, D> {
         self.store.disk.rename(&new, &path).map_err(|source| StoreError::io("place", &path, source))
     }
 
-    fn place(&mut self, place: &Place, inode: u64, new: &PathBuf) -> Result<(), StoreError> {
+    fn place(&mut self, place: &Place, inode: u64, new: &Path) -> Result<(), StoreError> {
         let path = self.store.path(&place.name);
         match inode_of(&path)? {
             Some(there) if there == inode => Ok(()),
@@ -234,7 +234,7 @@ impl<D: Disk> Locked<'_, D> {
         Ok(())
     }
 
-    pub(super) fn remove(&mut self, path: &std::path::Path) -> Result<(), StoreError> {
+    pub(super) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
         self.store.disk.remove(path).map_err(|source| StoreError::io("remove", path, source))
     }
 }

@@ -130,6 +130,7 @@ fn read_file(path: &Path) -> io::Result<(Vec<u8>, u64)> {
 /// No record of ours comes near this; whatever is larger is not one.
 const LARGEST_RECORD: u64 = 64 * 1024;
 
+#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack, for an instant")]
 enum Read {
     Nothing,
     Ours(Stored),
