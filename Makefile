@@ -17,3 +17,24 @@ help: ## Show this list
 plugin: ## Build the static plugin
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --bin sticky-ipam --target $(PLUGIN_TARGET)
 	@echo "$(PLUGIN)"
+
+.PHONY: test
+test: lint plugin ## Run every test that needs no privileges, those on a real etcd and kube-apiserver included
+	tests/tools/debian test
+	tests/tools/build cni kubernetes whereabouts cilium >/dev/null
+	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" cargo test
+
+.PHONY: lint
+lint: ## Check format, lints, docs and shell scripts
+	cargo fmt --check
+	cargo clippy --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet --document-private-items
+
+.PHONY: crds
+crds: ## Write packaging/crds from the types
+	cargo run --quiet --bin crdgen
+
+.PHONY: bench
+bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes)
+	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
+	  cargo bench --quiet --no-default-features --bench peers
