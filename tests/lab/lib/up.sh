@@ -88,7 +88,7 @@ command_up() {
     echo "$LAB_DIR" >"$MACHINE_FILE"
     say "starting: $mode, $routing, Cilium $cilium, Kubernetes $kubernetes, in $LAB_DIR"
     LAB_SUPERVISOR=$$ setsid setpriv --pdeathsig KILL env "$PROCESS_MARK=$LAB_DIR" "LAB_DIR=$LAB_DIR" \
-        bash "$LAB_HOME/lab" worker "$@" </dev/null &
+        bash "$LAB_HOME/lab" worker "$@" </dev/null {lock_fd}>&- &
     worker=$!
     # A signal between the two lines above found no worker to end.
     ((interrupted == 0)) || note_interruption "$interrupted"
