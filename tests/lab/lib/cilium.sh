@@ -95,7 +95,7 @@ cni_install() {
     local node=$1 disk plugin ranges ipam plugins
     disk=$(node_folder "$node")/disk
     cp "$cilium_bin/cilium-cni" "$cni_bin"/{loopback,host-local,ptp,bridge} "$disk/opt/cni/bin/"
-    ranges="[{\"subnet\":\"$(node_cidr "$node")\"}]"
+    ranges="[{\"subnet\":\"$(node_cidr "$node")\"$(ours_range_end "$node")}]"
     plugin=host-local
     ipam=
     if ! $stock; then

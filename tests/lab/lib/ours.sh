@@ -25,6 +25,13 @@ ours_ipam_settings() {
     echo "\"sticky\": ${LAB_STICKY:-{\"pods\": [\"*/*\"], \"retention\": \"Forever\"\}}"
 }
 
+# ours_range_end NODE: with LAB_RANGE_SIZE only so many addresses of the block are given out, for a test that uses them up.
+ours_range_end() {
+    local number
+    number=$(node_number "$1")
+    [[ -z ${LAB_RANGE_SIZE-} ]] || printf ',"rangeStart":"10.24%s.0.2","rangeEnd":"10.24%s.0.%s"' "$number" "$number" "$((LAB_RANGE_SIZE + 1))"
+}
+
 # ours_define: `define sticky-controller fabric …` and `define sticky-agent@NODE NODE …` go here.
 ours_define() { :; }
 

@@ -36,7 +36,7 @@ command_on() {
     need_lab
     [[ ${1-} == fabric ]] || need_node "${1-}"
     [[ $# -ge 2 ]] || bad_usage "what shall run on $1? usage: tests/lab/lab on NODE CMD…"
-    enter "$@"
+    PATH=$cilium_bin:$kubernetes_bin:$cni_bin:$PATH enter "$@"
 }
 
 command_pod_exec() {
@@ -79,4 +79,24 @@ command_save_logs() {
         kubectl_admin get "$kind" -A -o yaml --request-timeout=5s >"$1/$kind.yaml" 2>&1 || true
     done
     kubectl_admin get pods -A -o wide --request-timeout=5s >"$1/pods.txt" 2>&1 || true
+}
+
+command_what_to_try() {
+    help_for "what-to-try   a few commands for the lab that is up" "$@"
+    need_lab
+    cat <<TEXT
+
+The lab is up ($mode, $routing). A few things to try, with lab=tests/lab/lab:
+
+  \$lab kubectl get nodes,ciliumnodes -o wide
+  \$lab kubectl run a --image=$POD_IMAGE --image-pull-policy=Never     a pod that answers on ports 8080 and 7007
+  \$lab kubectl get pod a -o wide
+  \$lab pod-exec default/a ip address
+  \$lab on node-1 cilium-dbg status --brief                            anything on a node
+  \$lab cut node-2, \$lab heal node-2                                   off the network, and back
+  \$lab reboot node-1                                                  new boot id, same disk
+  \$lab logs kubelet@node-1
+  make lab-down                                                       no trace left
+
+TEXT
 }
