@@ -58,8 +58,8 @@ fabric_drop() {
     [[ $2 -gt 0 ]] || return 0
     enter fabric nft -f - <<RULES
 table bridge $table {
-    chain from { type filter hook prerouting priority 0; iifname "$link" numgen random mod 100 < $2 drop; }
-    chain to { type filter hook postrouting priority 0; oifname "$link" numgen random mod 100 < $2 drop; }
+    chain from { type filter hook prerouting priority 0; iifname "$link" numgen random mod 100 <= $(($2 - 1)) drop; }
+    chain to { type filter hook postrouting priority 0; oifname "$link" numgen random mod 100 <= $(($2 - 1)) drop; }
 }
 RULES
 }

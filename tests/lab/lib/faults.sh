@@ -2,6 +2,8 @@
 # The levers: what can go wrong with a component, a node, a link, a disk. Each acts at once and says what it did only when it fails.
 
 FILL_BALLAST=.full
+# Not all of /var/lib/cni: the runtime keeps results of its own beside it.
+PLUGIN_STORE=/var/lib/cni/networks
 
 # need_component NAME: a component of this lab, on a node by NAME@NODE.
 need_component() {
@@ -100,26 +102,26 @@ command_delay() {
 }
 
 command_fill_disk() {
-    help_for "fill-disk NODE [--undo]   the plugin's store (/var/lib/cni) moves to a small full file system, and back" "$@"
+    help_for "fill-disk NODE [--undo]   the plugin's store ($PLUGIN_STORE) moves to a small full file system, and back" "$@"
     need_root
     need_lab
     need_node "${1-}"
     case ${2-} in
     '')
         enter "$1" bash -euc "
-            ! mountpoint -q /var/lib/cni || { echo 'lab: the disk of $1 is full already' >&2; exit 1; }
-            mkdir -p /run/small
+            ! mountpoint -q $PLUGIN_STORE || { echo 'lab: the disk of $1 is full already' >&2; exit 1; }
+            mkdir -p /run/small $PLUGIN_STORE
             mount -t tmpfs -o size=1m tmpfs /run/small
-            cp -a /var/lib/cni/. /run/small/
-            mount --bind /run/small /var/lib/cni
-            dd if=/dev/zero of=/var/lib/cni/$FILL_BALLAST bs=4k 2>/dev/null || true"
+            cp -a $PLUGIN_STORE/. /run/small/
+            mount --bind /run/small $PLUGIN_STORE
+            dd if=/dev/zero of=$PLUGIN_STORE/$FILL_BALLAST bs=4k 2>/dev/null || true"
         ;;
     --undo)
         enter "$1" bash -euc "
-            mountpoint -q /var/lib/cni || { echo 'lab: the disk of $1 is not full' >&2; exit 1; }
-            rm -f /var/lib/cni/$FILL_BALLAST
-            umount --lazy /var/lib/cni
-            find /var/lib/cni -mindepth 1 -delete
+            mountpoint -q $PLUGIN_STORE || { echo 'lab: the disk of $1 is not full' >&2; exit 1; }
+            rm -f $PLUGIN_STORE/$FILL_BALLAST
+            umount --lazy $PLUGIN_STORE
+            find $PLUGIN_STORE -mindepth 1 -delete
             cp -a /run/small/. /var/lib/cni/
             umount --lazy /run/small"
         ;;

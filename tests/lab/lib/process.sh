@@ -136,7 +136,7 @@ kill_component() {
     wait_for "$STOP_SECONDS" "the death of $1" is_gone "$1"
 }
 
-# still_runs NAME: a wait for a component must not outlive it.
+# died NAME: says so, with the end of its log; a wait for a component must not outlive it.
 died() {
     if is_gone "$1"; then
         say "$1 has ended; the last lines of its log that matter:"
