@@ -122,7 +122,7 @@ command_fill_disk() {
             rm -f $PLUGIN_STORE/$FILL_BALLAST
             umount --lazy $PLUGIN_STORE
             find $PLUGIN_STORE -mindepth 1 -delete
-            cp -a /run/small/. /var/lib/cni/
+            cp -a /run/small/. $PLUGIN_STORE/
             umount --lazy /run/small"
         ;;
     *) bad_usage "'$2' is no option of fill-disk; there is: --undo" ;;

@@ -4,7 +4,7 @@
 
 # ours_find_plugin: its path, or what to do. STICKY_IPAM_BIN comes first.
 ours_find_plugin() {
-    local built=$LAB_HOME/../../target/x86_64-unknown-linux-gnu/release/sticky-ipam
+    local built=${CARGO_TARGET_DIR:-$LAB_HOME/../../target}/x86_64-unknown-linux-gnu/release/sticky-ipam
     local plugin=${STICKY_IPAM_BIN:-$built}
     [[ -x $plugin ]] || die "the plugin $plugin is not built; run: make plugin (or set STICKY_IPAM_BIN), or use --stock for Cilium alone"
     realpath "$plugin"
