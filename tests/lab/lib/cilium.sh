@@ -25,7 +25,7 @@ cilium_crds() {
         tail -n 5 "$LAB_DIR/log/crds.log" >&2
         die "Cilium's CRDs were refused by the API server"
     }
-    kubectl_admin wait --for=condition=Established crd --all --timeout=60s >>"$LAB_DIR/log/crds.log"
+    kubectl_admin wait --for=condition=Established crd --all --timeout=60s >>"$LAB_DIR/log/crds.log" 2>&1
 }
 
 # cilium_pool NODE: the keys of a pool, without owners.
