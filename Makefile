@@ -17,3 +17,5 @@ help: ## Show this list
 plugin: ## Build the static plugin
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --bin sticky-ipam --target $(PLUGIN_TARGET)
 	@echo "$(PLUGIN)"
+
+include tests/lab/lab.mk

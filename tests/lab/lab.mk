@@ -11,20 +11,20 @@ tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
 	tests/tools/build
 
-lab: ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
+lab: plugin ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
 	tests/tools/debian e2e
-	tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
+	STICKY_IPAM_BIN=$(abspath $(PLUGIN)) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
 	@tests/lab/lab what-to-try
 
 lab-down: ## Remove every trace of the lab
 	tests/lab/lab down
 
 # The signals of an interrupted run reach the tests' own lab too, so `down` comes in any case.
-e2e: ## Prove it on the lab: make e2e [T=part of a test's name]
+e2e: plugin ## Prove it on the lab: make e2e [T=part of a test's name]
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down
-	@status=0; LAB_DIR=$(E2E_DIR) cargo test --test lab -- --test-threads=1 $(T) || status=$$?; \
+	@status=0; LAB_DIR=$(E2E_DIR) STICKY_IPAM_BIN=$(abspath $(PLUGIN)) cargo test --test lab -- --test-threads=1 $(T) || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status
 
 lab-lint:
