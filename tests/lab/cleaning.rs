@@ -244,4 +244,8 @@ fn what_is_missing_is_named_with_its_cure() {
         assert!(text(&output).contains(named), "{arguments:?}:\n{}", text(&output));
     }
     assert_eq!(Traces::now(), before);
+    assert!(
+        !Path::new(&format!("{}-failed", folder().display())).exists(),
+        "logs of a start that started nothing"
+    );
 }

@@ -109,7 +109,8 @@ command_up() {
     else
         say "the start failed: removing it"
         rm -rf "$LAB_DIR-failed"
-        if cp -r "$LAB_DIR/log" "$LAB_DIR-failed" 2>/dev/null; then
+        # Nothing was started yet: nothing to keep.
+        if [[ -n $(ls -A "$LAB_DIR/log" 2>/dev/null) ]] && cp -r "$LAB_DIR/log" "$LAB_DIR-failed" 2>/dev/null; then
             say "the logs of all components are in $LAB_DIR-failed"
         fi
     fi
