@@ -11,7 +11,7 @@ PLUGIN_FLAGS := -C target-feature=+crt-static -C relocation-model=static
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .PHONY: plugin
 plugin: ## Build the static plugin
@@ -38,3 +38,5 @@ crds: ## Write packaging/crds from the types
 bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes)
 	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
 	  cargo bench --quiet --no-default-features --bench peers
+
+include tests/lab/lab.mk

@@ -4,7 +4,7 @@
 TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TOOLS_CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/sticky-ipam/tools
 # In the order in which someone is likely to wait for them.
-DEFAULT_GROUPS=(cni kubernetes-1.36.3 cilium-1.19.5 whereabouts)
+DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts)
 ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3)
 # No C library and no paths of this machine in a binary; no symbols, they would double the size.
 GO_BUILD_FLAGS=(-trimpath -buildvcs=false -mod=readonly)
@@ -33,6 +33,7 @@ group_recipe() {
             echo "$name github.com/containernetworking/plugins/plugins/main/$name"
         done
         ;;
+    pod) echo "pod ." ;;
     kubernetes-*)
         for name in kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet; do
             echo "$name k8s.io/kubernetes/cmd/$name -X=k8s.io/component-base/version.gitVersion=v$version"
@@ -65,7 +66,8 @@ group_files() {
 group_dir() {
     local group=$1 hash
     hash=$({
-        cat "$TOOLS_DIR/$group/go.mod" "$TOOLS_DIR/$group/go.sum"
+        # go.sum, and source of our own, only where a group has them.
+        find "$TOOLS_DIR/$group" -type f \( -name 'go.*' -o -name '*.go' \) -print0 | LC_ALL=C sort -z | xargs -0 cat
         echo "${GO_BUILD_FLAGS[*]}"
         group_recipe "$group"
         group_files "$group"

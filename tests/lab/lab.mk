@@ -1,0 +1,33 @@
+# The lab and what is proved on it. Included by the Makefile; docs/lab.md explains it.
+MODE ?= crd
+LAB_OPTIONS ?=
+T ?=
+# Tests have a lab of their own, never the one that someone works with.
+E2E_DIR ?= $(or $(XDG_RUNTIME_DIR),/tmp)/sticky-ipam-e2e
+
+.PHONY: tools lab lab-down e2e lab-lint
+
+tools: ## Build the pinned third-party tools into the user's cache
+	tests/tools/debian --check test
+	tests/tools/build
+
+lab: plugin ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
+	tests/tools/debian e2e
+	STICKY_IPAM_BIN=$(abspath $(PLUGIN)) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
+	@tests/lab/lab what-to-try
+
+lab-down: ## Remove every trace of the lab
+	tests/lab/lab down
+
+# The signals of an interrupted run reach the tests' own lab too, so `down` comes in any case.
+e2e: plugin ## Prove it on the lab: make e2e [T=part of a test's name]
+	tests/tools/debian e2e
+	tests/tools/build cni pod kubernetes cilium >/dev/null
+	LAB_DIR=$(E2E_DIR) tests/lab/lab down
+	@status=0; LAB_DIR=$(E2E_DIR) STICKY_IPAM_BIN=$(abspath $(PLUGIN)) cargo test --test lab -- --test-threads=1 $(T) || status=$$?; \
+	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status
+
+lab-lint:
+	shellcheck --external-sources tests/tools/build tests/tools/path tests/tools/debian tests/tools/groups.sh \
+	  tests/lab/lab tests/lab/lib/*.sh tests/lab/lib/node-init
+	cargo clippy --test lab -- -D warnings

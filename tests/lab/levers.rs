@@ -1,0 +1,171 @@
+//! The fault levers do what they say, so that later tests may rely on them.
+
+use crate::cluster::{Flavour, Lab, eventually};
+
+/// The state that `lab status` shows for a component.
+fn state(lab: &Lab, component: &str) -> String {
+    // Its exit status tells that something does not run, which is expected here.
+    let output = lab.attempt(&["status"]).unwrap_or_else(|output| output);
+    output
+        .lines()
+        .find_map(|line| line.strip_prefix(component)?.strip_prefix(' '))
+        .map(|rest| rest.trim_start().split("  ").next().unwrap_or_default().trim().to_owned())
+        .unwrap_or_else(|| panic!("no {component} in\n{output}"))
+}
+
+fn ping_node_2(lab: &Lab) -> Result<(), String> {
+    lab.attempt(&["on", "node-1", "busybox", "ping", "-c", "1", "-W", "1", "172.30.0.12"]).map(drop)
+}
+
+#[test]
+fn a_node_that_is_cut_off_is_silent_until_it_is_healed() {
+    let lab = Lab::of(Flavour::Stock);
+    eventually("node-2 to answer", || ping_node_2(&lab));
+    lab.must(&["cut", "node-2"]);
+    assert!(ping_node_2(&lab).is_err(), "node-2 answers though it is cut off");
+    lab.must(&["heal", "node-2"]);
+    eventually("node-2 to answer again", || ping_node_2(&lab));
+}
+
+#[test]
+fn a_link_that_drops_everything_lets_nothing_through_until_it_ends() {
+    let lab = Lab::of(Flavour::Stock);
+    lab.must(&["drop", "node-2", "100"]);
+    assert!(ping_node_2(&lab).is_err(), "node-2 answers though its link drops all packets");
+    lab.must(&["drop", "node-2", "0"]);
+    eventually("node-2 to answer again", || ping_node_2(&lab));
+}
+
+#[test]
+fn a_link_is_delayed_or_the_kernel_is_named_as_the_reason() {
+    let lab = Lab::of(Flavour::Stock);
+    match lab.attempt(&["delay", "node-2", "20"]) {
+        Ok(_) => {
+            lab.must(&["delay", "node-2", "0"]);
+        }
+        Err(error) => assert!(error.contains("CONFIG_NET_SCH_NETEM"), "{error}"),
+    }
+}
+
+#[test]
+fn a_component_is_paused_resumed_killed_stopped_and_started_on_a_node() {
+    let lab = Lab::of(Flavour::Stock);
+    let kubelet = "kubelet@node-2";
+    lab.must(&["pause", kubelet]);
+    eventually("the pause", || match state(&lab, kubelet) {
+        state if state.starts_with("paused") => Ok(()),
+        state => Err(state),
+    });
+    lab.must(&["resume", kubelet]);
+    eventually("the end of the pause", || match state(&lab, kubelet) {
+        state if state.starts_with("running") => Ok(()),
+        state => Err(state),
+    });
+    lab.must(&["kill", kubelet]);
+    assert_eq!(state(&lab, kubelet), "not running");
+    lab.must(&["start", kubelet]);
+    assert!(state(&lab, kubelet).starts_with("running"));
+    lab.must(&["pause", kubelet]);
+    lab.must(&["kill", kubelet]);
+    assert_eq!(state(&lab, kubelet), "not running", "also a paused one");
+    lab.must(&["start", kubelet]);
+    lab.must(&["stop", kubelet]);
+    assert_eq!(state(&lab, kubelet), "not running");
+    lab.must(&["start", kubelet]);
+}
+
+#[test]
+fn the_api_server_is_stopped_and_comes_back_with_its_objects() {
+    let lab = Lab::of(Flavour::Stock);
+    lab.must(&["stop", "apiserver"]);
+    assert!(
+        lab.attempt(&["kubectl", "get", "nodes", "--request-timeout=3s"]).is_err(),
+        "kubectl works without an API server"
+    );
+    lab.must(&["start", "apiserver"]);
+    eventually("the API server", || {
+        lab.attempt(&["kubectl", "get", "node", "node-1", "--request-timeout=5s"])
+    });
+}
+
+#[test]
+fn a_rebooted_node_has_its_disk_another_boot_id_and_its_pods_again() {
+    let lab = Lab::of(Flavour::Stock);
+    let boot_id = || lab.must(&["on", "node-1", "cat", "/proc/sys/kernel/random/boot_id"]);
+    lab.namespace("reboot");
+    lab.pod("reboot", "one", "node-1");
+    lab.address("reboot", "one");
+    lab.must(&["on", "node-1", "sh", "-c", "echo kept >/var/lib/cni/a-file; echo lost >/run/a-file"]);
+    let (before, other) = (boot_id(), lab.must(&["on", "node-2", "cat", "/proc/sys/kernel/random/boot_id"]));
+    assert_ne!(before, other, "each node has a boot id of its own");
+    lab.must(&["reboot", "node-1"]);
+    let after = boot_id();
+    assert_ne!(after, before, "the boot id");
+    assert_eq!(lab.must(&["on", "node-1", "cat", "/var/lib/cni/a-file"]), "kept");
+    assert!(lab.attempt(&["on", "node-1", "cat", "/run/a-file"]).is_err(), "/run outlived the reboot");
+    eventually("kubelet to report the new boot id", || {
+        let reported =
+            lab.attempt(&["kubectl", "get", "node", "node-1", "-o", "jsonpath={.status.nodeInfo.bootID}"])?;
+        if reported == after { Ok(()) } else { Err(reported) }
+    });
+    eventually("the pod to be started again", || {
+        let restarts = lab.attempt(&[
+            "kubectl",
+            "get",
+            "pod",
+            "-n",
+            "reboot",
+            "one",
+            "-o",
+            "jsonpath={.status.containerStatuses[0].restartCount}",
+        ])?;
+        if restarts == "0" { Err("no restart yet".to_owned()) } else { Ok(()) }
+    });
+    let address = lab.address("reboot", "one");
+    lab.answers("node-1", &address);
+    lab.delete_namespace("reboot");
+}
+
+#[test]
+fn a_crashed_node_runs_nothing_until_it_is_rebooted() {
+    let lab = Lab::of(Flavour::Stock);
+    lab.must(&["crash", "node-2"]);
+    for component in ["cilium@node-2", "containerd@node-2", "kubelet@node-2"] {
+        assert_eq!(state(&lab, component), "not running", "{component}");
+    }
+    let refused = lab.attempt(&["on", "node-2", "true"]).expect_err("a command ran on a crashed node");
+    assert!(refused.contains("reboot node-2"), "{refused}");
+    lab.must(&["reboot", "node-2"]);
+    assert!(state(&lab, "kubelet@node-2").starts_with("running"));
+    eventually("node-2 to answer again", || ping_node_2(&lab));
+}
+
+#[test]
+fn a_filled_disk_takes_no_more_and_loses_nothing() {
+    let lab = Lab::of(Flavour::Stock);
+    let write = |name: &str| {
+        lab.attempt(&[
+            "on",
+            "node-1",
+            "bash",
+            "-c",
+            &format!("mkdir -p /var/lib/cni/networks && echo text >/var/lib/cni/networks/{name}"),
+        ])
+    };
+    write("before").expect("a write to a disk with space");
+    lab.must(&["fill-disk", "node-1"]);
+    assert!(write("during").is_err(), "a write to a full disk succeeded");
+    assert_eq!(lab.must(&["on", "node-1", "cat", "/var/lib/cni/networks/before"]), "text");
+    lab.must(&["fill-disk", "node-1", "--undo"]);
+    write("after").expect("a write after the end of it");
+    assert_eq!(lab.must(&["on", "node-1", "cat", "/var/lib/cni/networks/before"]), "text");
+}
+
+#[test]
+fn what_is_no_node_or_component_is_refused_with_those_that_are() {
+    let lab = Lab::of(Flavour::Stock);
+    let node = lab.attempt(&["crash", "node-9"]).expect_err("node-9 crashed");
+    assert!(node.contains("node-1 node-2"), "{node}");
+    let component = lab.attempt(&["stop", "kubelet"]).expect_err("a kubelet of no node was stopped");
+    assert!(component.contains("kubelet@node-1"), "{component}");
+}

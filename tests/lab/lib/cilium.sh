@@ -1,0 +1,113 @@
+# shellcheck shell=bash
+# Cilium, unpatched: its CRDs, its agents and operator, the CNI configuration of each mode, and the CiliumNode that the mode needs.
+
+# The blocks of all nodes lie in this.
+NATIVE_CIDR=10.240.0.0/12
+# Addresses of a node's block that the harness offers to Cilium in `crd` mode while nobody of ours does.
+STOCK_POOL_SIZE=30
+
+cilium_prepare() {
+    local program
+    mkdir -p "$LAB_DIR/path" "$LAB_DIR/lib"
+    for program in clang llc; do
+        ln -s "$(command -v "$program-19")" "$LAB_DIR/path/$program"
+    done
+    # The agent writes beside its sources.
+    cp -r "${cilium_bin%/bin}/bpf" "$LAB_DIR/lib/bpf"
+}
+
+cilium_crds() {
+    local file files=()
+    for file in "${cilium_bin%/bin}"/crds/v2*/*.yaml; do
+        files+=(-f "$file")
+    done
+    kubectl_admin apply --server-side "${files[@]}" >"$LAB_DIR/log/crds.log" 2>&1 || {
+        tail -n 5 "$LAB_DIR/log/crds.log" >&2
+        die "Cilium's CRDs were refused by the API server"
+    }
+    kubectl_admin wait --for=condition=Established crd --all --timeout=60s >>"$LAB_DIR/log/crds.log" 2>&1
+}
+
+# cilium_pool NODE: the keys of a pool, without owners.
+cilium_pool() {
+    local number index
+    number=$(node_number "$1")
+    for ((index = 2; index < 2 + STOCK_POOL_SIZE; index++)); do
+        printf '"10.24%s.0.%s":{},' "$number" "$index"
+        ! $dual_stack || printf '"fd24:%s::%x":{},' "$number" "$index"
+    done | sed 's/,$//'
+}
+
+# cilium_node NODE: in `cluster-pool` Cilium's operator fills it.
+cilium_node() {
+    local pool=
+    case $mode in
+    cluster-pool) return 0 ;;
+    crd) pool="\"pool\": {$(cilium_pool "$1")}," ;;
+    esac
+    kubectl_admin create -f - >/dev/null <<JSON
+{"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "$1"},
+ "spec": {"ipam": {$pool "podCIDRs": $(node_cidrs_json "$1")}}}
+JSON
+}
+
+cilium_define() {
+    local node=$1 flags
+    flags=("--k8s-kubeconfig-path=$ADMIN_KUBECONFIG" "--lib-dir=$LAB_DIR/lib" --devices=eth0 --identity-allocation-mode=crd
+        --enable-l7-proxy=false --enable-envoy-config=false --kube-proxy-replacement=false --bpf-lb-sock=false
+        --enable-health-checking=false --enable-endpoint-health-checking=false --enable-hubble=false --enable-ipv4-masquerade=false
+        --cgroup-root=/run/cilium/cgroupv2 --bpf-root=/sys/fs/bpf --state-dir=/var/run/cilium
+        --socket-path=/var/run/cilium/cilium.sock --cni-exclusive=false --write-cni-conf-when-ready=)
+    case $mode in
+    crd | cluster-pool) flags+=("--ipam=$mode") ;;
+    delegated) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0) ;;
+    chained) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0 --cni-chaining-mode=generic-veth) ;;
+    esac
+    if [[ $routing == vxlan ]]; then
+        flags+=(--routing-mode=tunnel --tunnel-protocol=vxlan)
+    else
+        flags+=(--routing-mode=native --auto-direct-node-routes=true --enable-endpoint-routes=true "--ipv4-native-routing-cidr=$NATIVE_CIDR")
+    fi
+    if $dual_stack; then
+        flags+=(--enable-ipv6=true --enable-ipv6-masquerade=false)
+    else
+        flags+=(--enable-ipv6=false)
+    fi
+    define "cilium@$node" "$node" env "K8S_NODE_NAME=$node" "PATH=$LAB_DIR/path:$PATH" "$cilium_bin/cilium-agent" "${flags[@]}"
+}
+
+cilium_healthy() { enter "$1" curl -sf --max-time 5 -H 'brief: true' http://127.0.0.1:9879/healthz; }
+
+operator_define() {
+    local families=(--enable-ipv6=false)
+    if $dual_stack; then
+        families=(--enable-ipv6=true --cluster-pool-ipv6-cidr=fd20::/104 --cluster-pool-ipv6-mask-size=120)
+    fi
+    # Without a socket path of its own it would use the machine's /run.
+    define operator fabric env CILIUM_K8S_NAMESPACE=kube-system K8S_NODE_NAME=fabric "$cilium_bin/cilium-operator-generic" \
+        "--k8s-kubeconfig-path=$ADMIN_KUBECONFIG" --ipam=cluster-pool --cluster-pool-ipv4-cidr=10.200.0.0/16 \
+        --cluster-pool-ipv4-mask-size=24 --enable-ipv4=true "${families[@]}" --identity-allocation-mode=crd \
+        --operator-api-serve-addr=127.0.0.1:9234 "--shell-sock-path=$LAB_DIR/run/operator-shell.sock" --skip-crd-creation=true
+}
+
+# cni_install NODE: the plugins and the network configuration of the mode, on the node's disk.
+cni_install() {
+    local node=$1 disk plugin ranges ipam plugins
+    disk=$(node_folder "$node")/disk
+    cp "$cilium_bin/cilium-cni" "$cni_bin"/{loopback,host-local,ptp,bridge} "$disk/opt/cni/bin/"
+    ranges="[{\"subnet\":\"$(node_cidr "$node")\"$(ours_range_end "$node")}]"
+    plugin=host-local
+    ipam=
+    if ! $stock; then
+        plugin=sticky-ipam
+        ours_install_plugin "$disk"
+        ipam=", $(ours_ipam_settings)"
+    fi
+    ipam="{\"type\":\"$plugin\",\"dataDir\":\"/var/lib/cni/networks\",\"ranges\":[$ranges],\"routes\":[{\"dst\":\"0.0.0.0/0\"}]$ipam}"
+    case $mode in
+    crd | cluster-pool) plugins='{"type":"cilium-cni","enable-debug":false}' ;;
+    delegated) plugins="{\"type\":\"cilium-cni\",\"enable-debug\":false,\"ipam\":$ipam}" ;;
+    chained) plugins="{\"type\":\"ptp\",\"ipMasq\":false,\"mtu\":1500,\"ipam\":$ipam},{\"type\":\"cilium-cni\",\"chaining-mode\":\"generic-veth\",\"enable-debug\":false}" ;;
+    esac
+    jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"lab\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
+}

@@ -1,0 +1,79 @@
+# shellcheck shell=bash
+# A node: its own network, mount, pid, host name, IPC and cgroup namespaces, held by the process with pid 1 in them. When that
+# process dies, so does everything on the node. /var, /etc and /opt are the node's disk and outlive it; /run and /tmp do not.
+
+node_folder() { echo "$LAB_DIR/$1"; }
+
+# node_disk_make NODE: once a lab. /etc is a copy, for the tools that look into it; CNI's folders start empty.
+node_disk_make() {
+    local disk
+    disk=$(node_folder "$1")/disk
+    mkdir -p "$disk"/{etc,opt/cni/bin,var/{cache,lib/{cni,containerd,kubelet},log/{containers,pods},tmp}}
+    # What this cannot read, no tool needs.
+    cp -a /etc/. "$disk/etc/" 2>/dev/null || true
+    rm -rf "$disk/etc/cni"
+    mkdir -p "$disk/etc/cni/net.d"
+    ln -s /run "$disk/var/run"
+    ln -s /run/lock "$disk/var/lock"
+}
+
+# node_boot NODE: a fresh machine with the disk of before and a boot id of its own.
+node_boot() {
+    local node=$1 folder
+    folder=$(node_folder "$node")
+    cat /proc/sys/kernel/random/uuid >"$folder/boot_id"
+    rm -f "$folder/booted"
+    cgroup_make "$node"
+    spawn "$node" "$node" unshare --net --mount --uts --ipc --pid --cgroup --fork --kill-child=KILL --propagation private \
+        bash "$LAB_HOME/lib/node-init" "$node" "$folder" "$LAB_DIR" "$tools_cache"
+    wait_for 60 "$node: its boot" ready_or_dead "$node" test -e "$folder/booted"
+    ! died "$node" || return 1
+    fabric_connect "$node"
+}
+
+# node_crash NODE: power off. The kernel ends every process of the pid namespace with its first one.
+node_crash() {
+    local node=$1 pid file
+    if pid=$(place_pid "$node"); then
+        kill -KILL "$pid"
+    fi
+    wait_for 30 "the end of $node" is_gone "$node"
+    for file in "$LAB_DIR"/run/*@"$node".pid; do
+        [[ -e $file ]] || continue
+        file=${file##*/}
+        wait_for 30 "the end of ${file%.pid}" is_gone "${file%.pid}"
+    done
+    wait_for 30 "the end of the cgroups of $node" cgroup_remove "$node"
+}
+
+node_cidr() { echo "10.24$(node_number "$1").0.0/24"; }
+node_cidr6() { echo "fd24:$(node_number "$1")::/96"; }
+
+# json_list ITEM…
+json_list() {
+    local IFS=,
+    printf '[%s]' "$(printf '"%s"\n' "$@" | paste -sd,)"
+}
+
+node_cidrs_json() {
+    if $dual_stack; then
+        json_list "$(node_cidr "$1")" "$(node_cidr6 "$1")"
+    else
+        json_list "$(node_cidr "$1")"
+    fi
+}
+
+# node_register NODE: before kubelet does, because Cilium's `crd` mode takes the node's range from spec.podCIDR at its start.
+node_register() {
+    local node=$1 number addresses
+    number=$(node_number "$node")
+    addresses="{\"type\":\"InternalIP\",\"address\":\"172.30.0.1$number\"},{\"type\":\"Hostname\",\"address\":\"$node\"}"
+    if $dual_stack; then
+        addresses+=",{\"type\":\"InternalIP\",\"address\":\"fd30::1$number\"}"
+    fi
+    kubectl_admin create -f - >/dev/null <<JSON
+{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "$node", "labels": {"kubernetes.io/hostname": "$node"}},
+ "spec": {"podCIDR": "$(node_cidr "$node")", "podCIDRs": $(node_cidrs_json "$node")}}
+JSON
+    kubectl_admin patch node "$node" --subresource=status --type=merge -p "{\"status\":{\"addresses\":[$addresses]}}" >/dev/null
+}

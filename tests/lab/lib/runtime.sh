@@ -1,0 +1,103 @@
+# shellcheck shell=bash
+# containerd and kubelet on a node, and the image of the lab's pods.
+
+POD_IMAGE=docker.io/sticky-ipam/pod:lab
+PAUSE_IMAGE=docker.io/sticky-ipam/pause:lab
+
+# image_make OUT NAME ROOT ENTRYPOINT-JSON: a docker archive of one layer.
+image_make() {
+    local out=$1 name=$2 root=$3 entrypoint=$4 work layer config
+    work=$(mktemp -d "$LAB_DIR/image.XXXXXX")
+    tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$root" -cf "$work/layer.tar" .
+    layer=$(sha256sum "$work/layer.tar")
+    layer=${layer%% *}
+    printf '{"architecture":"amd64","os":"linux","config":{"Entrypoint":%s,"Env":["PATH=/bin"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]},"history":[{"created_by":"sticky-ipam lab"}]}' \
+        "$entrypoint" "$layer" >"$work/config.json"
+    config=$(sha256sum "$work/config.json")
+    config=${config%% *}
+    mv "$work/config.json" "$work/$config.json"
+    printf '[{"Config":"%s.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$config" "$name" >"$work/manifest.json"
+    tar -C "$work" -cf "$out" manifest.json "$config.json" layer.tar
+    rm -rf "$work"
+}
+
+images_make() {
+    local root=$LAB_DIR/image-root applet
+    mkdir -p "$root"/{bin,etc,tmp,proc,sys,dev}
+    cp "$pod_bin/pod" "$root/bin/pod"
+    image_make "$LAB_DIR/pause.tar" "$PAUSE_IMAGE" "$root" '["/bin/pod","pause"]'
+    cp /bin/busybox "$root/bin/busybox"
+    for applet in sh cat ls ip ping ping6 nc wget sleep echo; do
+        ln -s busybox "$root/bin/$applet"
+    done
+    image_make "$LAB_DIR/pod.tar" "$POD_IMAGE" "$root" '["/bin/pod"]'
+    rm -rf "$root"
+}
+
+runtime_define() {
+    local node=$1 number folder address
+    number=$(node_number "$node")
+    folder=$(node_folder "$node")
+    address=172.30.0.1$number
+    if $dual_stack; then
+        address+=,fd30::1$number
+    fi
+    # OOM scores cannot be lowered in a container of CI; AppArmor profiles are the machine's.
+    cat >"$folder/containerd.toml" <<TOML
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+oom_score = 0
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "$PAUSE_IMAGE"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/opt/cni/bin"
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+TOML
+    cat >"$folder/kubelet.yaml" <<YAML
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+failCgroupV1: false
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+cgroupDriver: cgroupfs
+failSwapOn: false
+oomScoreAdj: 0
+localStorageCapacityIsolation: false
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: ""
+# A node that comes back shall be seen soon.
+nodeStatusUpdateFrequency: 4s
+syncFrequency: 10s
+YAML
+    define "containerd@$node" "$node" containerd --config "$folder/containerd.toml"
+    define "kubelet@$node" "$node" "$kubernetes_bin/kubelet" "--config=$folder/kubelet.yaml" "--kubeconfig=$ADMIN_KUBECONFIG" \
+        "--hostname-override=$node" "--node-ip=$address" --v=2
+}
+
+runtime_up() {
+    local node=$1 image
+    start_component "containerd@$node"
+    wait_for_component 60 "containerd@$node" enter "$node" ctr version || return 1
+    for image in pause pod; do
+        enter "$node" ctr --namespace k8s.io images import "$LAB_DIR/$image.tar" >>"$LAB_DIR/log/images@$node.log" 2>&1 || {
+            say "$node: the image $image cannot be loaded:"
+            tail -n 3 "$LAB_DIR/log/images@$node.log" >&2
+            return 1
+        }
+    done
+    start_component "kubelet@$node"
+}

@@ -1,0 +1,220 @@
+# shellcheck shell=bash
+# `up`. The process that the user started (the supervisor) holds the machine's lock and waits; a worker in a session of its own does
+# everything. So a Ctrl-C reaches the supervisor alone, whatever the worker is doing, and a worker that fails because of it can never
+# decide the exit status. If the supervisor is killed, the kernel kills the worker.
+
+# Free space that images, logs and etcd need.
+NEEDED_MEGABYTES=2000
+
+up_usage() {
+    cat <<'USAGE'
+usage: tests/lab/lab up [OPTIONS]
+
+  --mode crd|delegated|chained|cluster-pool   how Cilium gets addresses (default crd)
+       crd           from CiliumNode pools
+       delegated     cilium-cni calls sticky-ipam (host-local with --stock)
+       chained       ptp with sticky-ipam (host-local with --stock), then cilium-cni
+       cluster-pool  Cilium's own operator gives each node a block
+  --routing vxlan|native        default vxlan; delegated and chained are native only
+  --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan)
+  --stock                       Cilium alone, nothing of ours
+  --cilium v1.19.5|v1.18.3      --kubernetes v1.36.3|v1.34.4
+
+Builds missing tools first (tests/tools/build). Interrupted or failed, it removes what it made; logs of a failed start stay in
+LAB_DIR-failed. Exit status: 0 up, 1 failed, 2 bad usage, 130 or 143 interrupted.
+USAGE
+}
+
+up_parse() {
+    mode=crd routing='' dual_stack=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
+    while [[ $# -gt 0 ]]; do
+        case $1 in
+        --help | -h)
+            up_usage
+            exit 0
+            ;;
+        --dual-stack) dual_stack=true ;;
+        --stock) stock=true ;;
+        --mode | --routing | --cilium | --kubernetes)
+            [[ $# -ge 2 ]] || bad_usage "$1 needs a value; see: tests/lab/lab up --help"
+            printf -v "${1#--}" %s "$2"
+            shift
+            ;;
+        *) bad_usage "'$1' is no option of up; see: tests/lab/lab up --help" ;;
+        esac
+        shift
+    done
+    case $mode in
+    crd | cluster-pool) routing=${routing:-vxlan} ;;
+    delegated | chained)
+        routing=${routing:-native}
+        [[ $routing == native ]] || bad_usage "$mode needs native routing: with a tunnel Cilium's agent does not start (delegated) or cannot reach a moved address (chained)"
+        ! $dual_stack || bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
+        ;;
+    *) bad_usage "'$mode' is no mode; there are: crd delegated chained cluster-pool" ;;
+    esac
+    [[ $routing == vxlan || $routing == native ]] || bad_usage "'$routing' is no routing; there are: vxlan native"
+    if $dual_stack && [[ $routing == native ]]; then
+        bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
+    fi
+    [[ -d $TOOLS/cilium-${cilium#v} ]] || bad_usage "Cilium $cilium is not pinned; there are: v1.19.5 v1.18.3"
+    [[ -d $TOOLS/kubernetes-${kubernetes#v} ]] || bad_usage "Kubernetes $kubernetes is not pinned; there are: v1.36.3 v1.34.4"
+}
+
+# up_refuse_second: one lab a machine, never two mixed.
+up_refuse_second() {
+    local owner
+    if ! take_machine 0; then
+        die "another lab command is under way on this machine; wait for it, then try again"
+    fi
+    owner=$(machine_owner)
+    if [[ -n $owner ]]; then
+        say "a lab is up already, in $owner"
+        die "use it, or remove it first: LAB_DIR=$owner tests/lab/lab down"
+    fi
+    if [[ -e $LAB_DIR && ! -e $LAB_DIR/$FOLDER_MARK && -n $(ls -A "$LAB_DIR" 2>/dev/null) ]]; then
+        die "$LAB_DIR exists and is not a lab's folder; set LAB_DIR to another one"
+    fi
+}
+
+command_up() {
+    up_parse "$@"
+    need_root up "$@"
+    # From here on no failure ends this process by itself: each path looks at `interrupted` before it decides.
+    set +e
+    (up_refuse_second) || exit 1
+    take_machine 5 || exit 1
+    ((interrupted == 0)) || exit "$interrupted"
+    echo "$LAB_DIR" >"$MACHINE_FILE"
+    say "starting: $mode, $routing, Cilium $cilium, Kubernetes $kubernetes, in $LAB_DIR"
+    LAB_SUPERVISOR=$$ setsid setpriv --pdeathsig KILL env "$PROCESS_MARK=$LAB_DIR" "LAB_DIR=$LAB_DIR" \
+        bash "$LAB_HOME/lab" worker "$@" </dev/null {lock_fd}>&- &
+    worker=$!
+    # A signal between the two lines above found no worker to end.
+    ((interrupted == 0)) || note_interruption "$interrupted"
+    wait "$worker"
+    local status=$?
+    # `wait` also returns for the signal itself.
+    while ((status > 128)) && kill -0 "$worker" 2>/dev/null; do
+        wait "$worker"
+        status=$?
+    done
+    if ((interrupted == 0 && status == 0)); then
+        exit 0
+    fi
+    # A second Ctrl-C must not leave half of it behind.
+    trap '' INT TERM HUP
+    if ((interrupted != 0)); then
+        say "interrupted: removing what was started"
+    else
+        say "the start failed: removing it"
+        rm -rf "$LAB_DIR-failed"
+        # Nothing was started yet: nothing to keep.
+        if [[ -n $(ls -A "$LAB_DIR/log" 2>/dev/null) ]] && cp -r "$LAB_DIR/log" "$LAB_DIR-failed" 2>/dev/null; then
+            say "the logs of all components are in $LAB_DIR-failed"
+        fi
+    fi
+    down_everything
+    ((interrupted == 0)) || exit "$interrupted"
+    exit 1
+}
+
+# up_check_machine: what is missing, and which command cures it.
+up_check_machine() {
+    local free program
+    "$TOOLS/debian" --check e2e || exit 1
+    for program in nsenter unshare setpriv ip jq openssl curl; do
+        command -v "$program" >/dev/null || die "$program is missing; run: tests/tools/debian e2e"
+    done
+    grep -qw bpf /proc/filesystems || die "this kernel has no BPF file system (CONFIG_BPF_SYSCALL); Cilium cannot run here. Use another kernel"
+    [[ -e /sys/kernel/btf/vmlinux ]] || die "this kernel has no BTF (CONFIG_DEBUG_INFO_BTF); Cilium cannot run here. Use another kernel"
+    grep -qw overlay /proc/filesystems || modprobe overlay 2>/dev/null || die "this kernel has no overlayfs, which containerd needs; run: modprobe overlay"
+    [[ -n $(cgroup_hierarchies) ]] || die "no cgroups are mounted on $CGROUP_ROOT; mount them: mount -t cgroup2 cgroup2 $CGROUP_ROOT"
+    free=$(df --output=avail -m "$LAB_DIR" | tail -n 1)
+    [[ $free -ge $NEEDED_MEGABYTES ]] || die "$LAB_DIR has $free MB left, the lab needs $NEEDED_MEGABYTES; free some, or set LAB_DIR to another disk"
+}
+
+up_tools() {
+    local bins
+    bins=$("$TOOLS/build" cni pod "kubernetes-${kubernetes#v}" "cilium-${cilium#v}") || die "the tools are not there"
+    {
+        read -r cni_bin
+        read -r pod_bin
+        read -r kubernetes_bin
+        read -r cilium_bin
+    } <<<"$bins"
+    # One folder that holds them all, to be seen on the nodes too.
+    tools_cache=$(dirname "$(dirname "$cni_bin")")
+    cni_bin=$(realpath "$cni_bin")
+}
+
+# node_start NODE: the components of a booted node, in the order in which they need each other.
+node_start() {
+    start_component "cilium@$1"
+    ours_up_node "$1"
+    runtime_up "$1"
+}
+
+# command_worker: what `up` runs; not for people.
+command_worker() {
+    local node started=$SECONDS name
+    [[ -n ${LAB_SUPERVISOR-} && $PPID == "$LAB_SUPERVISOR" ]] || die "'worker' is a part of 'up'; run: tests/lab/lab up"
+    up_parse "$@"
+    rm -rf "$LAB_DIR"
+    mkdir -p "$LAB_DIR"
+    : >"$LAB_DIR/$FOLDER_MARK"
+    mkdir "$LAB_DIR"/{run,log}
+    up_check_machine
+    plugin_bin=
+    if ours_needed; then
+        plugin_bin=$(ours_find_plugin)
+    fi
+    up_tools
+    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin; do
+        setting "$name" "${!name}"
+    done
+
+    say "control plane"
+    pki_make
+    fabric_up
+    control_up
+    say "Cilium's CRDs, images, nodes"
+    cilium_crds
+    cilium_prepare
+    images_make
+    managers_up
+    ours_define
+    for node in "${NODES[@]}"; do
+        mkdir -p "$(node_folder "$node")"
+        node_disk_make "$node"
+        cni_install "$node"
+        node_boot "$node"
+        node_register "$node"
+        cilium_node "$node"
+        cilium_define "$node"
+        runtime_define "$node"
+    done
+    if [[ $mode == cluster-pool ]]; then
+        operator_define
+        start_component operator
+    fi
+    ours_up_fabric
+    say "Cilium, containerd and kubelet on the nodes"
+    for node in "${NODES[@]}"; do
+        node_start "$node"
+    done
+    for node in "${NODES[@]}"; do
+        wait_for_component 180 "cilium@$node" cilium_healthy "$node"
+        wait_for 120 "$node: ready" node_is_ready "$node" || {
+            show_log_end "kubelet@$node"
+            exit 1
+        }
+    done
+    wait_for 60 "the service account of the namespace default" kubectl_admin get serviceaccount default || {
+        show_log_end controller-manager
+        exit 1
+    }
+    say "up after $((SECONDS - started)) s"
+}
+
+node_is_ready() { [[ $(kubectl_admin get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}') == True ]]; }
