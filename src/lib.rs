@@ -2,9 +2,10 @@
 //!
 //! The rooms of the house, each knowing only those to its left:
 //! `alloc` and `policy` decide and know no clock, disk or network; `cni` speaks the protocol, `store` remembers
-//! on the node, `cluster` remembers in the API server; `plugin` carries out.
+//! on the node, `cluster` remembers in the API server; `plugin` carries out, and `cli` is what people call.
 
 pub mod alloc;
+pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod cni;

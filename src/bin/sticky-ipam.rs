@@ -1,18 +1,24 @@
-//! The CNI plugin `sticky-ipam`: reads the request, runs the verb, prints the answer.
+//! The CNI plugin `sticky-ipam`: reads the request, runs the verb, prints the answer. Without a request and with
+//! arguments it is a person's command.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use sticky_ipam::{cni, plugin};
+use sticky_ipam::{cli, cni, plugin};
 
 fn main() -> ExitCode {
-    let answer = plugin::run(&|name| std::env::var_os(name), &mut cni::Pollable(std::io::stdin()));
-    // Nobody is left to tell if the runtime has closed its ends.
-    if let Some(text) = answer.stderr {
-        let _ = std::io::stderr().write_all(text.as_bytes());
-    }
-    if let Some(document) = answer.stdout {
-        let _ = std::io::stdout().write_all(document.as_bytes());
-    }
-    ExitCode::from(answer.status)
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let asked = std::env::var_os("CNI_COMMAND").is_some_and(|command| !command.is_empty());
+    let (stdout, stderr, status) = if asked || arguments.is_empty() {
+        let answer = plugin::run(&|name| std::env::var_os(name), &mut cni::Pollable(std::io::stdin()));
+        (answer.stdout.unwrap_or_default(), answer.stderr.unwrap_or_default(), answer.status)
+    } else {
+        let outcome = cli::run(&arguments);
+        (outcome.stdout, outcome.stderr, outcome.status)
+    };
+    // Nobody is left to tell if the caller has closed its ends.
+    let _ = std::io::stderr().write_all(stderr.as_bytes());
+    let _ = std::io::stdout().write_all(stdout.as_bytes());
+    ExitCode::from(status)
 }

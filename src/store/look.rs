@@ -33,6 +33,8 @@ pub struct Look {
     pub path: PathBuf,
     /// What it says; none where it is no record of ours or host-local's.
     pub record: Option<Record>,
+    /// Whether it is host-local's.
+    pub host_locals: bool,
 }
 
 impl<D: Disk> Store<D> {
@@ -109,12 +111,16 @@ impl<D: Disk> Store<D> {
         let mut found = Vec::new();
         for (name, _) in names(&self.root)? {
             let Some(address) = address_of(&name) else { continue };
-            let record = match self.read(&name)? {
+            let (record, host_locals) = match self.read(&name)? {
                 Read::Nothing => continue,
-                Read::Ours(stored) => Some(stored.record),
-                Read::Other { bytes, .. } => Record::from_host_local(&bytes, address, &self.now),
+                Read::Ours(stored) => (Some(stored.record), false),
+                Read::Other { bytes, .. } => {
+                    let record = Record::from_host_local(&bytes, address, &self.now);
+                    let host_locals = record.is_some();
+                    (record, host_locals)
+                }
             };
-            found.push(Look { address, path: self.path(&name), record });
+            found.push(Look { address, path: self.path(&name), record, host_locals });
         }
         found.sort_by_key(|look| look.address);
         Ok(found)

@@ -11,6 +11,7 @@
 mod change;
 mod disk;
 mod error;
+mod import;
 mod lock;
 mod look;
 mod moment;
@@ -19,6 +20,7 @@ mod open;
 mod reconcile;
 mod record;
 mod state;
+mod verify;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -29,10 +31,12 @@ use std::time::Duration;
 
 pub use disk::{Disk, RealDisk};
 pub use error::StoreError;
+pub use import::{Fate, Step};
 pub use look::{Entry, Look};
 pub use moment::Moment;
 pub use record::{Claimant, Keep, Phase, Record};
 pub use state::VERSION;
+pub use verify::Finding;
 
 use nix::fcntl::OFlag;
 

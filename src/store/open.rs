@@ -147,7 +147,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Where host-local would go on, if this was its directory.
-    fn host_local_cursors(&self) -> BTreeMap<usize, std::net::IpAddr> {
+    pub(super) fn host_local_cursors(&self) -> BTreeMap<usize, std::net::IpAddr> {
         let read = |index: usize| {
             let text = fs::read_to_string(self.path(&format!("last_reserved_ip.{index}"))).ok()?;
             Some((index, text.trim().parse().ok()?))

@@ -179,7 +179,7 @@ pub(super) fn address_of(name: &str) -> Option<IpAddr> {
     name.parse().ok().filter(|address: &IpAddr| address.to_string() == name)
 }
 
-fn in_group(group: Group, at: u16) -> IpAddr {
+pub(super) fn in_group(group: Group, at: u16) -> IpAddr {
     match group.first() {
         IpAddr::V4(first) => IpAddr::V4(std::net::Ipv4Addr::from_bits(first.to_bits() | u32::from(at))),
         IpAddr::V6(first) => IpAddr::V6(std::net::Ipv6Addr::from_bits(first.to_bits() | u128::from(at))),

@@ -159,15 +159,20 @@ impl Record {
             container: ContainerId::new(container).ok()?,
             interface: IfName::new(interface).ok()?,
         };
-        Some(Self {
-            addresses: vec![address],
+        Some(Self::of_host_local(vec![address], attachment, now))
+    }
+
+    /// What host-local's record says: an attachment, and nothing of a pod.
+    pub(super) fn of_host_local(addresses: Vec<IpAddr>, attachment: Attachment, now: &Moment) -> Self {
+        Self {
+            addresses,
             attachment,
             phase: Phase::Attached,
             netns: None,
             pod: None,
             keep: Keep::No,
             since: now.clone(),
-        })
+        }
     }
 }
 

@@ -1,0 +1,35 @@
+//! What people call by hand. Prints for people, and never changes anything that it was not asked to change.
+
+pub mod store;
+
+use std::ffi::OsString;
+
+/// What a command leaves: what to print where, and how to exit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// For standard output.
+    pub stdout: String,
+    /// For standard error.
+    pub stderr: String,
+    /// 0: done and well; 1: something is wrong; 2: the command was not understood.
+    pub status: u8,
+}
+
+/// Runs a command of the plugin's executable: what stands behind its name.
+pub fn run(arguments: &[OsString]) -> Outcome {
+    let first = arguments.first().map(|argument| argument.to_string_lossy());
+    match first.as_deref() {
+        Some("store") => store::run(&arguments[1..]),
+        Some("-h" | "--help") | None => {
+            Outcome { stdout: format!("{}\n{}", crate::cni::about(), store::HELP), ..Outcome::default() }
+        }
+        Some("-V" | "--version") => {
+            let stdout = format!("sticky-ipam {}\n", env!("CARGO_PKG_VERSION"));
+            Outcome { stdout, ..Outcome::default() }
+        }
+        Some(other) => {
+            let stderr = format!("sticky-ipam: there is no command '{other}'; try: sticky-ipam --help\n");
+            Outcome { stderr, status: 2, ..Outcome::default() }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `store check`: verify a store, and with `--fix` put it in order.
+
+use super::{CommandError, Options, Outcome, networks, open};
+use crate::store::Finding;
+
+pub(super) const OPTIONS: &[&str] = &["--fix"];
+pub(super) const HELP: &str = "\
+usage: sticky-ipam store check [--fix] [--dir DIR] [--network NAME] [--boot-id-file FILE]
+
+Compares records, indexes and bitmaps under the store's lock and tells what is wrong. Without --fix it changes nothing.
+  --fix   makes indexes and bitmaps anew from the records, finishes what a process left half done, sets aside files
+          that are no records, takes over host-local's. Records are never changed or removed, except those of
+          containers from before a reboot that are not sticky.
+Exit status: 0 nothing is wrong, 1 something is (with --fix: still is), 2 the command was not understood.
+A line that starts with 'notice' is worth a look, and is not wrong.
+";
+
+pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
+    let mut outcome = Outcome::default();
+    for network in networks(options, &options.dir)? {
+        let store = open(options, &options.dir, &network)?;
+        let mut findings = store.verify()?;
+        if options.fix {
+            tell(&mut outcome.stdout, &findings, "found");
+            // Also where nothing is wrong: it costs little, and asks nobody to trust the check.
+            store.take_over()?;
+            findings = store.verify()?;
+        }
+        tell(&mut outcome.stdout, &findings, "wrong");
+        let wrong = findings.iter().filter(|finding| finding.wrong).count();
+        outcome.stdout += &match wrong {
+            0 => format!("{network}: in order, {} addresses\n", store.walk()?.len()),
+            1 => format!("{network}: 1 thing is wrong\n"),
+            many => format!("{network}: {many} things are wrong\n"),
+        };
+        if wrong > 0 {
+            outcome.status = 1;
+        }
+    }
+    if outcome.status == 1 && !options.fix {
+        outcome.stderr =
+            "sticky-ipam store: put it in order with: sticky-ipam store check --fix\n".to_owned();
+    }
+    Ok(outcome)
+}
+
+fn tell(text: &mut String, findings: &[Finding], word: &str) {
+    for finding in findings {
+        // What is told as found is told again as a notice if it stays.
+        let word = match (finding.wrong, word) {
+            (true, word) => word,
+            (false, "found") => continue,
+            (false, _) => "notice",
+        };
+        *text += &format!("{word}: {} {}\n", finding.path.display(), finding.what);
+    }
+}

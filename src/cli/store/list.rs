@@ -1,0 +1,147 @@
+//! `store list`: who has which address.
+
+use serde::Serialize;
+
+use super::{CommandError, Options, Outcome, networks, open};
+use crate::cni::NetworkName;
+use crate::store::{Keep, Look, Moment, Phase, RealDisk, Record, Store};
+
+pub(super) const OPTIONS: &[&str] = &["-o"];
+pub(super) const HELP: &str = "\
+usage: sticky-ipam store list [--dir DIR] [--network NAME] [-o json|table] [--boot-id-file FILE]
+
+Shows every address of the store, or of one network, and changes nothing.
+PHASE is one of
+  attached     a container has it
+  kept         it waits for its pod
+  expired      it was kept, and its time has run out: free when an address is needed, or with the next GC
+  stale        its container is from before a reboot: free with the next verb
+  host-local   host-local's record: taken over with the next verb
+  unreadable   no record: set aside with the next verb
+CONTAINER is cut to 13 characters; -o json has all of it.
+";
+
+/// The width that tells containers apart and leaves room for the rest.
+const SHORT_ID: usize = 13;
+const HEAD: [&str; 8] = ["NETWORK", "ADDRESS", "PHASE", "POD", "CONTAINER", "INTERFACE", "SINCE", "KEEP"];
+
+#[derive(Serialize)]
+struct Row {
+    network: String,
+    address: String,
+    phase: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keep: Option<String>,
+}
+
+pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
+    let mut rows = Vec::new();
+    for network in networks(options, &options.dir)? {
+        let store = open(options, &options.dir, &network)?;
+        let first_look = store.glance_first_look().unwrap_or_else(|| store.now().clone());
+        rows.extend(store.walk()?.iter().map(|look| row(&store, &network, look, &first_look)));
+    }
+    let stdout = if options.json { serde_json::to_string_pretty(&rows)? + "\n" } else { table(&rows) };
+    Ok(Outcome { stdout, ..Outcome::default() })
+}
+
+fn row(store: &Store<RealDisk>, network: &NetworkName, look: &Look, first_look: &Moment) -> Row {
+    let record = look.record.as_ref();
+    let phase = match record {
+        None => "unreadable",
+        Some(_) if look.host_locals => "host-local",
+        Some(record) => phase(record, store.now(), first_look),
+    };
+    // Of when host-local wrote its record nothing is known.
+    let ours = record.filter(|_| !look.host_locals);
+    Row {
+        network: network.to_string(),
+        address: look.address.to_string(),
+        phase,
+        pod: record.and_then(|record| record.pod.as_ref()).map(ToString::to_string),
+        uid: record.and_then(|record| record.pod.as_ref()?.uid().map(str::to_owned)),
+        container: record.map(|record| record.attachment.container.to_string()),
+        interface: record.map(|record| record.attachment.interface.to_string()),
+        since: ours.map(|record| record.since.to_rfc3339()),
+        keep: ours.map(|record| match record.keep {
+            Keep::No => "no".to_owned(),
+            Keep::For(time) => written(time.as_secs()),
+            Keep::Forever => "Forever".to_owned(),
+        }),
+    }
+}
+
+fn phase(record: &Record, now: &Moment, first_look: &Moment) -> &'static str {
+    if record.is_attached(now) {
+        "attached"
+    } else if record.keep == Keep::No && record.phase == Phase::Attached {
+        "stale"
+    } else if record.has_expired(now, first_look) {
+        "expired"
+    } else {
+        "kept"
+    }
+}
+
+/// Seconds, as they are written in the configuration.
+fn written(seconds: u64) -> String {
+    let parts = [(seconds / 3600, 'h'), (seconds / 60 % 60, 'm'), (seconds % 60, 's')];
+    let text: String = parts
+        .iter()
+        .filter(|(number, _)| *number > 0)
+        .map(|(number, unit)| format!("{number}{unit}"))
+        .collect();
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
+fn table(rows: &[Row]) -> String {
+    let dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let mut lines = vec![HEAD.map(str::to_owned)];
+    lines.extend(rows.iter().map(|row| {
+        let container = dash(&row.container).chars().take(SHORT_ID).collect();
+        [
+            row.network.clone(),
+            row.address.clone(),
+            row.phase.to_owned(),
+            dash(&row.pod),
+            container,
+            dash(&row.interface),
+            dash(&row.since),
+            dash(&row.keep),
+        ]
+    }));
+    let widths: Vec<usize> = (0..HEAD.len())
+        .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for line in &lines {
+        let cells: Vec<String> =
+            line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text += cells.join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::written;
+
+    #[test]
+    fn a_time_is_written_as_it_is_configured() {
+        assert_eq!(written(0), "0s");
+        assert_eq!(written(5400), "1h30m");
+        assert_eq!(written(259_200), "72h");
+        assert_eq!(written(61), "1m1s");
+    }
+}

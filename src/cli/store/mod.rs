@@ -1,0 +1,141 @@
+//! `sticky-ipam store`: look at a node's store, verify it, put it in order, take over host-local's.
+
+mod check;
+mod import;
+mod list;
+mod options;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::Outcome;
+use crate::cni::NetworkName;
+use crate::store::{Moment, RealDisk, Store, StoreError};
+use options::Options;
+
+/// How long a command waits for a store's lock, as the plugin does by default.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The help of `sticky-ipam store`.
+pub const HELP: &str = "\
+usage: sticky-ipam store COMMAND [OPTION…]
+
+Commands:
+  list                show who has which address, and for whom addresses are kept
+  check               verify the store; with --fix put it in order
+  import-host-local   take over host-local's addresses while its pods run
+
+Options of all commands:
+  --dir DIR           the data directory (ipam.dataDir; default /var/lib/cni/networks)
+  --network NAME      only this network (default: all below the data directory)
+  --boot-id-file FILE as sticky.bootIDFile (default /proc/sys/kernel/random/boot_id)
+  -h, --help          help, also of each command
+";
+
+/// Why a command could not be done.
+#[derive(Debug, Error)]
+enum CommandError {
+    /// It was not understood.
+    #[error("{0}")]
+    Usage(String),
+    /// There is nothing to work on.
+    #[error("there is no directory {}; name the data directory with --dir", .0.display())]
+    NoDirectory(PathBuf),
+    /// There is no such network.
+    #[error("there is no network {network} in {}; there are: {}", dir.display(), names(.known))]
+    NoNetwork { network: NetworkName, dir: PathBuf, known: Vec<NetworkName> },
+    /// A directory cannot be listed.
+    #[error("cannot list {}: {source}; run this as root", path.display())]
+    List { path: PathBuf, source: io::Error },
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The answer could not be put into words.
+    #[error("cannot write the list as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+fn names(networks: &[NetworkName]) -> String {
+    if networks.is_empty() {
+        return "none".to_owned();
+    }
+    networks.iter().map(NetworkName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Runs `sticky-ipam store` with what stands behind it.
+pub fn run(arguments: &[OsString]) -> Outcome {
+    let outcome = match arguments.first().map(|argument| argument.to_string_lossy()).as_deref() {
+        Some("list") => {
+            Options::parse(&arguments[1..], list::OPTIONS, list::HELP).and_then(answer(list::run))
+        }
+        Some("check") => {
+            Options::parse(&arguments[1..], check::OPTIONS, check::HELP).and_then(answer(check::run))
+        }
+        Some("import-host-local") => {
+            Options::parse(&arguments[1..], import::OPTIONS, import::HELP).and_then(answer(import::run))
+        }
+        Some("-h" | "--help") => Ok(Outcome { stdout: HELP.to_owned(), ..Outcome::default() }),
+        Some(other) => Err(CommandError::Usage(format!(
+            "there is no command '{other}'; there are: list, check, import-host-local"
+        ))),
+        None => Err(CommandError::Usage("which command? There are: list, check, import-host-local".into())),
+    };
+    outcome.unwrap_or_else(|error| {
+        let status = if matches!(error, CommandError::Usage(_)) { 2 } else { 1 };
+        let hint = if status == 2 { " (sticky-ipam store --help)" } else { "" };
+        Outcome { stderr: format!("sticky-ipam store: {error}{hint}\n"), status, ..Outcome::default() }
+    })
+}
+
+/// A command, unless only its help is asked for. What the store logs meanwhile goes to standard error.
+fn answer(
+    command: impl FnOnce(&Options) -> Result<Outcome, CommandError>,
+) -> impl FnOnce(Options) -> Result<Outcome, CommandError> {
+    move |options| match options.help {
+        Some(help) => Ok(Outcome { stdout: help.to_owned(), ..Outcome::default() }),
+        None => {
+            let log = tracing_subscriber::fmt().with_target(false).with_ansi(false).with_writer(io::stderr);
+            tracing::subscriber::with_default(log.finish(), || command(&options))
+        }
+    }
+}
+
+/// The store of a network, as of now.
+fn open(options: &Options, dir: &Path, network: &NetworkName) -> Result<Store<RealDisk>, CommandError> {
+    let now = Moment::now(&options.boot_id_file)?;
+    Ok(Store::new(RealDisk, dir, network, now, PATIENCE))
+}
+
+/// The networks asked for: the one named, or all below `dir`.
+fn networks(options: &Options, dir: &Path) -> Result<Vec<NetworkName>, CommandError> {
+    let failed = |source| CommandError::List { path: dir.to_owned(), source };
+    let mut found = Vec::new();
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(CommandError::NoDirectory(dir.to_owned()));
+        }
+        Err(source) => return Err(failed(source)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if entry.path().is_dir()
+            && let Some(name) = entry.file_name().to_str().and_then(|name| NetworkName::new(name).ok())
+        {
+            found.push(name);
+        }
+    }
+    found.sort();
+    match &options.network {
+        None => Ok(found),
+        Some(network) if found.contains(network) => Ok(vec![network.clone()]),
+        Some(network) => {
+            Err(CommandError::NoNetwork { network: network.clone(), dir: dir.to_owned(), known: found })
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! What people call, as a black box: `sticky-ipam store`, install/install.sh, the demo without privileges, and the
+//! conflists and documents that tell of them. Needs no privileges and no network.
+
+mod conflists;
+mod demo;
+mod documents;
+mod install;
+mod node;
+mod store_check;
+mod store_import;
+mod store_list;
