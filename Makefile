@@ -18,6 +18,10 @@ plugin: ## Build the static plugin
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --bin sticky-ipam --target $(PLUGIN_TARGET)
 	@echo "$(PLUGIN)"
 
+.PHONY: demo
+demo: ## Show in a table what sticky-ipam keeps and host-local does not
+	@tests/demo/demo
+
 .PHONY: test
 test: lint plugin ## Run every test that needs no privileges, those on a real etcd and kube-apiserver included
 	tests/tools/debian test
