@@ -211,7 +211,7 @@ impl<D: Disk> Locked<'_, D> {
         Ok(kept)
     }
 
-    /// The record behind an entry of [`Store::attachments`], if it is still the one that was listed.
+    /// The record behind an entry of [`Store::attachments_except`] or [`Store::claimants`], if it is still the one that was listed.
     ///
     /// # Errors
     /// The disk fails.
