@@ -23,16 +23,21 @@ demo: ## Show in a table what sticky-ipam keeps and host-local does not
 	@tests/demo/demo
 
 .PHONY: test
-test: lint plugin ## Run every test that needs no privileges, those on a real etcd and kube-apiserver included
-	tests/tools/debian test
+test: ## Run every test that needs no privileges, those on a real etcd and kube-apiserver included
+	tests/tools/debian test check
 	tests/tools/build cni kubernetes whereabouts cilium >/dev/null
+	$(MAKE) --no-print-directory lint plugin
 	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" cargo test
 
 .PHONY: lint
 lint: ## Check format, lints, docs and shell scripts
 	cargo fmt --check
 	cargo clippy --all-targets --quiet -- -D warnings
+	cargo clippy --test lab --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet --document-private-items
+	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/cluster/bench/keeper.sh \
+	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/groups.sh \
+	  tests/lab/lab tests/lab/lib/*.sh tests/lab/lib/node-init
 
 .PHONY: crds
 crds: ## Write packaging/crds from the types

@@ -5,7 +5,7 @@ T ?=
 # Tests have a lab of their own, never the one that someone works with.
 E2E_DIR ?= $(or $(XDG_RUNTIME_DIR),/tmp)/sticky-ipam-e2e
 
-.PHONY: tools lab lab-down e2e lab-lint
+.PHONY: tools lab lab-down e2e
 
 tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
@@ -26,8 +26,3 @@ e2e: plugin ## Prove it on the lab: make e2e [T=part of a test's name]
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down
 	@status=0; LAB_DIR=$(E2E_DIR) STICKY_IPAM_BIN=$(abspath $(PLUGIN)) cargo test --test lab -- --test-threads=1 $(T) || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status
-
-lab-lint:
-	shellcheck --external-sources tests/tools/build tests/tools/path tests/tools/debian tests/tools/groups.sh \
-	  tests/lab/lab tests/lab/lib/*.sh tests/lab/lib/node-init
-	cargo clippy --test lab -- -D warnings
