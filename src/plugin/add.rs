@@ -8,14 +8,19 @@ use serde_json::Value;
 use super::wait::OldPod;
 use super::{Scene, Story, attachment, keep};
 use crate::alloc::RangeSet;
-use crate::cni::{CniError, CniResult, Dns, IpConfig, OnExhaustion, Request, code, parse_resolv_conf};
+use crate::cni::{
+    CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, Request, code, parse_resolv_conf,
+};
 use crate::store::{Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
 
-pub(super) fn run(request: &Request, story: &mut Story) -> Result<Value, CniError> {
-    let scene = Scene::of(request)?;
-    let dns = name_service(&scene)?;
-    let wanted = requested_by_set(&scene)?;
-    let addresses = reserve(request, &scene, &wanted, story)?;
+pub(super) fn run<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    story: &mut Story,
+) -> Result<Value, CniError> {
+    let dns = name_service(scene.ipam)?;
+    let wanted = requested_by_set(scene.ipam)?;
+    let addresses = reserve(request, scene, &wanted, story)?;
     let mut ours = CniResult { dns, routes: scene.ipam.routes.clone(), ..CniResult::default() };
     for (set, address) in scene.ipam.sets.iter().zip(addresses) {
         if let Some(range) = set.contains(address) {
@@ -30,9 +35,9 @@ pub(super) fn run(request: &Request, story: &mut Story) -> Result<Value, CniErro
 }
 
 /// Reserves the addresses, durably, and tells them in the order of the range sets.
-fn reserve(
+fn reserve<D: Disk>(
     request: &Request,
-    scene: &Scene<'_>,
+    scene: &Scene<'_, D>,
     wanted: &[Option<IpAddr>],
     story: &mut Story,
 ) -> Result<Vec<IpAddr>, CniError> {
@@ -41,7 +46,7 @@ fn reserve(
     loop {
         let mut locked = scene.store.lock()?;
         if let Some(held) = locked.of_attachment(attachment)? {
-            let addresses = the_same_again(&held.record, scene, wanted)?;
+            let addresses = the_same_again(&held.record, scene.ipam, wanted)?;
             // Whoever reserved it may have ended before it was on the disk.
             locked.sync_again(&held)?;
             locked.commit()?;
@@ -66,7 +71,7 @@ fn reserve(
 /// Takes an address for each set, puts the record in place, and returns when it is on the disk.
 fn take<D: Disk>(
     request: &Request,
-    scene: &Scene<'_>,
+    scene: &Scene<'_, D>,
     wanted: &[Option<IpAddr>],
     mut locked: Locked<'_, D>,
     claimed: Option<&Stored>,
@@ -75,11 +80,22 @@ fn take<D: Disk>(
     let attachment = attachment(request)?;
     let addresses = loop {
         let mut addresses = Vec::new();
+        let mut given_up: Vec<Stored> = Vec::new();
         for (index, set) in scene.ipam.sets.iter().enumerate() {
-            let (address, why) = pick(&mut locked, scene, (index, set), wanted[index], claimed)?;
+            let Choice { address, why, instead_of } =
+                pick(&mut locked, scene, (index, set), wanted[index], claimed)?;
             locked.move_cursor(index, address);
             addresses.push(address);
             story.tell(&addresses, why);
+            if let Some(stored) = instead_of.filter(|stored| !given_up.contains(stored)) {
+                given_up.push(stored);
+            }
+        }
+        // Only now that there is an address for every set: a pod must not lose its own for an ADD that fails.
+        for stored in given_up {
+            let (addresses, from) = (super::list(&stored.record.addresses), stored.record.holder());
+            tracing::warn!(addresses, from, reason = story.reason, "gave up a kept address");
+            locked.free(&stored)?;
         }
         let record = Record {
             addresses: addresses.clone(),
@@ -114,27 +130,30 @@ fn take<D: Disk>(
     Ok(addresses)
 }
 
+/// An address for a range set, why it is that one, and whose it was until now.
+struct Choice {
+    address: IpAddr,
+    why: &'static str,
+    instead_of: Option<Stored>,
+}
+
 /// The address for one range set: the one asked for, else the one kept for this pod, else the next free one.
 fn pick<D: Disk>(
     locked: &mut Locked<'_, D>,
-    scene: &Scene<'_>,
+    scene: &Scene<'_, D>,
     (index, set): (usize, &RangeSet),
     wanted: Option<IpAddr>,
     claimed: Option<&Stored>,
-) -> Result<(IpAddr, &'static str), CniError> {
+) -> Result<Choice, CniError> {
     if let Some(address) = wanted {
-        make_way_for(locked, scene, address, claimed)?;
-        return Ok((address, "requested"));
+        let instead_of = in_the_way(locked, scene, address, claimed)?;
+        return Ok(Choice { address, why: "requested", instead_of });
     }
-    let kept = claimed.and_then(|stored| {
-        let usable = |ip: &&IpAddr| set.contains(**ip).is_some_and(|range| range.usable(**ip));
-        stored.record.addresses.iter().find(usable)
-    });
-    if let Some(address) = kept {
-        return Ok((*address, "kept for this pod"));
+    if let Some(address) = claimed.and_then(|stored| of_set(&stored.record, set)) {
+        return Ok(Choice { address, why: "kept for this pod", instead_of: None });
     }
     if let Some(address) = locked.next_free(index, set)? {
-        return Ok((address, "next free"));
+        return Ok(Choice { address, why: "next free", instead_of: None });
     }
     reclaim(locked, scene, set, claimed)?.ok_or_else(|| {
         CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}")).with_details(
@@ -144,66 +163,63 @@ fn pick<D: Disk>(
     })
 }
 
-/// Refuses a requested address that somebody has. One that is kept for longer than it should be is let go of.
-fn make_way_for<D: Disk>(
+/// The address of this set that a record has and a pod may have.
+pub(super) fn of_set(record: &Record, set: &RangeSet) -> Option<IpAddr> {
+    let usable = |ip: &&IpAddr| set.contains(**ip).is_some_and(|range| range.usable(**ip));
+    record.addresses.iter().find(usable).copied()
+}
+
+/// Refuses a requested address that somebody has. One that is kept for longer than it should be may go.
+fn in_the_way<D: Disk>(
     locked: &mut Locked<'_, D>,
-    scene: &Scene<'_>,
+    scene: &Scene<'_, D>,
     address: IpAddr,
     claimed: Option<&Stored>,
-) -> Result<(), CniError> {
-    let Some(there) = locked.at(address)? else { return Ok(()) };
+) -> Result<Option<Stored>, CniError> {
+    let Some(there) = locked.at(address)? else { return Ok(None) };
     if claimed.is_some_and(|claimed| claimed.record.claimant() == there.record.claimant()) {
-        return Ok(());
+        return Ok(None);
     }
     if there.record.has_expired(scene.store.now(), locked.first_look()) {
-        return Ok(locked.free(&there)?);
+        return Ok(Some(there));
     }
     let how = if there.record.is_attached(scene.store.now()) { "held by" } else { "kept for" };
     let message = format!("the requested address {address} is {how} {}", there.record.holder());
     Err(CniError::new(code::REQUEST_REFUSED, message))
 }
 
-/// Lets go of a kept address of this set when nothing else is free: one whose time has run out, else, if the
-/// operator allows it, the one that was kept longest.
+/// A kept address of this set when nothing else is free: one whose time has run out, else, if the operator allows
+/// it, the one that was kept longest.
 fn reclaim<D: Disk>(
     locked: &mut Locked<'_, D>,
-    scene: &Scene<'_>,
+    scene: &Scene<'_, D>,
     set: &RangeSet,
     claimed: Option<&Stored>,
-) -> Result<Option<(IpAddr, &'static str)>, CniError> {
-    let usable = |stored: &Stored| {
-        let usable = |ip: &&IpAddr| set.contains(**ip).is_some_and(|range| range.usable(**ip));
-        stored.record.addresses.iter().find(usable).copied()
-    };
-    let kept: Vec<(Stored, IpAddr)> = locked
+) -> Result<Option<Choice>, CniError> {
+    let mut kept: Vec<(Stored, IpAddr)> = locked
         .kept()?
         .into_iter()
         .filter(|stored| Some(stored) != claimed)
-        .filter_map(|stored| usable(&stored).map(|address| (stored, address)))
+        .filter_map(|stored| of_set(&stored.record, set).map(|address| (stored, address)))
         .collect();
     let (now, first_look) = (scene.store.now(), locked.first_look().clone());
-    let expired = kept.iter().find(|(stored, _)| stored.record.has_expired(now, &first_look));
-    let (chosen, why) = match (expired, scene.sticky.on_exhaustion) {
+    let expired = kept.iter().position(|(stored, _)| stored.record.has_expired(now, &first_look));
+    let (at, why) = match (expired, scene.sticky.on_exhaustion) {
         (Some(expired), _) => (expired, "its retention ran out"),
-        (None, OnExhaustion::Reclaim) => match kept.first() {
-            Some(oldest) => (oldest, "reclaimed, nothing else was free"),
-            None => return Ok(None),
-        },
-        (None, OnExhaustion::Fail) => return Ok(None),
+        (None, OnExhaustion::Reclaim) if !kept.is_empty() => (0, "reclaimed, nothing else was free"),
+        (None, _) => return Ok(None),
     };
-    let (stored, address) = chosen;
-    tracing::warn!(%address, from = stored.record.holder(), reason = why, "gave up a kept address");
-    locked.free(stored)?;
-    Ok(Some((*address, why)))
+    let (stored, address) = kept.swap_remove(at);
+    Ok(Some(Choice { address, why, instead_of: Some(stored) }))
 }
 
 /// The addresses that this container has, by range set.
 fn the_same_again(
     held: &Record,
-    scene: &Scene<'_>,
+    ipam: &IpamConf,
     wanted: &[Option<IpAddr>],
 ) -> Result<Vec<IpAddr>, CniError> {
-    let all = scene.ipam.sets.iter().zip(wanted).map(|(set, wanted)| {
+    let all = ipam.sets.iter().zip(wanted).map(|(set, wanted)| {
         let address = held.addresses.iter().find(|ip| set.contains(**ip).is_some()).copied();
         let refused = |why: String| CniError::new(code::REQUEST_REFUSED, why);
         match (address, wanted) {
@@ -220,13 +236,12 @@ fn the_same_again(
 }
 
 /// Which address is asked for in which set.
-fn requested_by_set(scene: &Scene<'_>) -> Result<Vec<Option<IpAddr>>, CniError> {
-    let mut wanted = vec![None; scene.ipam.sets.len()];
-    for requested in &scene.ipam.requested {
+fn requested_by_set(ipam: &IpamConf) -> Result<Vec<Option<IpAddr>>, CniError> {
+    let mut wanted = vec![None; ipam.sets.len()];
+    for requested in &ipam.requested {
         let ip = requested.ip;
         let refused = |why: String| Err(CniError::new(code::REQUEST_REFUSED, why));
-        let found =
-            scene.ipam.sets.iter().enumerate().find_map(|(index, set)| Some((index, set.contains(ip)?)));
+        let found = ipam.sets.iter().enumerate().find_map(|(index, set)| Some((index, set.contains(ip)?)));
         match found {
             None => return refused(format!("the requested address {ip} is in none of the range sets")),
             Some((_, range)) if !range.usable(ip) => {
@@ -246,8 +261,8 @@ fn requested_by_set(scene: &Scene<'_>) -> Result<Vec<Option<IpAddr>>, CniError> 
     Ok(wanted)
 }
 
-fn name_service(scene: &Scene<'_>) -> Result<Dns, CniError> {
-    match &scene.ipam.resolv_conf {
+fn name_service(ipam: &IpamConf) -> Result<Dns, CniError> {
+    match &ipam.resolv_conf {
         None => Ok(Dns::default()),
         Some(path) => match fs::read_to_string(path) {
             Ok(text) => Ok(parse_resolv_conf(&text)),

@@ -2,9 +2,13 @@
 
 use super::{Scene, Story, attachment};
 use crate::cni::{CniError, Request, code};
+use crate::store::Disk;
 
-pub(super) fn run(request: &Request, story: &mut Story) -> Result<(), CniError> {
-    let scene = Scene::of(request)?;
+pub(super) fn run<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    story: &mut Story,
+) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let stored = match scene.store.lock_existing()? {
         Some(mut locked) => locked.of_attachment(attachment)?,

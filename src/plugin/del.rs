@@ -6,8 +6,11 @@ use super::{Scene, Story, attachment};
 use crate::cni::{CniError, Request};
 use crate::store::{Disk, Keep, Locked, Phase, Record, StoreError, Stored};
 
-pub(super) fn run(request: &Request, story: &mut Story) -> Result<(), CniError> {
-    let scene = Scene::of(request)?;
+pub(super) fn run<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    story: &mut Story,
+) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let Some(mut locked) = scene.store.lock_existing()? else {
         story.tell(&[], "there is no store");

@@ -6,13 +6,16 @@
 use super::del::let_go;
 use super::{Scene, Story};
 use crate::cni::{CniError, Request};
-use crate::store::{Entry, RealDisk, Store};
+use crate::store::{Disk, Entry, Store};
 
 /// How many records one hold of the lock takes on: some milliseconds of work.
 const PORTION: usize = 32;
 
-pub(super) fn run(request: &Request, story: &mut Story) -> Result<(), CniError> {
-    let scene = Scene::of(request)?;
+pub(super) fn run<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    story: &mut Story,
+) -> Result<(), CniError> {
     let Some(valid) = &request.config.valid_attachments else {
         story.tell(&[], "no list of valid attachments: nothing is freed");
         return Ok(());
@@ -29,7 +32,7 @@ pub(super) fn run(request: &Request, story: &mut Story) -> Result<(), CniError> 
     Ok(())
 }
 
-fn end_stale(store: &Store<RealDisk>, stale: &[Entry]) -> Result<usize, CniError> {
+fn end_stale<D: Disk>(store: &Store<D>, stale: &[Entry]) -> Result<usize, CniError> {
     let mut ended = 0;
     for portion in stale.chunks(PORTION) {
         let Some(mut locked) = store.lock_existing()? else { break };
@@ -51,7 +54,7 @@ fn end_stale(store: &Store<RealDisk>, stale: &[Entry]) -> Result<usize, CniError
     Ok(ended)
 }
 
-fn free_expired(store: &Store<RealDisk>) -> Result<usize, CniError> {
+fn free_expired<D: Disk>(store: &Store<D>) -> Result<usize, CniError> {
     let mut freed = 0;
     for portion in store.claimants()?.chunks(PORTION) {
         let Some(mut locked) = store.lock_existing()? else { break };

@@ -22,7 +22,7 @@ use crate::cni::{
     self, Attachment, CniError, ConfigSource, Failure, IpamConf, Parsed, Request, Retention, StickyConf,
     Verb, code,
 };
-use crate::store::{Keep, Moment, RealDisk, Store, StoreError};
+use crate::store::{Disk, Keep, Moment, RealDisk, Store, StoreError};
 
 /// What a run of the plugin leaves: what to print where, and how to exit.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,7 +78,9 @@ fn carry_out(request: &Request) -> Answer {
     let mut story = Story::default();
     let outcome = match &request.config.delegate {
         Some(delegate) => delegate::run(request, delegate, &mut story),
-        None => dispatch(request, &mut story),
+        None => Moment::now(&boot_id_file(request))
+            .map_err(CniError::from)
+            .and_then(|now| dispatch(request, RealDisk, now, &mut story)),
     };
     log::verb(request, &story, outcome.as_ref().err(), started.elapsed());
     match outcome {
@@ -91,35 +93,53 @@ fn carry_out(request: &Request) -> Answer {
     }
 }
 
-fn dispatch(request: &Request, story: &mut Story) -> Result<Option<Value>, CniError> {
+/// Carries out a verb on the disk and at the moment given, and says nothing to the log: for whoever fails the disk
+/// on purpose or turns the clock.
+///
+/// # Errors
+/// As the specification wants them printed.
+pub fn carry_out_on<D: Disk>(request: &Request, disk: D, now: Moment) -> Result<Option<Value>, CniError> {
+    dispatch(request, disk, now, &mut Story::default())
+}
+
+fn dispatch<D: Disk>(
+    request: &Request,
+    disk: D,
+    now: Moment,
+    story: &mut Story,
+) -> Result<Option<Value>, CniError> {
+    let scene = Scene::of(request, disk, now)?;
     let verb = match request.verb {
-        Verb::Add => return add::run(request, story).map(Some),
+        Verb::Add => return add::run(&scene, request, story).map(Some),
         Verb::Del => del::run,
         Verb::Check => check::run,
         Verb::Gc => gc::run,
         Verb::Status => status::run,
         Verb::Version => return Err(CniError::internal("VERSION is answered by the protocol")),
     };
-    verb(request, story).map(|()| None)
+    verb(&scene, request, story).map(|()| None)
 }
 
 /// What every verb needs, looked up once.
-struct Scene<'a> {
+struct Scene<'a, D: Disk> {
     ipam: &'a IpamConf,
     sticky: StickyConf,
-    store: Store<RealDisk>,
+    store: Store<D>,
 }
 
-impl<'a> Scene<'a> {
-    fn of(request: &'a Request) -> Result<Self, CniError> {
+impl<'a, D: Disk> Scene<'a, D> {
+    fn of(request: &'a Request, disk: D, now: Moment) -> Result<Self, CniError> {
         let ipam = request.config.ipam.as_ref().ok_or_else(|| {
             CniError::invalid_config("ipam", "missing; give the ranges that addresses are taken from")
         })?;
         let sticky = request.config.sticky().cloned().unwrap_or_default();
-        let now = Moment::now(&sticky.boot_id_file)?;
-        let store = Store::new(RealDisk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
+        let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
         Ok(Self { ipam, sticky, store })
     }
+}
+
+fn boot_id_file(request: &Request) -> std::path::PathBuf {
+    request.config.sticky().cloned().unwrap_or_default().boot_id_file
 }
 
 /// How long this request's addresses are kept once it is over. Without our settings nothing is: as host-local does.

@@ -6,12 +6,11 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::state::{self, Change, Changed, Place, Removal};
-use super::{
-    ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, StoreError, Stored, inode_of, record,
-};
+use super::{ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Read, Record, StoreError, Stored, inode_of, record};
 
 /// The new record before it has its names.
 const NEW: &str = ".sticky/new";
@@ -43,7 +42,8 @@ impl<D: Disk> Locked<'_, D> {
         // New names first: where one of them is taken, nothing old was touched yet.
         change.place.append(&mut over_old);
         let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
-        let attachment = (record.phase == Phase::Attached)
+        let attachment = record
+            .is_attached(&self.store.now)
             .then(|| format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment)));
         for name in claimant.into_iter().chain(attachment) {
             let replaces = inode_of(&self.store.path(&name))?;
@@ -56,11 +56,13 @@ impl<D: Disk> Locked<'_, D> {
                 .extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
         }
         let file = self.create_new(record)?;
+        let path = self.store.path(NEW);
+        change.inode =
+            Some(file.metadata().map_err(|source| StoreError::io("look at", &path, source))?.ino());
         if olds.is_empty() {
             self.unsynced.push(file);
         } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
             // A record that lasts must be whole on the disk before it takes an older one's name.
-            let path = self.store.path(NEW);
             self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
         }
         // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
@@ -73,14 +75,17 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails; whoever comes next finishes the change.
     pub fn free(&mut self, stored: &Stored) -> Result<(), StoreError> {
-        self.carry_out(Change { place: Vec::new(), remove: names_of(stored) })
+        self.carry_out(Change { remove: names_of(stored), ..Change::default() })
     }
 
     /// Finishes what a process that ended left undone.
     pub(super) fn finish_change(&mut self) -> Result<(), StoreError> {
-        match self.state.change.clone() {
-            Some(change) => self.complete(&change),
-            None => Ok(()),
+        let Some(change) = self.state.change.clone() else { return Ok(()) };
+        self.clear_leftover(SWAP)?;
+        match self.complete(&change) {
+            // Taken back: nobody waits for it any more.
+            Err(StoreError::Taken(_)) => Ok(()),
+            outcome => outcome,
         }
     }
 
@@ -144,16 +149,22 @@ impl<D: Disk> Locked<'_, D> {
 
     fn complete(&mut self, change: &Change) -> Result<(), StoreError> {
         self.names_changed = true;
-        let mut outcome = self.place_names(change);
-        if outcome.is_ok() {
-            for removal in &change.remove {
-                self.remove_if_same(removal)?;
+        // Where this fails, the page still tells of the change, and whoever comes next tries again.
+        let outcome = match self.place_names(change) {
+            Ok(true) => {
+                for removal in &change.remove {
+                    self.remove_if_same(removal)?;
+                }
+                Ok(())
             }
-        } else if let Err(error) = self.take_back(change) {
-            // The page still tells of the change: whoever comes next tries again.
-            outcome = Err(error);
-            return outcome;
-        }
+            Ok(false) => Ok(()),
+            // An old name is replaced already, and the old record with it: there is no way back.
+            Err(error @ StoreError::Io { .. }) if self.has_replaced(change)? => return Err(error),
+            Err(error) => {
+                self.take_back(change)?;
+                Err(error)
+            }
+        };
         let names = change.place.iter().map(|place| &place.name);
         for name in names.chain(change.remove.iter().map(|removal| &removal.name)) {
             if let Ok(address) = name.parse() {
@@ -166,23 +177,36 @@ impl<D: Disk> Locked<'_, D> {
         outcome
     }
 
-    /// Gives the new record its names. The last one is the file itself, so that nothing is left over.
-    fn place_names(&mut self, change: &Change) -> Result<(), StoreError> {
+    /// Gives the new record its names. The last one is the file itself, so that nothing is left over. Answers with
+    /// whether it has them: not so when a process took the change back and ended before it crossed it out.
+    fn place_names(&mut self, change: &Change) -> Result<bool, StoreError> {
         let new = self.store.path(NEW);
-        let Some((last, others)) = change.place.split_last() else { return Ok(()) };
-        let Some(inode) = inode_of(&new)? else { return Ok(()) };
+        let Some((last, others)) = change.place.split_last() else { return Ok(true) };
+        let Some(inode) = inode_of(&new)?.filter(|inode| Some(*inode) == change.inode) else {
+            return Ok(inode_of(&self.store.path(&last.name))? == change.inode);
+        };
         for place in others {
             self.place(place, inode, &new)?;
         }
         let path = self.store.path(&last.name);
         let there = inode_of(&path)?;
         if there == Some(inode) {
-            return self.remove(&new);
+            return self.remove(&new).map(|()| true);
         }
         if there.is_some() && there != last.replaces {
             return Err(occupied(last));
         }
-        self.store.disk.rename(&new, &path).map_err(|source| StoreError::io("place", &path, source))
+        self.store.disk.rename(&new, &path).map_err(|source| StoreError::io("place", &path, source))?;
+        Ok(true)
+    }
+
+    fn has_replaced(&self, change: &Change) -> Result<bool, StoreError> {
+        for place in change.place.iter().filter(|place| place.replaces.is_some()) {
+            if inode_of(&self.store.path(&place.name))? == change.inode {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn place(&mut self, place: &Place, inode: u64, new: &Path) -> Result<(), StoreError> {
@@ -195,9 +219,7 @@ impl<D: Disk> Locked<'_, D> {
             },
             there if there == place.replaces => {
                 let swap = self.store.path(SWAP);
-                if inode_of(&swap)?.is_some() {
-                    self.remove(&swap)?;
-                }
+                self.clear_leftover(SWAP)?;
                 self.store
                     .disk
                     .link(new, &swap)
@@ -210,12 +232,11 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Takes the new record's names away again, as far as they replaced nothing.
     fn take_back(&mut self, change: &Change) -> Result<(), StoreError> {
-        let new = self.store.path(NEW);
-        let Some(inode) = inode_of(&new)? else { return Ok(()) };
+        let Some(inode) = change.inode else { return Ok(()) };
         for place in change.place.iter().filter(|place| place.replaces.is_none()) {
             self.remove_if_same(&Removal { name: place.name.clone(), inode })?;
         }
-        self.remove(&new)
+        self.clear_leftovers()
     }
 
     fn remove_if_same(&mut self, removal: &Removal) -> Result<(), StoreError> {
@@ -225,13 +246,13 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Removes what a process that ended may have left, where the records alone are trusted.
     pub(super) fn clear_leftovers(&mut self) -> Result<(), StoreError> {
-        for name in [NEW, SWAP] {
-            let path = self.store.path(name);
-            if inode_of(&path)?.is_some() {
-                self.remove(&path)?;
-            }
-        }
-        Ok(())
+        self.clear_leftover(SWAP)?;
+        self.clear_leftover(NEW)
+    }
+
+    fn clear_leftover(&mut self, name: &str) -> Result<(), StoreError> {
+        let path = self.store.path(name);
+        if inode_of(&path)?.is_some() { self.remove(&path) } else { Ok(()) }
     }
 
     pub(super) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {

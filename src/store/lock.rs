@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
+
 use super::StoreError;
 
 /// The first pause between two tries. A holder needs about a tenth of a millisecond.
@@ -56,6 +58,7 @@ fn open(path: &Path) -> Result<File, StoreError> {
         .create(true)
         .truncate(false)
         .mode(0o600)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(path)
         .map_err(|source| StoreError::io("open the lock", path, source))
 }

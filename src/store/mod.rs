@@ -108,6 +108,11 @@ impl<D: Disk> Store<D> {
     fn read(&self, name: &str) -> Result<Read, StoreError> {
         let path = self.path(name);
         match read_file(&path) {
+            // A link or a socket is no record, wherever it leads.
+            Err(error) if no_plain_file(&error) => Ok(match inode_of(&path)? {
+                Some(inode) => Read::Other { bytes: Vec::new(), inode },
+                None => Read::Nothing,
+            }),
             Ok((bytes, inode)) => Ok(match Record::from_bytes(&bytes) {
                 Some(record) => Read::Ours(Stored { record, inode }),
                 None => Read::Other { bytes, inode },
@@ -121,7 +126,10 @@ impl<D: Disk> Store<D> {
 /// A file's bytes and inode. What is no plain file has no bytes.
 fn read_file(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     use std::io::Read as _;
-    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits())
+        .open(path)?;
     let meta = file.metadata()?;
     let mut bytes = Vec::new();
     if meta.is_file() {
@@ -129,6 +137,11 @@ fn read_file(path: &Path) -> io::Result<(Vec<u8>, u64)> {
         file.take(LARGEST_RECORD).read_to_end(&mut bytes)?;
     }
     Ok((bytes, meta.ino()))
+}
+
+fn no_plain_file(error: &io::Error) -> bool {
+    use nix::errno::Errno;
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ELOOP | Errno::ENXIO))
 }
 
 /// No record of ours comes near this; whatever is larger is not one.
@@ -253,19 +266,24 @@ impl<D: Disk> Locked<'_, D> {
         Ok(())
     }
 
-    /// The record behind an index entry, if the record still stands under its addresses. An entry without is
-    /// removed: somebody took the record away by hand.
+    /// The record behind an index entry, with those of its addresses that it still stands under: somebody may have
+    /// taken one away by hand, and another pod may have it. An entry without any is removed.
     fn behind(&mut self, name: &str) -> Result<Option<Stored>, StoreError> {
         let (inode, stored) = match self.store.read(name)? {
             Read::Nothing => return Ok(None),
             Read::Ours(stored) => (stored.inode, Some(stored)),
             Read::Other { inode, .. } => (inode, None),
         };
-        if let Some(stored) = stored {
+        if let Some(mut stored) = stored {
+            let mut standing = Vec::new();
             for address in &stored.record.addresses {
                 if inode_of(&self.store.path(&address.to_string()))? == Some(inode) {
-                    return Ok(Some(stored));
+                    standing.push(*address);
                 }
+            }
+            if !standing.is_empty() {
+                stored.record.addresses = standing;
+                return Ok(Some(stored));
             }
         }
         let path = self.store.path(name);

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+
+use nix::fcntl::OFlag;
 
 use super::{BITMAPS, Disk, Store, StoreError};
 use crate::alloc::{Bitmap, Group, position};
@@ -92,11 +95,12 @@ fn name(group: Group) -> String {
 
 fn read<D: Disk>(store: &Store<D>, group: Group) -> Result<(Option<File>, Bitmap), StoreError> {
     let path = store.path(&name(group));
-    let file = match OpenOptions::new().read(true).write(true).open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Bitmap::default())),
-        Err(source) => return Err(StoreError::io("open", &path, source)),
-    };
+    let file =
+        match OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Bitmap::default())),
+            Err(source) => return Err(StoreError::io("open", &path, source)),
+        };
     let bitmap = contents(&file).map_err(|source| StoreError::io("read", &path, source))?;
     Ok((Some(file), bitmap))
 }

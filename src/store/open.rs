@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::lock::Lock;
@@ -48,7 +49,7 @@ impl<D: Disk> Store<D> {
         Ok(true)
     }
 
-    /// Makes the directories that are missing, and has them on stable storage before anything is put in.
+    /// Makes the directories that are missing. [`Store::make_derived`] has them synced before anything is put in.
     fn make(&self) -> Result<(), StoreError> {
         let mut missing: Vec<&Path> = Vec::new();
         for path in self.root.ancestors() {
@@ -91,7 +92,9 @@ impl<D: Disk> Store<D> {
             Found::Newer(found) => {
                 return Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION });
             }
-            Found::State(state) if state.in_order && state.first_look.boot() == self.now.boot() => {
+            Found::State(state)
+                if state.in_order && state.first_look.boot() == self.now.boot() && self.has_folders() =>
+            {
                 Some(state)
             }
             Found::State(_) | Found::Nothing => None,
@@ -102,8 +105,8 @@ impl<D: Disk> Store<D> {
             Some(_) => None,
         };
         let page = match page {
-            Some(page) => page,
-            None => self.make_derived()?,
+            Some(page) if known.is_some() || self.has_folders() => page,
+            page => self.make_derived(page)?,
         };
         let state = match known {
             Some(state) => state,
@@ -134,16 +137,25 @@ impl<D: Disk> Store<D> {
 
     /// The folder of what is derived, and its page, empty. The directories above are synced first: a record that
     /// is answered for must not be lost with its directory.
-    fn make_derived(&self) -> Result<File, StoreError> {
-        sync_dir(&self.disk, &self.data_dir)?;
-        if let Some(above) = self.data_dir.parent().filter(|above| !above.as_os_str().is_empty()) {
+    fn make_derived(&self, page: Option<File>) -> Result<File, StoreError> {
+        let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
+        let own = device(&self.root);
+        for above in self.root.ancestors().skip(1).take_while(|above| device(above) == own) {
             sync_dir(&self.disk, above)?;
         }
         for name in [DERIVED, ATTACHMENTS, CLAIMANTS, BITMAPS] {
             self.make_dir(&self.path(name))?;
         }
         let path = self.path(STATE);
-        self.disk.create(&path, b"").map_err(|source| StoreError::io("make", &path, source))
+        match page {
+            Some(page) => Ok(page),
+            None => self.disk.create(&path, b"").map_err(|source| StoreError::io("make", &path, source)),
+        }
+    }
+
+    /// Whether the folders of what is derived are all there; one that somebody removed is made anew.
+    fn has_folders(&self) -> bool {
+        [ATTACHMENTS, CLAIMANTS, BITMAPS].iter().all(|name| self.path(name).is_dir())
     }
 
     /// Where host-local would go on, if this was its directory.

@@ -30,10 +30,11 @@ impl<D: Disk> Locked<'_, D> {
             }
         }
         let mut taken: BTreeMap<Group, Bitmap> = BTreeMap::new();
+        let mut outdated = Vec::new();
         for (name, _) in look::names(&self.store.root)? {
             let Some(address) = address_of(&name) else { continue };
             let known = depth == Depth::NewNames && self.occupied.is_marked(self.store, address)?;
-            if known || self.admit(address, depth)? {
+            if known || self.admit(address, depth, &mut outdated)? {
                 taken.entry(Group::of(address)).or_default().set(position(address), true);
             }
         }
@@ -46,6 +47,9 @@ impl<D: Disk> Locked<'_, D> {
                 self.occupied.mark(self.store, in_group(group, at), bitmap.get(at))?;
             }
         }
+        for old in &outdated {
+            self.replace_outdated(old)?;
+        }
         self.state.in_order = true;
         self.write_page()
     }
@@ -57,8 +61,12 @@ impl<D: Disk> Locked<'_, D> {
         if let Read::Ours(stored) = self.store.read(&name)? {
             return Ok(Some(stored));
         }
-        let taken = self.admit(address, Depth::NewNames)?;
+        let mut outdated = Vec::new();
+        let taken = self.admit(address, Depth::NewNames, &mut outdated)?;
         self.occupied.mark(self.store, address, taken)?;
+        for old in &outdated {
+            self.replace_outdated(old)?;
+        }
         match self.store.read(&name)? {
             Read::Ours(stored) if taken => Ok(Some(stored)),
             _ => Ok(None),
@@ -66,7 +74,13 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Whether the file of this address holds it; makes its index entries if it does.
-    fn admit(&mut self, address: IpAddr, depth: Depth) -> Result<bool, StoreError> {
+    /// Adds to `outdated` what a later record of the same claimant stands against, and what lacks a name.
+    fn admit(
+        &mut self,
+        address: IpAddr,
+        depth: Depth,
+        outdated: &mut Vec<Stored>,
+    ) -> Result<bool, StoreError> {
         let name = address.to_string();
         match self.store.read(&name)? {
             Read::Nothing => Ok(false),
@@ -82,7 +96,10 @@ impl<D: Disk> Locked<'_, D> {
                     self.remove(&self.store.path(&name))?;
                     return Ok(false);
                 }
-                self.index(&name, &stored)?;
+                self.index(&name, &stored, outdated)?;
+                if depth == Depth::Everything && !self.stands_whole(&stored)? {
+                    outdated.push(stored);
+                }
                 Ok(true)
             }
             Read::Other { bytes, inode } => {
@@ -100,7 +117,7 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Gives a record its entries in the indexes, where it has none.
-    fn index(&mut self, name: &str, stored: &Stored) -> Result<(), StoreError> {
+    fn index(&mut self, name: &str, stored: &Stored, outdated: &mut Vec<Stored>) -> Result<(), StoreError> {
         let record = &stored.record;
         let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
         let attachment = record
@@ -112,8 +129,15 @@ impl<D: Disk> Locked<'_, D> {
                 Read::Nothing => None,
                 Read::Ours(other) if other.inode == stored.inode => continue,
                 // Two records of one claimant: a change that lost power half way. The later one counts.
-                Read::Ours(other) if other.record.since.wall() >= record.since.wall() => continue,
-                Read::Ours(_) | Read::Other { .. } => Some(()),
+                Read::Ours(other) if other.record.since.wall() >= record.since.wall() => {
+                    outdated.push(stored.clone());
+                    continue;
+                }
+                Read::Ours(other) => {
+                    outdated.push(other);
+                    Some(())
+                }
+                Read::Other { .. } => Some(()),
             };
             if there.is_some() {
                 self.remove(&path)?;
@@ -124,6 +148,45 @@ impl<D: Disk> Locked<'_, D> {
                 .map_err(|source| StoreError::io("make the index entry", &path, source))?;
         }
         Ok(())
+    }
+
+    /// Whether a record stands under all of its addresses.
+    fn stands_whole(&self, stored: &Stored) -> Result<bool, StoreError> {
+        for address in &stored.record.addresses {
+            if inode_of(&self.store.path(&address.to_string()))? != Some(stored.inode) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Finishes a change that lost power half way: the claimant's later record takes the place of this one, and the
+    /// names that it lacks, where nobody else has them.
+    fn replace_outdated(&mut self, old: &Stored) -> Result<(), StoreError> {
+        let Some(claimant) = old.record.claimant() else { return Ok(()) };
+        let Read::Ours(later) = self.store.read(&format!("{CLAIMANTS}/{}", claimant.entry()))? else {
+            return Ok(());
+        };
+        if later.inode == old.inode && self.stands_whole(&later)? {
+            return Ok(());
+        }
+        let mut record = later.record.clone();
+        record.addresses.clear();
+        for address in &later.record.addresses {
+            let there = inode_of(&self.store.path(&address.to_string()))?;
+            if there.is_none_or(|inode| inode == later.inode || inode == old.inode) {
+                record.addresses.push(*address);
+            }
+        }
+        if record.addresses.is_empty() {
+            return Ok(());
+        }
+        if !record.is_attached(&self.store.now) && record.phase == Phase::Attached {
+            // Its container is from before the boot, and must not get an entry among the attachments.
+            record =
+                Record { phase: Phase::Kept, since: self.state.first_look.clone(), netns: None, ..record };
+        }
+        self.put_over(&record, &[&later, old])
     }
 
     /// Makes a record of host-local's ours, joined with the other family's of the same attachment.

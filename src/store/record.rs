@@ -117,7 +117,8 @@ impl Record {
             return false;
         }
         let since = if self.phase == Phase::Attached { first_look } else { &self.since };
-        now.since(since) >= time
+        // Moments are whole seconds, so one that has begun does not count.
+        time.is_zero() || now.since(since) > time
     }
 
     /// Whether a container has it: attached, and since this boot.
@@ -224,7 +225,9 @@ impl From<&Record> for Written {
             uid: pod.and_then(|pod| pod.uid().map(str::to_owned)),
             keep: match record.keep {
                 Keep::No => None,
-                Keep::For(time) => Some(WrittenKeep::Seconds(time.as_secs())),
+                Keep::For(time) => {
+                    Some(WrittenKeep::Seconds(time.as_secs() + u64::from(time.subsec_nanos() > 0)))
+                }
                 Keep::Forever => Some(WrittenKeep::Word(Forever::Forever)),
             },
             since: record.since.clone(),

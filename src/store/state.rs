@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 
 use super::Moment;
@@ -53,8 +54,27 @@ impl Changed {
 /// A change of names: those in `place` shall be the new record, those in `remove` shall be gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Change {
+    /// The new record's inode, to tell a change that was done from one that was taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) inode: Option<u64>,
     pub(super) place: Vec<Place>,
     pub(super) remove: Vec<Removal>,
+}
+
+impl Change {
+    /// Whether all names are ones that a record may have: whatever wrote the page, nothing else is touched.
+    fn stays_inside(&self) -> bool {
+        let placed = self.place.iter().map(|place| &place.name);
+        placed.chain(self.remove.iter().map(|removal| &removal.name)).all(|name| {
+            let entry = [super::ATTACHMENTS, super::CLAIMANTS]
+                .iter()
+                .find_map(|folder| name.strip_prefix(folder)?.strip_prefix('/'));
+            match entry {
+                Some(entry) => !entry.contains('/') && entry != "." && entry != "..",
+                None => super::reconcile::address_of(name).is_some(),
+            }
+        })
+    }
 }
 
 /// A name, relative to the network's directory, that shall be the new record.
@@ -90,18 +110,23 @@ pub(super) fn parse(bytes: &[u8]) -> Found {
     }
     match serde_json::from_slice::<VersionOnly>(bytes) {
         Ok(VersionOnly { version }) if version > VERSION => Found::Newer(version),
-        Ok(_) => serde_json::from_slice(bytes).map_or(Found::Nothing, Found::State),
+        Ok(_) => match serde_json::from_slice::<State>(bytes) {
+            Ok(state) if state.change.as_ref().is_none_or(Change::stays_inside) => Found::State(state),
+            _ => Found::Nothing,
+        },
         Err(_) => Found::Nothing,
     }
 }
 
 pub(super) fn read(path: &Path) -> io::Result<Option<(File, Vec<u8>)>> {
     use std::io::Read;
-    let mut file = match fs::OpenOptions::new().read(true).write(true).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let mut file =
+        match fs::OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+        {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
     let mut bytes = Vec::with_capacity(PAGE);
     file.read_to_end(&mut bytes)?;
     Ok(Some((file, bytes)))
@@ -116,4 +141,43 @@ pub(super) fn page(state: &State) -> io::Result<Vec<u8>> {
     bytes.resize(PAGE - 1, b' ');
     bytes.push(b'\n');
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_name(name: &str) -> Vec<u8> {
+        let now = Moment::new(1_700_000_000, 1, "boot");
+        let removal = Removal { name: name.to_owned(), inode: 1 };
+        let state = State {
+            version: VERSION,
+            in_order: true,
+            first_look: now,
+            cursors: BTreeMap::new(),
+            directory: Changed(1, 2),
+            change: Some(Change { remove: vec![removal], ..Change::default() }),
+        };
+        page(&state).unwrap()
+    }
+
+    #[test]
+    fn a_page_whose_change_names_other_files_is_not_trusted() {
+        for name in ["10.1.0.2", "fd00::2", ".sticky/attachments/c,eth0", ".sticky/claimants/ns,p,eth0"] {
+            assert!(matches!(parse(&with_name(name)), Found::State(_)), "{name}");
+        }
+        for name in ["../x", "/etc/passwd", "lock", ".sticky/attachments/../../x", ".sticky/claimants/..", ""]
+        {
+            assert!(matches!(parse(&with_name(name)), Found::Nothing), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_always_a_page_long_and_reads_back() {
+        let bytes = with_name("10.1.0.2");
+        assert_eq!(bytes.len(), PAGE);
+        assert!(matches!(parse(&bytes), Found::State(State { in_order: true, .. })));
+        assert!(matches!(parse(&bytes[..100]), Found::Nothing));
+        assert!(matches!(parse(b"{\"version\": 7}"), Found::Newer(7)));
+    }
 }
