@@ -1,0 +1,156 @@
+//! The house's plan, checked: imports point one way only, and the rooms that decide know no clock, disk or network.
+
+// Whatever a fixture cannot do is a failed test, said by a panic.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every room, with the rooms that it may use. `bin` is where everything is put together.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("alloc", &[]),
+    ("policy", &["alloc"]),
+    ("cni", &["alloc", "policy"]),
+    ("store", &["alloc", "policy", "cni"]),
+    ("cluster", &["alloc", "policy"]),
+    ("plugin", &["alloc", "policy", "cni", "store", "cluster"]),
+    ("agent", &["alloc", "policy", "cni", "store", "cluster"]),
+    ("controller", &["alloc", "policy", "cluster"]),
+    ("cli", &["alloc", "policy", "cni", "store", "cluster"]),
+];
+
+/// The rooms that only decide.
+const PURE: &[&str] = &["alloc", "policy"];
+
+/// What a pure room must not name.
+const IMPURE: &[&str] = &[
+    "std::fs",
+    "std::io",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "std::os",
+    "SystemTime",
+    "Instant",
+    "TcpStream",
+    "TcpListener",
+    "UdpSocket",
+    "UnixStream",
+    "tokio",
+    "kube::",
+    "k8s_openapi",
+    "nix::",
+    "rand",
+    "tracing",
+];
+
+/// The lines of a file that are code of the product: no comments, and nothing from the tests at its end.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
+    lines
+        .take_while(|(_, line)| line.trim() != "#[cfg(test)]")
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+/// The rooms of ours that a line of the room's code names.
+fn named(line: &str) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for start in ["crate::", "sticky_ipam::"] {
+        for (at, _) in line.match_indices(start) {
+            let rest = &line[at + start.len()..];
+            let many = rest.strip_prefix('{').map(|rest| rest.split('}').next().unwrap_or(rest));
+            let names = many.map_or_else(|| vec![rest], |many| many.split(',').map(str::trim).collect());
+            for name in names {
+                let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+                rooms.push(name[..end].to_owned());
+            }
+        }
+    }
+    rooms
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The product's files of a room: what is only compiled for tests is not part of the house.
+fn of_room(room: &str) -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(room);
+    let is_test = |path: &PathBuf| {
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        name.ends_with("tests") || path.parent().is_some_and(|folder| folder.ends_with("tests"))
+    };
+    let product = files(&folder).into_iter().filter(|path| !is_test(path));
+    product.map(|path| (path.clone(), fs::read_to_string(&path).unwrap())).collect()
+}
+
+#[test]
+fn every_room_has_its_place_in_the_plan() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for entry in fs::read_dir(source).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let planned = ROOMS.iter().any(|(room, _)| *room == name);
+        let known = planned || ["bin", "lib.rs"].contains(&name.as_str());
+        assert!(known, "src/{name} has no place in the plan: add it to ROOMS with what it may use");
+    }
+}
+
+#[test]
+fn imports_point_one_way_only() {
+    for (room, may_use) in ROOMS {
+        for (path, text) in of_room(room) {
+            for (at, line) in code(&text) {
+                for name in named(line) {
+                    let is_room = ROOMS.iter().any(|(other, _)| *other == name);
+                    let allowed = !is_room || name == *room || may_use.contains(&name.as_str());
+                    assert!(allowed, "{}:{at}: {room} must not use {name}: {line}", path.display());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_decides_knows_no_clock_no_disk_and_no_network() {
+    for room in PURE {
+        let files = of_room(room);
+        assert!(!files.is_empty(), "{room} is empty");
+        for (path, text) in files {
+            for (at, line) in code(&text) {
+                let found = IMPURE.iter().find(|word| line.contains(*word));
+                assert!(found.is_none(), "{}:{at}: {room} names {found:?}: {line}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn only_binaries_print_or_exit() {
+    for (room, _) in ROOMS.iter().filter(|(room, _)| *room != "cli") {
+        for (path, text) in of_room(room) {
+            for (at, line) in code(&text) {
+                let found =
+                    ["println!", "print!(", "process::exit", "io::stdout"].iter().find(|w| line.contains(*w));
+                assert!(found.is_none(), "{}:{at}: {found:?} belongs into src/bin: {line}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_check_itself_sees_what_it_looks_for() {
+    assert_eq!(named("use crate::{alloc::x, store};"), ["alloc", "store"]);
+    assert_eq!(named("    let x = crate::plugin::run(sticky_ipam::cni::y);"), ["plugin", "cni"]);
+    let text = "//! crate::plugin\nuse crate::store::X;\n#[cfg(test)]\nuse crate::plugin::Y;\n";
+    assert_eq!(code(text).collect::<Vec<_>>(), [(2, "use crate::store::X;")]);
+}
