@@ -29,6 +29,11 @@ test: ## Run every test that needs no privileges, those on a real etcd and kube-
 	$(MAKE) --no-print-directory lint plugin
 	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" cargo test
 
+.PHONY: network
+network: ## Run the plugin under cnitool and ptp in real network namespaces (root)
+	STICKY_IPAM_CNI_BIN="$$(tests/tools/build cni | tail -n 1)" \
+	  cargo test --no-default-features --features root-tests --test network
+
 .PHONY: lint
 lint: ## Check format, lints, docs and shell scripts
 	cargo fmt --check
