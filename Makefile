@@ -29,16 +29,11 @@ test: ## Run every test that needs no privileges, those on a real etcd and kube-
 	$(MAKE) --no-print-directory lint plugin
 	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" cargo test
 
-.PHONY: network
-network: ## Run the plugin under cnitool and ptp in real network namespaces (root)
-	STICKY_IPAM_CNI_BIN="$$(tests/tools/build cni | tail -n 1)" \
-	  cargo test --no-default-features --features root-tests --test network
-
 .PHONY: lint
 lint: ## Check format, lints, docs and shell scripts
 	cargo fmt --check
-	cargo clippy --all-targets --quiet -- -D warnings
-	cargo clippy --test lab --quiet -- -D warnings
+	cargo clippy --all-targets --features root-tests --quiet -- -D warnings
+	cargo clippy --test lab --features root-tests --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet --document-private-items
 	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/cluster/bench/keeper.sh \
 	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/groups.sh \

@@ -19,10 +19,13 @@ lab: plugin ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool L
 lab-down: ## Remove every trace of the lab
 	tests/lab/lab down
 
-# The signals of an interrupted run reach the tests' own lab too, so `down` comes in any case.
-e2e: plugin ## Prove it on the lab: make e2e [T=part of a test's name]
+# The plugin under cnitool and ptp first, then the cluster. The signals of an interrupted run reach the tests' own
+# lab too, so `down` comes in any case.
+e2e: plugin ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
+	STICKY_IPAM_CNI_BIN="$$(tests/tools/path cni)" cargo test --features root-tests --test network $(T)
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down
-	@status=0; LAB_DIR=$(E2E_DIR) STICKY_IPAM_BIN=$(abspath $(PLUGIN)) cargo test --test lab -- --test-threads=1 $(T) || status=$$?; \
+	@status=0; LAB_DIR=$(E2E_DIR) STICKY_IPAM_BIN=$(abspath $(PLUGIN)) \
+	  cargo test --features root-tests --test lab -- --test-threads=1 $(T) || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status

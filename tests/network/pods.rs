@@ -84,7 +84,7 @@ impl Pods {
 
     fn cnitool(&self, verb: &str, pod: &str) -> Command {
         let tools = PathBuf::from(std::env::var_os("STICKY_IPAM_CNI_BIN").expect(
-            "STICKY_IPAM_CNI_BIN must name the folder with cnitool and ptp; make network builds and names it",
+            "STICKY_IPAM_CNI_BIN must name the folder with cnitool and ptp; make e2e builds and names it",
         ));
         let ours = PathBuf::from(env!("CARGO_BIN_EXE_sticky-ipam"));
         let path = std::env::join_paths([ours.parent().unwrap(), &tools]).unwrap();
