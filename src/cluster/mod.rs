@@ -5,4 +5,5 @@
 
 pub mod cilium;
 pub mod claims;
+pub mod client;
 pub mod objects;

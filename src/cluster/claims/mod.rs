@@ -6,6 +6,7 @@
 //! address may be used only through the StickyIP whose uid its claim names, and a sealed claim is let go only after
 //! that uid is gone for good. Must never rely on time, leadership or memory for safety.
 
+pub mod carry;
 #[cfg(test)]
 mod model;
 pub mod repair;
