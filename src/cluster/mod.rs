@@ -7,3 +7,4 @@ pub mod cilium;
 pub mod claims;
 pub mod client;
 pub mod objects;
+pub mod pod;

@@ -9,9 +9,11 @@
 pub mod carry;
 #[cfg(test)]
 mod model;
+pub mod propose;
 pub mod repair;
 pub mod step;
 #[cfg(test)]
 mod tests;
 pub mod view;
+pub mod walk;
 pub mod write;
