@@ -122,9 +122,10 @@ impl Connection {
     pub async fn open(kubeconfig: &Path, timeout: Duration) -> Result<Self, ApiError> {
         let broken = |why: String| ApiError::Kubeconfig { path: kubeconfig.to_owned(), why };
         let read = Kubeconfig::read_from(kubeconfig).map_err(|error| broken(with_causes(&error)))?;
-        let proxied = read.clusters.iter().any(|named| {
-            named.cluster.as_ref().is_some_and(|cluster| cluster.proxy_url.is_some())
-        });
+        let proxied = read
+            .clusters
+            .iter()
+            .any(|named| named.cluster.as_ref().is_some_and(|cluster| cluster.proxy_url.is_some()));
         let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
         let mut config = config.map_err(|error| broken(with_causes(&error)))?;
         if !proxied {
@@ -249,7 +250,8 @@ mod tests {
             std::fs::write(&path, content).unwrap();
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let error = runtime.block_on(Connection::open(&path, Duration::from_secs(1))).unwrap_err().to_string();
+        let error =
+            runtime.block_on(Connection::open(&path, Duration::from_secs(1))).unwrap_err().to_string();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
         error
     }

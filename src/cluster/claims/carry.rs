@@ -117,12 +117,7 @@ impl<'a> Carrier<'a> {
         Ok(found.is_some_and(|found| found.metadata.uid.as_deref() == Some(uid)))
     }
 
-    async fn send(
-        &self,
-        write: &Write,
-        known: Option<&StickyIP>,
-        pod: &str,
-    ) -> Result<Carried, ApiError> {
+    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
         match write {
             Write::CreateClaim { address, holder, phase, origin } => {
                 let (home, block) = origin.home_and_block();
@@ -277,7 +272,8 @@ fn attached_status(
     let from = status.attachment.as_ref().map(|old| old.node.clone());
     let last = status.handovers.first().map(|last| last.to.clone());
     // The sandbox made anew on the same node is no move.
-    let moved = last.as_deref() != Some(&attached.node) || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
+    let moved = last.as_deref() != Some(&attached.node)
+        || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
     if moved {
         status.record(HandoverRecord {
             from: from.or(last).unwrap_or_default(),
@@ -306,12 +302,7 @@ fn reason_of(takeover: Takeover) -> &'static str {
     }
 }
 
-fn conflict_status(
-    mut status: StickyIPStatus,
-    address: IpAddr,
-    held_by: &Holder,
-    now: Timestamp,
-) -> Value {
+fn conflict_status(mut status: StickyIPStatus, address: IpAddr, held_by: &Holder, now: Timestamp) -> Value {
     status.conditions.retain(|condition| condition.kind != "Conflict");
     status.conditions.push(Condition {
         kind: "Conflict".into(),

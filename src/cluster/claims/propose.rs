@@ -64,12 +64,9 @@ impl Offer {
 
     /// A pin's addresses with their origins.
     pub fn pinned(&self, addresses: &[IpAddr], ground: &mut dyn Ground) -> Result<Vec<Candidate>, WalkError> {
-        let candidate = |address: &IpAddr| {
-            let origin = match self.left(*address) {
-                Some(claim) => origin_of(claim, ground.node()),
-                None => self.origin(*address, ground)?,
-            };
-            Ok(Candidate { address: *address, origin })
+        let candidate = |address: &IpAddr| match self.left(*address) {
+            Some(claim) => again(claim, ground),
+            None => Ok(Candidate { address: *address, origin: self.origin(*address, ground)? }),
         };
         addresses.iter().map(candidate).collect()
     }
@@ -89,9 +86,7 @@ impl Offer {
                 claim.spec.phase != ClaimPhase::Refused && !avoid.contains(&claim.spec.address)
             });
             let candidate = match left {
-                Some(claim) => {
-                    Some(Candidate { address: claim.spec.address, origin: origin_of(claim, ground.node()) })
-                }
+                Some(claim) => Some(again(claim, ground)?),
                 None => match self.of_pools(api, key, family, avoid).await? {
                     Some(candidate) => Some(candidate),
                     None => ground.reserve_any(family, avoid)?,
@@ -118,8 +113,11 @@ impl Offer {
         let claims: Api<AddressClaim> = Api::all(api.client());
         for pool in &self.pools {
             for range in pool.spec.cidrs.iter().filter(|range| Family::of(range.addr()) == family) {
-                let of_range = ListParams::default()
-                    .labels(&format!("{}={}", labels::BLOCK, labels::block_value(*range)));
+                let of_range = ListParams::default().labels(&format!(
+                    "{}={}",
+                    labels::BLOCK,
+                    labels::block_value(*range)
+                ));
                 let listed = api.read("list AddressClaims", || claims.list_metadata(&of_range)).await?;
                 let taken: BTreeSet<String> =
                     listed.items.into_iter().filter_map(|claim| claim.metadata.name).collect();
@@ -135,6 +133,15 @@ impl Offer {
         }
         Ok(None)
     }
+}
+
+/// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been lost since.
+fn again(claim: &AddressClaim, ground: &mut dyn Ground) -> Result<Candidate, WalkError> {
+    let origin = origin_of(claim, ground.node());
+    if matches!(origin, Origin::OwnBlock { .. }) {
+        ground.reserve_this(claim.spec.address)?;
+    }
+    Ok(Candidate { address: claim.spec.address, origin })
 }
 
 fn origin_of(claim: &AddressClaim, node: &str) -> Origin {

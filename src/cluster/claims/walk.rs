@@ -17,9 +17,7 @@ use super::view::{ClaimView, Origin, StickyView};
 use super::write::Write;
 use crate::alloc::range::Family;
 use crate::cluster::client::ApiError;
-use crate::cluster::objects::{
-    AddressClaim, ClaimName, ClaimantRef, Holder, Sound, StickyIP, WorkloadRef,
-};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimantRef, Holder, Sound, StickyIP, WorkloadRef};
 use crate::cluster::pod;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
