@@ -185,7 +185,8 @@ async fn ask<D: Disk>(
             Err(WalkError::Api(error)) if carrier.count() == 0 => return Err(Why::Unasked(error)),
             Err(WalkError::Api(error)) => return Err(Why::Doubt(error)),
             Err(error) => {
-                if matches!(error, WalkError::Refused(_)) {
+                // Whatever was claimed on the way was undone; nothing else can hold what was reserved for it.
+                if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
                     here.unreserve().map_err(CniError::from)?;
                 }
                 return Err(Why::Told(to_cni(&error)));

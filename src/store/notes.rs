@@ -82,7 +82,9 @@ impl<D: Disk> Locked<'_, D> {
     pub fn forget_note(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
         let path = self.store.path(NOTES).join(record::attachment_entry(attachment));
         match inode_of(&path)? {
-            Some(_) => self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source)),
+            Some(_) => {
+                self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))
+            }
             None => Ok(()),
         }
     }

@@ -2,10 +2,11 @@
 //! pinned to, then a Sticky pool's, then the node's own. Must never propose an address of the node's block before the
 //! node's store has reserved it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 use sha2::{Digest, Sha256};
 
@@ -15,6 +16,7 @@ use super::walk::{Ground, WalkError};
 use crate::alloc::range::Family;
 use crate::cluster::client::Connection;
 use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
+use crate::policy::selector::Selector;
 
 /// How many addresses of a pool's range are looked at: more than anybody claims, and the end of a search in a /64.
 const MOST_TRIED: u128 = 1 << 17;
@@ -23,6 +25,8 @@ const MOST_TRIED: u128 = 1 << 17;
 #[derive(Debug, Default)]
 pub struct Offer {
     pools: Vec<IPPool>,
+    /// The labels of this node, read only if a pool asks for them.
+    labels: BTreeMap<String, String>,
     own: Vec<AddressClaim>,
 }
 
@@ -31,7 +35,7 @@ impl Offer {
     ///
     /// # Errors
     /// The server is of no help.
-    pub async fn read(api: &Connection, key: &Holder) -> Result<Self, WalkError> {
+    pub async fn read(api: &Connection, key: &Holder, node: &str) -> Result<Self, WalkError> {
         let pools: Api<IPPool> = Api::all(api.client());
         let claims: Api<AddressClaim> = Api::all(api.client());
         let of_key = ListParams::default()
@@ -45,7 +49,13 @@ impl Offer {
         pools.retain(|pool| pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none());
         // The order of the manual: the highest priority first, then by name.
         pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
-        Ok(Self { pools, own: own.items })
+        let mut labels = BTreeMap::new();
+        if pools.iter().any(|pool| pool.spec.node_selector.is_some()) {
+            let nodes: Api<Node> = Api::all(api.client());
+            let found = api.read(&format!("get Node {node}"), || nodes.get_metadata_opt(node)).await?;
+            labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
+        }
+        Ok(Self { pools, labels, own: own.items })
     }
 
     /// Where an address comes from.
@@ -97,6 +107,13 @@ impl Offer {
         Ok(candidates)
     }
 
+    /// Whether a pool is for the pods of this node. A selector that cannot be read picks nobody.
+    fn serves(&self, pool: &IPPool) -> bool {
+        pool.spec.node_selector.as_ref().is_none_or(|written| {
+            Selector::check(written).is_ok_and(|selector| selector.matches(&self.labels))
+        })
+    }
+
     fn left(&self, address: IpAddr) -> Option<&AddressClaim> {
         self.own.iter().find(|claim| claim.spec.address == address)
     }
@@ -111,7 +128,7 @@ impl Offer {
         avoid: &BTreeSet<IpAddr>,
     ) -> Result<Option<Candidate>, WalkError> {
         let claims: Api<AddressClaim> = Api::all(api.client());
-        for pool in &self.pools {
+        for pool in self.pools.iter().filter(|pool| self.serves(pool)) {
             for range in pool.spec.cidrs.iter().filter(|range| Family::of(range.addr()) == family) {
                 let of_range = ListParams::default().labels(&format!(
                     "{}={}",

@@ -152,7 +152,7 @@ impl Walker {
             if view.is_none() && candidates.is_none() {
                 let offer = match &offer {
                     Some(offer) => offer,
-                    None => offer.insert(Offer::read(carrier.api(), &self.key).await?),
+                    None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
                 };
                 candidates = Some(if self.pinned.is_empty() {
                     offer.candidates(carrier.api(), &self.key, &avoid, ground).await?
@@ -251,7 +251,7 @@ impl Walker {
         for address in view.addresses.iter().filter(|address| !claims.contains_key(address)) {
             let offer = match offer {
                 Some(offer) => offer,
-                None => offer.insert(Offer::read(carrier.api(), &self.key).await?),
+                None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
             };
             ask.origins.insert(*address, offer.origin(*address, ground)?);
         }
