@@ -106,7 +106,7 @@ impl TestNode {
             "ipam": {
                 "type": "sticky-ipam", "subnet": self.range.to_string(), "dataDir": self.dir.path(),
                 "sticky": {
-                    "waitForOldPod": self.patience, "logLevel": "error",
+                    "waitForOldPod": self.patience, "logFile": self.dir.path().join("log"),
                     "cluster": {
                         "kubeconfig": self.kubeconfig, "node": self.name, "timeout": self.timeout,
                         "onUnavailable": self.on_unavailable,

@@ -15,6 +15,7 @@ use super::view::Origin;
 use super::walk::{Ground, WalkError};
 use crate::alloc::range::Family;
 use crate::cluster::client::Connection;
+use crate::cluster::objects::ip_pool::overlaps;
 use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
 use crate::policy::selector::Selector;
 
@@ -46,6 +47,8 @@ impl Offer {
             api.read("list AddressClaims", || claims.list(&of_key)),
         )?;
         let mut pools = pools.items;
+        let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
+        pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
         pools.retain(|pool| pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none());
         // The order of the manual: the highest priority first, then by name.
         pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
