@@ -151,7 +151,7 @@ fn no_plain_file(error: &io::Error) -> bool {
 /// No record of ours comes near this; whatever is larger is not one.
 const LARGEST_RECORD: u64 = 64 * 1024;
 
-#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack, for an instant")]
+#[allow(clippy::large_enum_variant, reason = "one at a time, never in a list")]
 enum Read {
     Nothing,
     Ours(Stored),
