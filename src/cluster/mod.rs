@@ -5,4 +5,6 @@
 
 pub mod cilium;
 pub mod claims;
+pub mod client;
 pub mod objects;
+pub mod pod;

@@ -5,6 +5,7 @@
 //! no verb meets an invalid value. This room must never write anything, and never touch standard output.
 
 mod args;
+pub mod cluster;
 pub mod config;
 pub mod duration;
 pub mod error;
@@ -19,6 +20,7 @@ pub mod sticky;
 mod verb;
 mod version;
 
+pub use cluster::{ClusterConf, OnUnavailable};
 pub use config::NetConf;
 pub use error::{CniError, code};
 pub use input::{ConfigSource, MAX_INPUT, Pollable};

@@ -1,12 +1,13 @@
 //! The settings under the one key that is ours, `sticky`.
 //!
-//! This is where the cluster's settings will join: a field is added to [`StickyConf`], to [`FIELDS`] and to
-//! `StickyConf::read`, and the tests then ask for it in the schema and in the reference.
+//! A new field is added to [`StickyConf`], to [`FIELDS`] and to `StickyConf::read`, and the tests then ask for it in the
+//! schema and in the reference. The cluster's settings are in [`super::cluster`].
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::cluster::ClusterConf;
 use super::duration::parse_duration;
 use super::error::{CniError, shown};
 use super::fields::{Fields, nearest};
@@ -25,6 +26,7 @@ pub const FIELDS: &[&str] = &[
     "logLevel",
     "logMaxFiles",
     "bootIDFile",
+    "cluster",
 ];
 
 /// How long a verb waits for the store's lock, unless told otherwise.
@@ -187,6 +189,8 @@ pub struct StickyConf {
     pub log_max_files: usize,
     /// The file whose content differs from boot to boot.
     pub boot_id_file: PathBuf,
+    /// How the cluster is asked; absent when this node decides alone.
+    pub cluster: Option<ClusterConf>,
 }
 
 impl Default for StickyConf {
@@ -203,6 +207,7 @@ impl Default for StickyConf {
             log_level: LogLevel::Info,
             log_max_files: DEFAULT_LOG_MAX_FILES,
             boot_id_file: PathBuf::from(DEFAULT_BOOT_ID_FILE),
+            cluster: None,
         }
     }
 }
@@ -254,6 +259,7 @@ impl StickyConf {
             .unwrap_or(default.log_level),
             log_max_files: log_max_files(fields)?.unwrap_or(default.log_max_files),
             boot_id_file: fields.absolute_path("bootIDFile")?.unwrap_or(default.boot_id_file),
+            cluster: fields.object("cluster")?.map(|cluster| ClusterConf::read(&cluster)).transpose()?,
         })
     }
 }
@@ -282,7 +288,7 @@ fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
     })
 }
 
-fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
+pub(super) fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
     let Some(text) = fields.string(key)? else { return Ok(None) };
     match parse_duration(text).filter(|time| *time <= LONGEST_WAIT) {
         Some(time) => Ok(Some(time)),
@@ -293,7 +299,11 @@ fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
     }
 }
 
-fn choice<T: Copy>(fields: &Fields<'_>, key: &str, known: &[(&str, T)]) -> Result<Option<T>, CniError> {
+pub(super) fn choice<T: Copy>(
+    fields: &Fields<'_>,
+    key: &str,
+    known: &[(&str, T)],
+) -> Result<Option<T>, CniError> {
     let Some(text) = fields.string(key)? else { return Ok(None) };
     match known.iter().find(|(word, _)| *word == text) {
         Some((_, value)) => Ok(Some(*value)),

@@ -16,14 +16,18 @@ use crate::store::{Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stor
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
     request: &Request,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<Value, CniError> {
     let dns = name_service(scene.ipam)?;
     let wanted = requested_by_set(scene.ipam)?;
-    let addresses = reserve(request, scene, &wanted, story)?;
+    let addresses = match in_cluster(request, scene, &wanted, story)? {
+        Some(addresses) => addresses,
+        None => reserve(request, scene, &wanted, story)?,
+    };
     let mut ours = CniResult { dns, routes: scene.ipam.routes.clone(), ..CniResult::default() };
     for (set, address) in scene.ipam.sets.iter().zip(addresses) {
-        if let Some(range) = set.contains(address) {
+        // An address from elsewhere in the cluster stands in the node's own network: its gateway serves it too.
+        if let Some(range) = set.contains(address).or_else(|| set.ranges().first()) {
             ours.ips.push(IpConfig::new(range.with_prefix(address), range.gateway()));
         }
     }
@@ -34,12 +38,38 @@ pub(super) fn run<D: Disk>(
     Ok(result.print_as(request.config.version))
 }
 
+/// The addresses of a pod that the cluster binds; none if this node decides alone.
+#[cfg(feature = "cluster")]
+fn in_cluster<D: Disk>(
+    request: &Request,
+    scene: &Scene<'_, D>,
+    wanted: &[Option<IpAddr>],
+    story: &mut Story<'_>,
+) -> Result<Option<Vec<IpAddr>>, CniError> {
+    match (&scene.sticky.cluster, &request.pod) {
+        (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
+            super::bound::add(request, scene, conf, pod, wanted, story)
+        }
+        _ => Ok(None),
+    }
+}
+
+#[cfg(not(feature = "cluster"))]
+fn in_cluster<D: Disk>(
+    _: &Request,
+    _: &Scene<'_, D>,
+    _: &[Option<IpAddr>],
+    _: &mut Story<'_>,
+) -> Result<Option<Vec<IpAddr>>, CniError> {
+    Ok(None)
+}
+
 /// Reserves the addresses, durably, and tells them in the order of the range sets.
 fn reserve<D: Disk>(
     request: &Request,
     scene: &Scene<'_, D>,
     wanted: &[Option<IpAddr>],
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
     let mut old_pod = OldPod::new(scene.sticky.wait_for_old_pod);
@@ -75,7 +105,7 @@ fn take<D: Disk>(
     wanted: &[Option<IpAddr>],
     mut locked: Locked<'_, D>,
     claimed: Option<&Stored>,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
     let addresses = loop {
@@ -104,6 +134,7 @@ fn take<D: Disk>(
             netns: request.netns.clone(),
             pod: request.pod.clone(),
             keep: keep(request),
+            binding: None,
             since: scene.store.now().clone(),
         };
         match locked.put(&record, claimed) {
@@ -199,7 +230,7 @@ fn reclaim<D: Disk>(
     let mut kept: Vec<(Stored, IpAddr)> = locked
         .kept()?
         .into_iter()
-        .filter(|stored| Some(stored) != claimed)
+        .filter(|stored| Some(stored) != claimed && stored.record.binding.is_none())
         .filter_map(|stored| of_set(&stored.record, set).map(|address| (stored, address)))
         .collect();
     let (now, first_look) = (scene.store.now(), locked.first_look().clone());

@@ -7,7 +7,7 @@ use crate::store::Disk;
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
     request: &Request,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let stored = match scene.store.lock_existing()? {
@@ -21,6 +21,10 @@ pub(super) fn run<D: Disk>(
     };
     let has = &stored.record.addresses;
     story.tell(has, "as ADD left it");
+    #[cfg(feature = "cluster")]
+    if let (Some(conf), Some(binding)) = (&scene.sticky.cluster, &stored.record.binding) {
+        super::bound::check(conf, binding, attachment)?;
+    }
     let Some(prev) = &request.config.prev_result else { return Ok(()) };
     let told: Vec<_> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
     let failed = |why: String| Err(CniError::new(code::CHECK_FAILED, why));

@@ -3,33 +3,100 @@
 //! By container, never by pod: a late or repeated DEL finds nothing of what a newer container has.
 
 use super::{Scene, Story, attachment};
-use crate::cni::{CniError, Request};
-use crate::store::{Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+use crate::cni::{Attachment, CniError, Request};
+use crate::store::{Disk, Keep, Locked, Moment, Note, Phase, Record, StoreError, Stored, Told};
 
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
     request: &Request,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
-    let Some(mut locked) = scene.store.lock_existing()? else {
-        story.tell(&[], "there is no store");
-        return Ok(());
+    let stored = match scene.store.lock_existing()? {
+        None => {
+            story.tell(&[], "there is no store");
+            None
+        }
+        Some(mut locked) => match locked.of_attachment(attachment)? {
+            None => {
+                story.tell(&[], "this container has nothing");
+                None
+            }
+            Some(stored) => {
+                let why = let_go(&mut locked, &stored, scene.store.now())?;
+                story.tell(&stored.record.addresses, why);
+                locked.commit()?;
+                Some(stored)
+            }
+        },
     };
-    let Some(stored) = locked.of_attachment(attachment)? else {
-        story.tell(&[], "this container has nothing");
-        return Ok(());
+    tell_cluster(scene, attachment, stored.as_ref(), story)
+}
+
+/// Has the API server know that the sandbox has ended: at once, or by a note for the agent. An attachment of which this
+/// node knows nothing may still stand there, if its ADD ended half way.
+#[cfg(feature = "cluster")]
+fn tell_cluster<D: Disk>(
+    scene: &Scene<'_, D>,
+    attachment: &Attachment,
+    stored: Option<&Stored>,
+    story: &mut Story<'_>,
+) -> Result<(), CniError> {
+    let record = stored.map(|stored| &stored.record);
+    let outcome = match (&scene.sticky.cluster, record.map(|record| &record.binding)) {
+        (_, Some(None)) | (None, None) => return Ok(()),
+        (None, Some(Some(_))) => Err("sticky.cluster is missing or cannot be read".to_owned()),
+        (Some(conf), binding) => {
+            super::bound::detach(conf, attachment, binding.and_then(Option::as_ref), story)
+        }
     };
-    let why = let_go(&mut locked, &stored, scene.store.now())?;
-    story.tell(&stored.record.addresses, why);
-    Ok(locked.commit()?)
+    let Err(why) = outcome else {
+        return match scene.store.lock_existing()? {
+            Some(mut locked) => Ok(locked.forget_note(attachment)?),
+            None => Ok(()),
+        };
+    };
+    tracing::warn!(container = attachment.container.as_str(), why, "left a note for the agent");
+    let mut locked = scene.store.lock()?;
+    Ok(locked.leave_note(attachment, &ended_note(attachment, record, scene.store.now()))?)
+}
+
+/// Without the cluster's part only a note can be left, for one that has it.
+#[cfg(not(feature = "cluster"))]
+fn tell_cluster<D: Disk>(
+    scene: &Scene<'_, D>,
+    attachment: &Attachment,
+    stored: Option<&Stored>,
+    _: &mut Story<'_>,
+) -> Result<(), CniError> {
+    if let Some(stored) = stored.filter(|stored| stored.record.binding.is_some()) {
+        let mut locked = scene.store.lock()?;
+        locked.leave_note(attachment, &ended_note(attachment, Some(&stored.record), scene.store.now()))?;
+    }
+    Ok(())
+}
+
+/// The note that this sandbox has ended.
+pub(super) fn ended_note(attachment: &Attachment, record: Option<&Record>, now: &Moment) -> Note {
+    let binding = record.and_then(|record| record.binding.as_ref());
+    let container = attachment.container.as_str();
+    Note {
+        what: Told::Ended,
+        container: container.to_owned(),
+        interface: attachment.interface.as_str().to_owned(),
+        namespace: binding.map(|binding| binding.namespace.clone()),
+        name: binding.map(|binding| binding.name.clone()),
+        known_as: binding.map(|binding| binding.container.clone()).filter(|known| known != container),
+        uid: record.and_then(|record| record.pod.as_ref()?.uid().map(str::to_owned)),
+        at: now.clone(),
+    }
 }
 
 /// Ends an attachment, and says what became of its addresses.
 pub(super) fn let_go<D: Disk>(
     locked: &mut Locked<'_, D>,
     stored: &Stored,
-    now: &crate::store::Moment,
+    now: &Moment,
 ) -> Result<&'static str, StoreError> {
     if stored.record.keep == Keep::No {
         locked.free(stored)?;

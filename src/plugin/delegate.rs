@@ -11,7 +11,11 @@ use super::Story;
 use crate::cni::{CniError, Request, code};
 
 /// Runs the delegate with our environment, and passes its answer on as it is.
-pub(super) fn run(request: &Request, delegate: &Value, story: &mut Story) -> Result<Option<Value>, CniError> {
+pub(super) fn run(
+    request: &Request,
+    delegate: &Value,
+    story: &mut Story<'_>,
+) -> Result<Option<Value>, CniError> {
     let kind = delegate.get("type").and_then(Value::as_str).unwrap_or_default();
     let program = find(request, kind)?;
     let config = config_for(request, delegate);

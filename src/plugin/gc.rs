@@ -3,7 +3,7 @@
 //! In small portions, so that nobody waits long for the lock. What was attached after the list was made is not in
 //! it, and is left alone.
 
-use super::del::let_go;
+use super::del::{ended_note, let_go};
 use super::{Scene, Story};
 use crate::cni::{CniError, Request};
 use crate::store::{Disk, Entry, Store};
@@ -14,7 +14,7 @@ const PORTION: usize = 32;
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
     request: &Request,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<(), CniError> {
     let Some(valid) = &request.config.valid_attachments else {
         story.tell(&[], "no list of valid attachments: nothing is freed");
@@ -39,6 +39,11 @@ fn end_stale<D: Disk>(store: &Store<D>, stale: &[Entry]) -> Result<usize, CniErr
         for entry in portion {
             if let Some(stored) = locked.of_entry(entry)? {
                 let what = let_go(&mut locked, &stored, store.now())?;
+                if stored.record.binding.is_some() {
+                    let attachment = &stored.record.attachment;
+                    locked
+                        .leave_note(attachment, &ended_note(attachment, Some(&stored.record), store.now()))?;
+                }
                 ended += 1;
                 let addresses = super::list(&stored.record.addresses);
                 tracing::info!(

@@ -41,7 +41,7 @@ pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
 }
 
 /// The line of a verb.
-pub(super) fn verb(request: &Request, story: &Story, error: Option<&CniError>, took: Duration) {
+pub(super) fn verb(request: &Request, story: &Story<'_>, error: Option<&CniError>, took: Duration) {
     let verb = request.verb.as_str();
     let network = request.config.name.as_str();
     let pod =

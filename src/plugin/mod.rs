@@ -1,13 +1,17 @@
 //! The CNI plugin: one verb a run, each on a page of its own.
 //!
-//! A verb asks the store (and later the cluster), and answers with a result or an error of the specification's
+//! A verb asks the store, and the cluster where it is told to, and answers with a result or an error of the specification's
 //! shape. Must never print anything else on standard output, and never leave half of a verb done.
 
 mod add;
+#[cfg(feature = "cluster")]
+mod bound;
 mod check;
 mod del;
 mod delegate;
 mod gc;
+#[cfg(feature = "cluster")]
+mod ground;
 mod log;
 mod status;
 mod wait;
@@ -37,10 +41,28 @@ pub struct Answer {
 
 /// Runs the verb that the environment and standard input ask for.
 pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSource) -> Answer {
+    answer(env, stdin, Story::default())
+}
+
+/// The same, with a witness of every write to the API server.
+#[cfg(feature = "cluster")]
+pub fn run_before(
+    witness: &dyn crate::cluster::claims::carry::Witness,
+    env: &impl Fn(&str) -> Option<OsString>,
+    stdin: &mut impl ConfigSource,
+) -> Answer {
+    answer(env, stdin, Story { witness, ..Story::default() })
+}
+
+fn answer(
+    env: &impl Fn(&str) -> Option<OsString>,
+    stdin: &mut impl ConfigSource,
+    story: Story<'_>,
+) -> Answer {
     match cni::read_request(env, stdin) {
         Ok(Parsed::About) => Answer { stdout: None, stderr: Some(cni::about()), status: 0 },
         Ok(Parsed::Version { reply }) => Answer::document(&reply, 0),
-        Ok(Parsed::Verb(request)) => carry_out(&request),
+        Ok(Parsed::Verb(request)) => carry_out(&request, story),
         Err(failure) => Answer::document(&failure.to_json(), 1),
     }
 }
@@ -51,14 +73,30 @@ impl Answer {
     }
 }
 
-/// What a verb did, for the log: the address and why it is that one.
-#[derive(Debug, Default)]
-struct Story {
+/// What a verb did, for the log: the address and why it is that one. And who watches while it is done.
+struct Story<'a> {
     addresses: String,
     reason: String,
+    #[cfg(feature = "cluster")]
+    witness: &'a dyn crate::cluster::claims::carry::Witness,
+    #[cfg(not(feature = "cluster"))]
+    witness: std::marker::PhantomData<&'a ()>,
 }
 
-impl Story {
+impl Default for Story<'_> {
+    fn default() -> Self {
+        Self {
+            addresses: String::new(),
+            reason: String::new(),
+            #[cfg(feature = "cluster")]
+            witness: &crate::cluster::claims::carry::Nobody,
+            #[cfg(not(feature = "cluster"))]
+            witness: std::marker::PhantomData,
+        }
+    }
+}
+
+impl Story<'_> {
     fn tell(&mut self, addresses: &[IpAddr], reason: impl Into<String>) {
         self.addresses = list(addresses);
         self.reason = reason.into();
@@ -69,13 +107,12 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn carry_out(request: &Request) -> Answer {
+fn carry_out(request: &Request, mut story: Story<'_>) -> Answer {
     let started = Instant::now();
     let _log = log::start(request.config.sticky());
     for warning in &request.warnings {
         tracing::warn!(network = request.config.name.as_str(), "{warning}");
     }
-    let mut story = Story::default();
     let outcome = match &request.config.delegate {
         Some(delegate) => delegate::run(request, delegate, &mut story),
         None => Moment::now(&boot_id_file(request))
@@ -106,7 +143,7 @@ fn dispatch<D: Disk>(
     request: &Request,
     disk: D,
     now: Moment,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<Option<Value>, CniError> {
     let scene = Scene::of(request, disk, now)?;
     let verb = match request.verb {
@@ -142,9 +179,11 @@ fn boot_id_file(request: &Request) -> std::path::PathBuf {
     request.config.sticky().cloned().unwrap_or_default().boot_id_file
 }
 
-/// How long this request's addresses are kept once it is over. Without our settings nothing is: as host-local does.
+/// How long this request's addresses are kept once it is over, by this node's own settings. Without them nothing is, as
+/// host-local does; where the cluster decides who is sticky, this node does not.
 fn keep(request: &Request) -> Keep {
     match (request.config.sticky(), &request.pod) {
+        (Some(sticky), _) if sticky.cluster.is_some() => Keep::No,
         (Some(sticky), Some(pod)) if sticky.selects(pod) => match sticky.retention {
             Retention::Forever => Keep::Forever,
             Retention::For(time) => Keep::For(time),

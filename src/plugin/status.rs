@@ -9,9 +9,13 @@ use crate::store::Disk;
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
     request: &Request,
-    story: &mut Story,
+    story: &mut Story<'_>,
 ) -> Result<(), CniError> {
     scene.store.is_usable().map_err(|error| CniError::not_available(error.to_string()))?;
+    #[cfg(feature = "cluster")]
+    if let Some(conf) = &scene.sticky.cluster {
+        super::bound::is_ready(conf)?;
+    }
     story.tell(&[], "ready");
     // Without our settings the specification decides: an ADD that cannot succeed is not ready.
     let full_is_ready = request
@@ -37,6 +41,6 @@ fn could_reclaim<D: Disk>(scene: &Scene<'_, D>, set: &RangeSet) -> Result<bool, 
     let may_go = scene.sticky.on_exhaustion == OnExhaustion::Reclaim;
     Ok(kept
         .iter()
-        .filter(|stored| of_set(&stored.record, set).is_some())
+        .filter(|stored| stored.record.binding.is_none() && of_set(&stored.record, set).is_some())
         .any(|stored| may_go || stored.record.has_expired(scene.store.now(), &first_look)))
 }

@@ -15,11 +15,13 @@ mod import;
 mod lock;
 mod look;
 mod moment;
+mod notes;
 mod occupied;
 mod open;
 mod reconcile;
 mod record;
 mod state;
+mod turn;
 mod verify;
 
 use std::fs::{self, File, OpenOptions};
@@ -34,8 +36,10 @@ pub use error::StoreError;
 pub use import::{Fate, Step};
 pub use look::{Entry, Look};
 pub use moment::Moment;
-pub use record::{Claimant, Keep, Phase, Record};
+pub use notes::{Note, Told};
+pub use record::{Binding, Claimant, Keep, Phase, Record};
 pub use state::VERSION;
+pub use turn::Turn;
 pub use verify::Finding;
 
 use nix::fcntl::OFlag;
@@ -147,7 +151,7 @@ fn no_plain_file(error: &io::Error) -> bool {
 /// No record of ours comes near this; whatever is larger is not one.
 const LARGEST_RECORD: u64 = 64 * 1024;
 
-#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack, for an instant")]
+#[allow(clippy::large_enum_variant, reason = "one at a time, never in a list")]
 enum Read {
     Nothing,
     Ours(Stored),

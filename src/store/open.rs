@@ -65,7 +65,7 @@ impl<D: Disk> Store<D> {
         Ok(())
     }
 
-    fn make_dir(&self, path: &Path) -> Result<(), StoreError> {
+    pub(super) fn make_dir(&self, path: &Path) -> Result<(), StoreError> {
         match self.disk.make_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(StoreError::io("make the directory", path, error))

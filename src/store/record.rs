@@ -53,8 +53,22 @@ pub struct Record {
     pub pod: Option<PodIdentity>,
     /// What happens to the addresses when the attachment ends.
     pub keep: Keep,
+    /// The StickyIP that binds them, where the cluster does. Only the cluster lets go of such an address.
+    pub binding: Option<Binding>,
     /// Since when it is in its phase.
     pub since: Moment,
+}
+
+/// The StickyIP behind a record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Binding {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The container id under which the API server knows the attachment: an older one than the record's if the API server
+    /// was away when the sandbox was made anew. Empty as long as the address is reserved and was never attached here.
+    pub container: String,
 }
 
 /// For whom a sticky address is kept: a pod's interface.
@@ -73,6 +87,11 @@ impl Claimant {
             name: pod.name().to_owned(),
             interface: interface.clone(),
         }
+    }
+
+    /// The claimant whose address this StickyIP binds.
+    pub fn bound(namespace: &str, name: &str, interface: &IfName) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned(), interface: interface.clone() }
     }
 
     /// The name of its entry in the index.
@@ -103,6 +122,9 @@ fn shortened(name: String) -> String {
 impl Record {
     /// For whom these addresses are kept, if they are.
     pub fn claimant(&self) -> Option<Claimant> {
+        if let (true, Some(Binding { namespace, name, .. })) = (self.keep != Keep::No, &self.binding) {
+            return Some(Claimant::bound(namespace, name, &self.attachment.interface));
+        }
         match (self.keep, &self.pod) {
             (Keep::No, _) | (_, None) => None,
             (_, Some(pod)) => Some(Claimant::new(pod, &self.attachment.interface)),
@@ -172,6 +194,7 @@ impl Record {
             netns: None,
             pod: None,
             keep: Keep::No,
+            binding: None,
             since: now.clone(),
         }
     }
@@ -196,6 +219,8 @@ struct Written {
     /// Absent: not sticky. "Forever", or seconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     keep: Option<WrittenKeep>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    sticky: Option<Binding>,
     since: Moment,
 }
 
@@ -230,6 +255,7 @@ impl From<&Record> for Written {
                 }
                 Keep::Forever => Some(WrittenKeep::Word(Forever::Forever)),
             },
+            sticky: record.binding.clone(),
             since: record.since.clone(),
         }
     }
@@ -261,6 +287,7 @@ impl Written {
                 Some(WrittenKeep::Seconds(seconds)) => Keep::For(Duration::from_secs(seconds)),
                 Some(WrittenKeep::Word(Forever::Forever)) => Keep::Forever,
             },
+            binding: self.sticky,
             since: self.since,
         })
     }

@@ -8,4 +8,7 @@ mod bench_cleanup;
 mod bench_identities;
 mod bench_levers;
 mod bench_peer;
+mod crashes;
+mod node;
 mod objects;
+mod plugin;

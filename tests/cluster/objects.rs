@@ -122,5 +122,11 @@ async fn a_pool_is_refused_when_its_ranges_or_blocks_make_no_sense() {
         refused(&api, "IPPool", "bad", with(&good, change), why).await;
     }
     unchangeable(&api, &name, json!({"use": "Sticky"}), "cannot change").await;
+    // A Sticky pool has no blocks, so their size does not bound it.
+    let small = case.unique("small");
+    let sticky = json!({"cidrs": ["10.9.0.0/28"], "use": "Sticky",
+                        "nodeSelector": {"matchLabels": {"no": "node"}}});
+    api.create(&PostParams::default(), &object("IPPool", &small, &sticky)).await.unwrap();
+    api.delete(&small, &Default::default()).await.unwrap();
     api.delete(&name, &Default::default()).await.unwrap();
 }

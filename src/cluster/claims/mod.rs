@@ -6,11 +6,14 @@
 //! address may be used only through the StickyIP whose uid its claim names, and a sealed claim is let go only after
 //! that uid is gone for good. Must never rely on time, leadership or memory for safety.
 
+pub mod carry;
 #[cfg(test)]
 mod model;
+pub mod propose;
 pub mod repair;
 pub mod step;
 #[cfg(test)]
 mod tests;
 pub mod view;
+pub mod walk;
 pub mod write;

@@ -31,11 +31,11 @@ use crate::policy::selector::LabelSelector;
 )]
 #[x_kube(
     validation = Rule::new(
-        "!has(self.blockSize) || !has(self.blockSize.ipv4) || self.cidrs.all(c, !isCIDR(c) || \
+        "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv4) || self.cidrs.all(c, !isCIDR(c) || \
          cidr(c).ip().family() == 6 || cidr(c).prefixLength() <= self.blockSize.ipv4)"
     ).message("blockSize.ipv4 must not be larger than a block: its prefix length is at least that of every IPv4 range"),
     validation = Rule::new(
-        "!has(self.blockSize) || !has(self.blockSize.ipv6) || self.cidrs.all(c, !isCIDR(c) || \
+        "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv6) || self.cidrs.all(c, !isCIDR(c) || \
          cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= self.blockSize.ipv6)"
     ).message("blockSize.ipv6 must not be larger than a block: its prefix length is at least that of every IPv6 range"),
     validation = Rule::new(

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use serde_json::{Value, json};
 
-use super::{Parsed, code, config, ipam, read_request, sticky};
+use super::{Parsed, cluster, code, config, ipam, read_request, sticky};
 
 const REFERENCE: &str = include_str!("../../../docs/configuration.md");
 const SCHEMA: &str = include_str!("../../../docs/conflist.schema.json");
@@ -13,12 +13,13 @@ const SCHEMA: &str = include_str!("../../../docs/conflist.schema.json");
 const ROUTE_FIELDS: &[&str] = &super::result::ROUTE_KEYS;
 
 /// The parts of a configuration, by their name in the schema, with the fields that the code reads there.
-const PARTS: [(&str, &[&str]); 5] = [
+const PARTS: [(&str, &[&str]); 6] = [
     ("plugin", config::FIELDS),
     ("ipam", ipam::FIELDS),
     ("range", ipam::RANGE_FIELDS),
     ("route", ROUTE_FIELDS),
     ("sticky", sticky::FIELDS),
+    ("cluster", cluster::FIELDS),
 ];
 
 fn schema() -> Value {
@@ -70,6 +71,21 @@ fn the_defaults_in_the_schema_are_those_of_the_code() {
     assert_eq!(data_dir, ipam::DEFAULT_DATA_DIR);
 }
 
+#[cfg(feature = "cluster")]
+#[test]
+fn the_clusters_defaults_in_the_schema_are_those_of_the_code() {
+    let schema = schema();
+    let mut written = json!({"kubeconfig": "/k", "node": "n1"});
+    let least = settings(json!({"cluster": written.clone()}));
+    for (key, property) in schema["$defs"]["cluster"]["properties"].as_object().unwrap() {
+        if let Some(default) = property.get("default") {
+            written[key] = default.clone();
+        }
+    }
+    assert!(written.as_object().unwrap().len() >= 6, "{written}");
+    assert_eq!(settings(json!({"cluster": written})), least);
+}
+
 fn settings(sticky: Value) -> super::StickyConf {
     match ask(&request(json!({"subnet": "10.1.0.0/24", "sticky": sticky}))) {
         Some(Parsed::Verb(request)) => request.config.sticky().unwrap().clone(),
@@ -103,7 +119,12 @@ fn samples() -> Vec<(bool, Value)> {
         config[key] = value;
         config
     };
-    vec![
+    let cluster = |key: &str, value: Value| {
+        let mut cluster = json!({"kubeconfig": "/k", "node": "n1"});
+        cluster[key] = value;
+        sticky(json!({"cluster": cluster}))
+    };
+    let mut all = vec![
         (
             true,
             request(
@@ -180,7 +201,29 @@ fn samples() -> Vec<(bool, Value)> {
         (false, sticky(json!({"logMaxFiles": 0}))),
         (false, sticky(json!({"logMaxFiles": 1001}))),
         (false, sticky(json!({"bootIDFile": "x"}))),
-    ]
+        (false, sticky(json!({"cluster": {"node": "n1"}}))),
+        (false, sticky(json!({"cluster": []}))),
+        (false, cluster("kubeconfig", json!("rel"))),
+        (false, cluster("node", json!("Node_1"))),
+        (false, cluster("timeout", json!("0s"))),
+        (false, cluster("onUnavailable", json!("panic"))),
+        (false, cluster("selector", json!({"app": "db"}))),
+        (false, cluster("selector", json!({"matchLabels": {"a b": "c"}}))),
+        (false, cluster("selector", json!({"matchExpressions": [{"key": "a", "operator": "Is"}]}))),
+        (false, cluster("excludePrefixes", json!("x"))),
+        (false, cluster("colour", json!("blue"))),
+    ];
+    // A build without the feature refuses the section, whatever is in it.
+    if cfg!(feature = "cluster") {
+        all.extend([
+            (true, cluster("timeout", json!("1.5s"))),
+            (true, cluster("onUnavailable", json!("allocate"))),
+            (true, cluster("selector", json!({"matchLabels": {"example.com/app": "db"}}))),
+            (true, cluster("selector", json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]}))),
+            (true, cluster("excludePrefixes", json!(["test-"]))),
+        ]);
+    }
+    all
 }
 
 #[test]

@@ -127,6 +127,11 @@ impl<'a> Case<'a> {
         self.server.access(Credentials::Token(token), &self.namespace)
     }
 
+    /// A token that nobody gave out.
+    pub fn forged_token(&self) -> Access {
+        self.server.access(Credentials::Token("made.up.token".to_owned()), &self.namespace)
+    }
+
     /// A proxy of this test's own in front of the server.
     pub fn proxy(&self) -> Proxy {
         Proxy::before(self.server.address())

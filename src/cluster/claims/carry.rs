@@ -1,0 +1,360 @@
+//! Carrying out one write with exactly its precondition. Must never decide anything, and never write without the
+//! precondition that the write names.
+
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::{Value, json};
+
+use super::write::{Unchanged, Write};
+use crate::cluster::client::{ApiError, Connection};
+use crate::cluster::objects::{
+    AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, Holder,
+    StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, labels,
+};
+use crate::policy::handover::{Attached, Takeover};
+use crate::policy::retention::Retention;
+
+/// Who we are, in the fields that the API server keeps of every writer.
+pub const FIELD_MANAGER: &str = "sticky-ipam";
+
+/// Told of every write, by number from 1. Tests stop a process there.
+pub trait Witness {
+    /// The write is about to be sent.
+    fn before(&self, number: usize, write: &Write) {
+        let _ = (number, write);
+    }
+    /// The write was sent, whatever came of it.
+    fn after(&self, number: usize, write: &Write) {
+        let _ = (number, write);
+    }
+}
+
+/// Watches nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Nobody;
+
+impl Witness for Nobody {}
+
+/// What came of a write.
+#[derive(Debug)]
+pub enum Carried {
+    /// A StickyIP was written; this is how it stands now.
+    Sticky(Box<StickyIP>),
+    /// A claim was written; this is how it stands now.
+    Claim(Box<AddressClaim>),
+    /// The object is gone, or going.
+    Deleted,
+    /// The world has moved on: the precondition did not hold. Read again.
+    Lost,
+}
+
+/// Carries writes out, one at a time.
+pub struct Carrier<'a> {
+    api: Connection,
+    witness: &'a dyn Witness,
+    count: usize,
+}
+
+impl<'a> Carrier<'a> {
+    /// A carrier over this connection.
+    #[must_use]
+    pub fn new(api: Connection, witness: &'a dyn Witness) -> Self {
+        Self { api, witness, count: 0 }
+    }
+
+    /// How many writes were sent.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn api(&self) -> &Connection {
+        &self.api
+    }
+
+    /// The connection, to start its time anew.
+    pub fn api_mut(&mut self) -> &mut Connection {
+        &mut self.api
+    }
+
+    /// Sends one write. `known` is the StickyIP as it was read, for the part of its status that grows; `pod` is the name
+    /// of the pod that is attached.
+    ///
+    /// # Errors
+    /// The server is of no help; if [`ApiError::leaves_doubt`], the write may have happened.
+    pub async fn carry(
+        &mut self,
+        write: &Write,
+        known: Option<&StickyIP>,
+        pod: &str,
+    ) -> Result<Carried, ApiError> {
+        if let Some((holder, uid)) = write.must_be_gone()
+            && self.is_there(holder, uid).await?
+        {
+            return Ok(Carried::Lost);
+        }
+        self.count += 1;
+        self.witness.before(self.count, write);
+        let sent = self.send(write, known, pod).await;
+        self.witness.after(self.count, write);
+        match sent {
+            // Exists already, or changed; gone; not as the rules of the object's life want it: somebody was faster.
+            Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Carried::Lost),
+            other => other,
+        }
+    }
+
+    /// A live look whether the StickyIP with this uid exists.
+    async fn is_there(&self, holder: &Holder, uid: &str) -> Result<bool, ApiError> {
+        let api: Api<StickyIP> = Api::namespaced(self.api.client(), &holder.namespace);
+        let what = format!("get StickyIP {holder}");
+        let found = self.api.read(&what, || api.get_metadata_opt(&holder.name)).await?;
+        Ok(found.is_some_and(|found| found.metadata.uid.as_deref() == Some(uid)))
+    }
+
+    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
+        match write {
+            Write::CreateClaim { address, holder, phase, origin } => {
+                let (home, block) = origin.home_and_block();
+                let mut claim = AddressClaim::new(
+                    &ClaimName::of(*address).to_string(),
+                    AddressClaimSpec {
+                        address: *address,
+                        phase: *phase,
+                        holder: holder.clone(),
+                        sticky_uid: None,
+                        home_node: home.map(str::to_owned),
+                        block: block.map(|block| block.to_string()),
+                        reason: None,
+                    },
+                );
+                if let Some(block) = block {
+                    let label = (labels::BLOCK.to_owned(), labels::block_value(block));
+                    claim.metadata.labels = Some([label].into());
+                }
+                let what = format!("create AddressClaim {address}");
+                let made = self.api.once(&what, self.claims().create(&params(), &claim)).await?;
+                Ok(Carried::Claim(Box::new(made)))
+            }
+            Write::AnswerClaim { address, at, refused } => {
+                let spec = match refused {
+                    None => json!({"phase": ClaimPhase::Granted}),
+                    Some(reason) => json!({"phase": ClaimPhase::Refused, "reason": clip(reason)}),
+                };
+                self.patch_claim(*address, at, spec).await
+            }
+            Write::SealClaim { address, at, sticky_uid } => {
+                let spec = json!({"phase": ClaimPhase::Bound, "stickyUid": sticky_uid});
+                self.patch_claim(*address, at, spec).await
+            }
+            Write::RestClaim { address, at, .. } => {
+                self.patch_claim(*address, at, json!({"phase": ClaimPhase::Resting})).await
+            }
+            Write::DeleteClaim { address, at } => {
+                let name = ClaimName::of(*address).to_string();
+                let what = format!("delete AddressClaim {address}");
+                self.api.once(&what, self.claims().delete(&name, &only_if(at))).await?;
+                Ok(Carried::Deleted)
+            }
+            Write::CreateSticky { key, addresses, claimant, workload } => {
+                let spec = StickyIPSpec {
+                    addresses: addresses.clone(),
+                    claimant: *claimant,
+                    workload: workload.clone(),
+                    retention: Retention::default(),
+                };
+                let object = StickyIP::new(&key.name, spec);
+                let what = format!("create StickyIP {key}");
+                let made = self.api.once(&what, self.stickies(key).create(&params(), &object)).await?;
+                Ok(Carried::Sticky(Box::new(made)))
+            }
+            Write::DeleteSticky { key, at } => {
+                let what = format!("delete StickyIP {key}");
+                self.api.once(&what, self.stickies(key).delete(&key.name, &only_if(at))).await?;
+                Ok(Carried::Deleted)
+            }
+            Write::Attach { key, at, attached, takeover } => {
+                let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
+                let status = attached_status(status, attached, *takeover, pod, now());
+                self.patch_status(key, at, &status).await
+            }
+            Write::Detach { key, at } => {
+                // A merge patch takes a key out by null.
+                let status =
+                    json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
+                self.patch_status(key, at, &status).await
+            }
+            Write::MarkConflict { key, at, address, held_by } => {
+                let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
+                self.patch_status(key, at, &conflict_status(status, *address, held_by, now())).await
+            }
+        }
+    }
+
+    async fn patch_claim(&self, address: IpAddr, at: &Unchanged, spec: Value) -> Result<Carried, ApiError> {
+        let name = ClaimName::of(address).to_string();
+        let patch = Patch::Merge(json!({"metadata": metadata(at), "spec": spec}));
+        let what = format!("patch AddressClaim {address}");
+        let made = self.api.once(&what, self.claims().patch(&name, &patch_params(), &patch)).await?;
+        Ok(Carried::Claim(Box::new(made)))
+    }
+
+    async fn patch_status(&self, key: &Holder, at: &Unchanged, status: &Value) -> Result<Carried, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": metadata(at), "status": status}));
+        let what = format!("patch the status of StickyIP {key}");
+        let sent = self.stickies(key);
+        let made = self.api.once(&what, sent.patch_status(&key.name, &patch_params(), &patch)).await?;
+        Ok(Carried::Sticky(Box::new(made)))
+    }
+
+    fn claims(&self) -> Api<AddressClaim> {
+        Api::all(self.api.client())
+    }
+
+    fn stickies(&self, key: &Holder) -> Api<StickyIP> {
+        Api::namespaced(self.api.client(), &key.namespace)
+    }
+}
+
+fn params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// In a merge patch these two make the server refuse it on any other state of the object.
+fn metadata(at: &Unchanged) -> Value {
+    json!({"uid": at.uid, "resourceVersion": at.resource_version})
+}
+
+fn only_if(at: &Unchanged) -> DeleteParams {
+    let preconditions =
+        Preconditions { uid: Some(at.uid.clone()), resource_version: Some(at.resource_version.clone()) };
+    DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
+}
+
+fn now() -> Timestamp {
+    // The schema's date-time knows seconds; more would only make two writes of one second differ.
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+/// The longest reason that a claim takes.
+const LONGEST_REASON: usize = 1024;
+
+fn clip(text: &str) -> &str {
+    &text[..text.floor_char_boundary(LONGEST_REASON)]
+}
+
+/// The status of the object on which the write rests; none if another state of it is known.
+fn status_at(known: Option<&StickyIP>, at: &Unchanged) -> Option<StickyIPStatus> {
+    let known = known.filter(|known| {
+        known.metadata.resource_version.as_deref() == Some(&at.resource_version)
+            && known.metadata.uid.as_deref() == Some(&at.uid)
+    })?;
+    Some(known.status.clone().unwrap_or_default())
+}
+
+fn attached_status(
+    mut status: StickyIPStatus,
+    attached: &Attached,
+    takeover: Option<Takeover>,
+    pod: &str,
+    now: Timestamp,
+) -> Value {
+    let from = status.attachment.as_ref().map(|old| old.node.clone());
+    let last = status.handovers.first().map(|last| last.to.clone());
+    // The sandbox made anew on the same node is no move.
+    let moved = last.as_deref() != Some(&attached.node)
+        || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
+    if moved {
+        status.record(HandoverRecord {
+            from: from.or(last).unwrap_or_default(),
+            to: attached.node.clone(),
+            reason: takeover.map_or("the address was free", reason_of).to_owned(),
+            at: Time(now),
+        });
+    }
+    let attachment = Attachment {
+        node: attached.node.clone(),
+        pod_name: pod.to_owned(),
+        pod_uid: attached.pod_uid.clone(),
+        container_id: attached.container_id.clone(),
+        since: Time(now),
+    };
+    json!({"attachment": attachment, "phase": StickyPhase::Attached, "lastSeen": Time(now),
+           "handovers": status.handovers})
+}
+
+fn reason_of(takeover: Takeover) -> &'static str {
+    match takeover {
+        Takeover::SandboxReplaced => "the same pod has a new sandbox",
+        Takeover::LocalSandboxGone => "the old pod's sandbox on this node is gone",
+        Takeover::NodeGone => "the old node was deleted",
+        Takeover::OutOfService => "the old node is tainted out-of-service",
+    }
+}
+
+fn conflict_status(mut status: StickyIPStatus, address: IpAddr, held_by: &Holder, now: Timestamp) -> Value {
+    status.conditions.retain(|condition| condition.kind != "Conflict");
+    status.conditions.push(Condition {
+        kind: "Conflict".into(),
+        status: "True".into(),
+        reason: "ClaimedForAnother".into(),
+        message: format!("{address} is claimed for StickyIP {held_by}; delete one of the two"),
+        last_transition_time: Time(now),
+    });
+    json!({"phase": StickyPhase::Conflict, "conditions": status.conditions})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(node: &str, container: &str) -> Attached {
+        Attached { node: node.into(), pod_uid: "u".into(), container_id: container.into() }
+    }
+
+    #[test]
+    fn a_move_is_written_down_and_a_new_sandbox_on_the_same_node_is_none() {
+        let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
+        assert_eq!(first["handovers"].as_array().unwrap().len(), 1);
+        let status: StickyIPStatus = serde_json::from_value(first).unwrap();
+        let again =
+            attached_status(status.clone(), &on("n1", "c2"), Some(Takeover::SandboxReplaced), "p", now());
+        assert_eq!(again["handovers"].as_array().unwrap().len(), 1);
+        assert_eq!(again["attachment"]["containerId"], "c2");
+        let moved = attached_status(status, &on("n2", "c3"), Some(Takeover::NodeGone), "p", now());
+        assert_eq!(moved["handovers"][0]["from"], "n1");
+        assert_eq!(moved["handovers"][0]["to"], "n2");
+    }
+
+    #[test]
+    fn a_status_that_grew_is_not_written_over() {
+        let mut known = StickyIP::new(
+            "db-0",
+            StickyIPSpec {
+                addresses: vec!["10.0.0.1".parse().unwrap()],
+                claimant: crate::cluster::objects::ClaimantRef {
+                    kind: crate::cluster::objects::ClaimantKind::Pod,
+                    ordinal: None,
+                },
+                workload: Default::default(),
+                retention: Retention::default(),
+            },
+        );
+        known.metadata.uid = Some("u1".into());
+        known.metadata.resource_version = Some("7".into());
+        let at = |version: &str| Unchanged { uid: "u1".into(), resource_version: version.into() };
+        assert!(status_at(Some(&known), &at("7")).is_some());
+        assert!(status_at(Some(&known), &at("8")).is_none());
+        assert!(status_at(None, &at("7")).is_none());
+    }
+}

@@ -1,0 +1,402 @@
+//! A pod's way to its address: read, ask [`step::next`], carry out one write, and again. And the way back: [`detach`].
+//!
+//! Must never use what it did not read in this walk, and never end a walk in doubt as if it had succeeded.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, ListParams};
+use thiserror::Error;
+
+use super::carry::{Carried, Carrier};
+use super::propose::Offer;
+use super::step::{self, Ask, Candidate, Refusal, Seen, Step, Waiting};
+use super::view::{ClaimView, Origin, StickyView};
+use super::write::Write;
+use crate::alloc::range::Family;
+use crate::cluster::client::ApiError;
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimantRef, Holder, Sound, StickyIP, WorkloadRef};
+use crate::cluster::pod;
+use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
+
+/// Between two looks while waiting for somebody else.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The most writes of one walk. Every one is either progress or a lost race; whoever loses more often than this gives the
+/// others a rest.
+const MOST_STEPS: usize = 64;
+
+/// What the node itself knows and does: its store.
+pub trait Ground {
+    /// The node's name.
+    fn node(&self) -> &str;
+    /// The families of which the node's pods have an address.
+    fn families(&self) -> Vec<Family>;
+    /// What is known of an old sandbox of this node, whose pod is in this state.
+    ///
+    /// # Errors
+    /// The store fails.
+    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError>;
+    /// Reserves an address of the node's own ranges for the claimant, durably; none if nothing is free.
+    ///
+    /// # Errors
+    /// The store fails.
+    fn reserve_any(
+        &mut self,
+        family: Family,
+        avoid: &BTreeSet<IpAddr>,
+    ) -> Result<Option<Candidate>, WalkError>;
+    /// Reserves this very address if it is of the node's own ranges, and says where it comes from.
+    ///
+    /// # Errors
+    /// The store fails, or somebody on this node has it.
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError>;
+}
+
+/// Why a walk did not arrive.
+#[derive(Debug, Error)]
+pub enum WalkError {
+    /// The server was of no help.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// The protocol says no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The old holder, a home node or a deletion took too long.
+    #[error("waited {patience:?} for {what}")]
+    Waited {
+        /// What was waited for.
+        what: String,
+        /// For how long.
+        patience: Duration,
+    },
+    /// Others were faster every time.
+    #[error("others changed StickyIP {key} or its claims {MOST_STEPS} times in a row")]
+    Outrun {
+        /// The StickyIP.
+        key: Holder,
+    },
+    /// Nothing is free.
+    #[error("no {family} address is free, neither in a Sticky pool nor on this node; add a range to a pool")]
+    Exhausted {
+        /// The family.
+        family: Family,
+    },
+    /// An object of ours breaks its own rules.
+    #[error("{what} {name} breaks its own rules: {why}; correct or delete it")]
+    Unsound {
+        /// Its kind.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The node's store.
+    #[error("{0}")]
+    Ground(String),
+    /// Somebody on this node has the address.
+    #[error("{address} is held on this node by {holder}")]
+    HeldHere {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: String,
+    },
+}
+
+/// Who walks, and what for.
+#[derive(Debug, Clone)]
+pub struct Walker {
+    /// The sandbox.
+    pub asker: Attached,
+    /// The pod's name.
+    pub pod: String,
+    /// The StickyIP's namespace and name.
+    pub key: Holder,
+    /// What the name stands for.
+    pub claimant: ClaimantRef,
+    /// The workload.
+    pub workload: WorkloadRef,
+    /// The addresses that it is pinned to; empty if it is not.
+    pub pinned: Vec<IpAddr>,
+    /// How long to wait for others.
+    pub patience: Duration,
+}
+
+impl Walker {
+    /// Walks until the pod is attached, and tells its addresses. `sticky` is the StickyIP if it was just read.
+    ///
+    /// # Errors
+    /// Why it did not arrive. Whatever stands then is gone on with or undone by whoever comes next.
+    pub async fn walk(
+        &self,
+        carrier: &mut Carrier<'_>,
+        ground: &mut dyn Ground,
+        sticky: Option<Option<StickyIP>>,
+    ) -> Result<Vec<IpAddr>, WalkError> {
+        let started = Instant::now();
+        let mut known = match sticky {
+            Some(known) => known,
+            None => self.read_sticky(carrier).await?,
+        };
+        let mut offer: Option<Offer> = None;
+        let mut candidates: Option<Vec<Candidate>> = None;
+        let mut avoid = BTreeSet::new();
+        // Claims that were read since the last write that could have changed them.
+        let mut claims: Option<BTreeMap<IpAddr, ClaimView>> = None;
+        while carrier.count() < MOST_STEPS {
+            let view = sound_view(known.as_ref())?;
+            let mut ask = self.ask();
+            if view.is_none() && candidates.is_none() {
+                let offer = match &offer {
+                    Some(offer) => offer,
+                    None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
+                };
+                candidates = Some(if self.pinned.is_empty() {
+                    offer.candidates(carrier.api(), &self.key, &avoid, ground).await?
+                } else {
+                    offer.pinned(&self.pinned, ground)?
+                });
+            }
+            // Also when a StickyIP is there by now: what an attempt that lost has claimed is to be undone.
+            ask.candidates = candidates.clone().unwrap_or_else(|| self.plain_pin());
+            let read = match claims.take() {
+                Some(claims) => claims,
+                None => read_claims(carrier, &ask.claims_to_read(view.as_ref())).await?,
+            };
+            if let Some(view) = &view {
+                self.find_origins(carrier, view, &read, &mut offer, &mut ask, ground).await?;
+            }
+            let (old_node, old_pod, old_sandbox) = self.old_holder(carrier, known.as_ref(), ground).await?;
+            let seen = Seen { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
+            match step::next(&ask, &seen) {
+                Step::Done(addresses) => return Ok(addresses),
+                Step::Refuse { undo, why } => {
+                    self.undo(carrier, &undo).await;
+                    return Err(why.into());
+                }
+                Step::TryAnother { undo, avoid: taken } => {
+                    self.undo(carrier, &undo).await;
+                    avoid.extend(taken);
+                    candidates = None;
+                    known = self.read_sticky(carrier).await?;
+                }
+                Step::Wait(waiting) => {
+                    if started.elapsed() >= self.patience {
+                        let what = tell(&waiting, view.as_ref());
+                        return Err(WalkError::Waited { what, patience: self.patience });
+                    }
+                    carrier.api_mut().restart_time();
+                    tokio::time::sleep(PAUSE).await;
+                    carrier.api_mut().restart_time();
+                    known = self.read_sticky(carrier).await?;
+                }
+                Step::Do(write) => {
+                    match carrier.carry(&write, known.as_ref(), &self.pod).await {
+                        Ok(Carried::Sticky(object)) => {
+                            // What was just written was just read; a seal stands as long as its StickyIP does.
+                            claims = matches!(write, Write::Attach { .. }).then_some(read);
+                            known = Some(*object);
+                        }
+                        // The StickyIP is as it was read, or the next write's precondition fails.
+                        Ok(Carried::Claim(_)) if view.is_some() => {}
+                        Ok(_) => known = self.read_sticky(carrier).await?,
+                        // It may have happened: look.
+                        Err(error) if error.leaves_doubt() => {
+                            tracing::warn!(%error, "in doubt about a write; looking again");
+                            known = self.read_sticky(carrier).await?;
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+        }
+        Err(WalkError::Outrun { key: self.key.clone() })
+    }
+
+    fn ask(&self) -> Ask {
+        Ask {
+            asker: self.asker.clone(),
+            key: self.key.clone(),
+            claimant: self.claimant,
+            workload: self.workload.clone(),
+            candidates: Vec::new(),
+            pinned: !self.pinned.is_empty(),
+            origins: BTreeMap::new(),
+        }
+    }
+
+    /// The pin without origins, only to be compared with what a StickyIP has: nothing is claimed by it.
+    fn plain_pin(&self) -> Vec<Candidate> {
+        let plain = |address: &IpAddr| Candidate { address: *address, origin: Origin::Nowhere };
+        self.pinned.iter().map(plain).collect()
+    }
+
+    async fn read_sticky(&self, carrier: &Carrier<'_>) -> Result<Option<StickyIP>, WalkError> {
+        Ok(read_sticky(carrier, &self.key).await?)
+    }
+
+    /// Where the addresses of a StickyIP come from whose claim was lost. Rare, so it is looked up only then.
+    async fn find_origins(
+        &self,
+        carrier: &Carrier<'_>,
+        view: &StickyView,
+        claims: &BTreeMap<IpAddr, ClaimView>,
+        offer: &mut Option<Offer>,
+        ask: &mut Ask,
+        ground: &mut dyn Ground,
+    ) -> Result<(), WalkError> {
+        for address in view.addresses.iter().filter(|address| !claims.contains_key(address)) {
+            let offer = match offer {
+                Some(offer) => offer,
+                None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
+            };
+            ask.origins.insert(*address, offer.origin(*address, ground)?);
+        }
+        Ok(())
+    }
+
+    /// A live look at whoever is attached, if it is somebody else.
+    async fn old_holder(
+        &self,
+        carrier: &Carrier<'_>,
+        known: Option<&StickyIP>,
+        ground: &mut dyn Ground,
+    ) -> Result<(NodeState, OldPod, OldSandbox), WalkError> {
+        let attachment = known.and_then(|known| known.status.as_ref()?.attachment.as_ref());
+        let Some(old) = attachment.filter(|old| old.pod_uid != self.asker.pod_uid) else {
+            return Ok((NodeState::Unknown, OldPod::Unknown, OldSandbox::MayLive));
+        };
+        let api = carrier.api();
+        let pods: Api<Pod> = Api::namespaced(api.client(), &self.key.namespace);
+        let nodes: Api<Node> = Api::all(api.client());
+        let (what_pod, what_node) =
+            (format!("get Pod {}/{}", self.key.namespace, old.pod_name), format!("get Node {}", old.node));
+        let (found, node) = tokio::try_join!(
+            api.read(&what_pod, || pods.get_opt(&old.pod_name)),
+            api.read(&what_node, || nodes.get_opt(&old.node)),
+        )?;
+        let old_pod = pod::old_pod(found.as_ref(), &old.pod_uid);
+        let sandbox = if old.node == self.asker.node {
+            ground.old_sandbox(&old.container_id, old_pod)?
+        } else {
+            OldSandbox::MayLive
+        };
+        Ok((pod::node_state(node.as_ref()), old_pod, sandbox))
+    }
+
+    async fn undo(&self, carrier: &mut Carrier<'_>, writes: &[Write]) {
+        for write in writes {
+            // Whoever comes next, or repair, finds what is left.
+            if let Err(error) = carrier.carry(write, None, &self.pod).await {
+                tracing::warn!(%error, "cannot undo a claim");
+            }
+        }
+    }
+}
+
+fn tell(waiting: &Waiting, view: Option<&StickyView>) -> String {
+    match waiting {
+        Waiting::Grant { address, home } => format!("node {home} to grant {address}"),
+        Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),
+        Waiting::Handover(why) => {
+            let old = view.and_then(|view| view.attached.as_ref());
+            let (node, uid) = old.map_or(("", ""), |old| (old.node.as_str(), old.pod_uid.as_str()));
+            format!("the pod {uid} on node {node} to let go of the address: {why:?}")
+        }
+    }
+}
+
+fn sound_view(known: Option<&StickyIP>) -> Result<Option<StickyView>, WalkError> {
+    let Some(known) = known else { return Ok(None) };
+    match known.unsound() {
+        Some(why) => {
+            let name = known.metadata.name.clone().unwrap_or_default();
+            Err(WalkError::Unsound { what: "StickyIP", name, why })
+        }
+        None => Ok(Some(known.into())),
+    }
+}
+
+/// Reads a StickyIP, live.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn read_sticky(carrier: &Carrier<'_>, key: &Holder) -> Result<Option<StickyIP>, ApiError> {
+    let api: Api<StickyIP> = Api::namespaced(carrier.api().client(), &key.namespace);
+    carrier.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
+}
+
+async fn read_claims(
+    carrier: &Carrier<'_>,
+    addresses: &BTreeSet<IpAddr>,
+) -> Result<BTreeMap<IpAddr, ClaimView>, WalkError> {
+    let mut claims = BTreeMap::new();
+    let api: Api<AddressClaim> = Api::all(carrier.api().client());
+    // At most two families twice over; one connection takes them in turn.
+    for address in addresses {
+        let name = ClaimName::of(*address).to_string();
+        let what = format!("get AddressClaim {address}");
+        let Some(claim) = carrier.api().read(&what, || api.get_opt(&name)).await? else { continue };
+        if let Some(why) = claim.unsound() {
+            return Err(WalkError::Unsound { what: "AddressClaim", name, why });
+        }
+        claims.insert(*address, ClaimView::from(&claim));
+    }
+    Ok(claims)
+}
+
+/// What a DEL found to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Detached {
+    /// The sandbox was attached, and is no more.
+    Now(Holder),
+    /// The StickyIP does not exist, or another sandbox is attached: nothing to free.
+    NotAttached,
+}
+
+/// Detaches a sandbox by its container id. Without a StickyIP's name the node's attachments are searched.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn detach(
+    carrier: &mut Carrier<'_>,
+    node: &str,
+    key: Option<&Holder>,
+    container_id: &str,
+) -> Result<Detached, ApiError> {
+    for _ in 0..MOST_STEPS {
+        let found = match key {
+            Some(key) => read_sticky(carrier, key).await?,
+            None => find_attached(carrier, node, container_id).await?,
+        };
+        let Some(object) = found else { return Ok(Detached::NotAttached) };
+        let view = StickyView::from(&object);
+        let Some(write) = step::detach(&view, container_id) else { return Ok(Detached::NotAttached) };
+        match carrier.carry(&write, Some(&object), "").await {
+            Ok(Carried::Lost) => {}
+            Ok(_) => return Ok(Detached::Now(view.key)),
+            Err(error) if error.leaves_doubt() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let what = format!("detach container {container_id}");
+    Err(ApiError::Away { what, why: "others changed the StickyIP every time".to_owned() })
+}
+
+async fn find_attached(
+    carrier: &Carrier<'_>,
+    node: &str,
+    container_id: &str,
+) -> Result<Option<StickyIP>, ApiError> {
+    let api: Api<StickyIP> = Api::all(carrier.api().client());
+    let of_node = ListParams::default().fields(&format!("status.attachment.node={node}"));
+    let listed = carrier.api().read("list StickyIPs", || api.list(&of_node)).await?;
+    let attached = |object: &StickyIP| {
+        let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
+        attachment.is_some_and(|attachment| attachment.container_id == container_id)
+    };
+    Ok(listed.items.into_iter().find(attached))
+}

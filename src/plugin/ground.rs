@@ -1,0 +1,235 @@
+//! The node's store as a pod's walk needs it: what is known of an old sandbox, addresses reserved before they are
+//! claimed, and the record in the end. Must never let go of an address that somebody on this node has.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::Scene;
+use crate::alloc::RangeSet;
+use crate::alloc::range::Family;
+use crate::cluster::claims::step::Candidate;
+use crate::cluster::claims::view::Origin;
+use crate::cluster::claims::walk::{Ground, WalkError};
+use crate::cluster::objects::Holder;
+use crate::cni::{Attachment, CniError, ContainerId, PodIdentity, Request, code};
+use crate::policy::handover::{OldPod, OldSandbox};
+use crate::store::{Binding, Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+
+/// How many addresses that others hold are passed over before the node counts as full.
+const MOST_PASSED: usize = 1024;
+
+/// This node, for one claimant.
+pub(super) struct Here<'a, D: Disk> {
+    pub(super) request: &'a Request,
+    pub(super) scene: &'a Scene<'a, D>,
+    pub(super) node: &'a str,
+    pub(super) attachment: &'a Attachment,
+    pub(super) key: Holder,
+    pub(super) pod: PodIdentity,
+    /// Reserved in this walk.
+    pub(super) reserved: Vec<IpAddr>,
+}
+
+impl<D: Disk> Here<'_, D> {
+    pub(super) fn claimant(&self) -> Claimant {
+        Claimant::bound(&self.key.namespace, &self.key.name, &self.attachment.interface)
+    }
+
+    fn record(&self, addresses: Vec<IpAddr>, phase: Phase) -> Record {
+        Record {
+            addresses,
+            attachment: self.attachment.clone(),
+            phase,
+            netns: self.request.netns.clone().filter(|_| phase == Phase::Attached),
+            pod: Some(self.pod.clone()),
+            keep: Keep::Forever,
+            binding: Some(Binding {
+                namespace: self.key.namespace.clone(),
+                name: self.key.name.clone(),
+                container: match phase {
+                    Phase::Attached => self.attachment.container.as_str().to_owned(),
+                    Phase::Kept => String::new(),
+                },
+            }),
+            since: self.scene.store.now().clone(),
+        }
+    }
+
+    /// What the claimant has on this node; an error if a sandbox lives with it.
+    fn kept(&self, locked: &mut Locked<'_, D>) -> Result<Option<Stored>, WalkError> {
+        let kept = locked.of_claimant(&self.claimant()).map_err(ground)?;
+        if let Some(stored) = &kept
+            && self.lives(&stored.record)
+        {
+            let address = stored.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
+            return Err(WalkError::HeldHere { address, holder: stored.record.holder() });
+        }
+        Ok(kept)
+    }
+
+    /// Whether another pod's sandbox is there with this record's addresses.
+    fn lives(&self, record: &Record) -> bool {
+        let same_pod = record.pod.as_ref().and_then(PodIdentity::uid) == self.pod.uid();
+        record.is_attached(self.scene.store.now())
+            && record.attachment != *self.attachment
+            && !same_pod
+            && record.netns.as_ref().is_none_or(|netns| netns.exists())
+    }
+
+    /// Puts an address beside those that are reserved for the claimant already, one a family.
+    fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
+        let kept = self.kept(&mut locked)?;
+        let mut addresses: Vec<IpAddr> =
+            kept.iter().flat_map(|stored| stored.record.addresses.iter().copied()).collect();
+        if addresses.contains(&address) {
+            return Ok(());
+        }
+        addresses.retain(|other| Family::of(*other) != Family::of(address));
+        addresses.push(address);
+        locked.put(&self.record(addresses, Phase::Kept), kept.as_ref()).map_err(ground)?;
+        locked.commit().map_err(ground)?;
+        self.reserved.push(address);
+        Ok(())
+    }
+
+    /// Lets go of what was reserved in this walk and is not claimed.
+    pub(super) fn unreserve(&self) -> Result<(), StoreError> {
+        if self.reserved.is_empty() {
+            return Ok(());
+        }
+        let mut locked = self.scene.store.lock()?;
+        match locked.of_claimant(&self.claimant())? {
+            Some(stored)
+                if stored.record.phase == Phase::Kept && stored.record.attachment == *self.attachment =>
+            {
+                locked.free(&stored)?;
+                locked.commit()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes down that the sandbox has these addresses, and one of this node's ranges for every range set that they do
+    /// not serve. Tells the addresses by range set.
+    pub(super) fn settle(&self, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
+        let mut locked = self.scene.store.lock()?;
+        let mut all: Vec<Option<IpAddr>> = Vec::new();
+        for set in &self.scene.ipam.sets {
+            let bound = addresses.iter().find(|address| Family::of(**address) == set.family());
+            all.push(bound.copied().filter(|address| !all.contains(&Some(*address))));
+        }
+        if all.iter().all(Option::is_none) {
+            let message = format!(
+                "StickyIP {} has {addresses:?}, and this node's ranges are of another family",
+                self.key
+            );
+            return Err(CniError::new(code::REQUEST_REFUSED, message));
+        }
+        let kept = self.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
+        for address in all.iter().flatten() {
+            let there = locked.at(*address)?;
+            let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(self.claimant()));
+            if let (false, Some(there)) = (ours, there) {
+                let message = format!("{address} of StickyIP {} is with {}", self.key, there.record.holder());
+                return Err(CniError::try_again(message));
+            }
+        }
+        for (index, set) in self.scene.ipam.sets.iter().enumerate() {
+            if all[index].is_none() {
+                let next = locked.next_free(index, set)?.ok_or_else(|| {
+                    CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}"))
+                })?;
+                locked.move_cursor(index, next);
+                all[index] = Some(next);
+            }
+        }
+        let all: Vec<IpAddr> = all.into_iter().flatten().collect();
+        locked.put(&self.record(all.clone(), Phase::Attached), kept.as_ref())?;
+        locked.commit()?;
+        Ok(all)
+    }
+
+    fn own(&self, address: IpAddr) -> Option<Origin> {
+        let range = self.scene.ipam.sets.iter().find_map(|set| set.contains(address))?;
+        range.usable(address).then(|| Origin::OwnBlock { node: self.node.to_owned(), block: range.subnet() })
+    }
+
+    fn set_of(&self, family: Family) -> Option<(usize, &RangeSet)> {
+        self.scene.ipam.sets.iter().enumerate().find(|(_, set)| set.family() == family)
+    }
+}
+
+impl<D: Disk> Ground for Here<'_, D> {
+    fn node(&self) -> &str {
+        self.node
+    }
+
+    fn families(&self) -> Vec<Family> {
+        let mut families = Vec::new();
+        for set in &self.scene.ipam.sets {
+            if !families.contains(&set.family()) {
+                families.push(set.family());
+            }
+        }
+        families
+    }
+
+    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
+        let Ok(container) = ContainerId::new(container_id) else { return Ok(OldSandbox::Gone) };
+        let old = Attachment { container, interface: self.attachment.interface.clone() };
+        let mut locked = self.scene.store.lock().map_err(ground)?;
+        Ok(match locked.of_attachment(&old).map_err(ground)? {
+            Some(stored) if self.lives(&stored.record) => OldSandbox::MayLive,
+            Some(_) => OldSandbox::Gone,
+            // Its DEL came by here, or its ADD never got to the end; a store that was lost would look the same, so a pod that
+            // is supposed to run is believed to.
+            None if pod == OldPod::Running => OldSandbox::MayLive,
+            None => OldSandbox::Gone,
+        })
+    }
+
+    fn reserve_any(
+        &mut self,
+        family: Family,
+        avoid: &BTreeSet<IpAddr>,
+    ) -> Result<Option<Candidate>, WalkError> {
+        let mut locked = self.scene.store.lock().map_err(ground)?;
+        let kept = self.kept(&mut locked)?;
+        let kept = kept.iter().flat_map(|stored| stored.record.addresses.iter().copied());
+        let mut mine = kept.filter(|address| Family::of(*address) == family && !avoid.contains(address));
+        if let Some((address, origin)) = mine.find_map(|address| Some((address, self.own(address)?))) {
+            return Ok(Some(Candidate { address, origin }));
+        }
+        let Some((index, set)) = self.set_of(family) else { return Ok(None) };
+        for _ in 0..MOST_PASSED {
+            let Some(address) = locked.next_free(index, set).map_err(ground)? else { return Ok(None) };
+            locked.move_cursor(index, address);
+            if avoid.contains(&address) {
+                continue;
+            }
+            let Some(origin) = self.own(address) else { continue };
+            self.keep(locked, address)?;
+            return Ok(Some(Candidate { address, origin }));
+        }
+        Ok(None)
+    }
+
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
+        let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
+        let mut locked = self.scene.store.lock().map_err(ground)?;
+        match locked.at(address).map_err(ground)? {
+            Some(there) if there.record.claimant() != Some(self.claimant()) => {
+                Err(WalkError::HeldHere { address, holder: there.record.holder() })
+            }
+            Some(_) => Ok(origin),
+            None => {
+                self.keep(locked, address)?;
+                Ok(origin)
+            }
+        }
+    }
+}
+
+fn ground(error: StoreError) -> WalkError {
+    WalkError::Ground(error.to_string())
+}

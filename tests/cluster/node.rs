@@ -1,0 +1,348 @@
+//! A node for tests: a store of its own, its credentials, and the plugin's verbs as a runtime would call them.
+//!
+//! Verbs run in this process on a thread of their own, so that a witness can end them at any write.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ipnet::Ipv4Net;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::claims::carry::{Nobody, Witness};
+use sticky_ipam::cluster::claims::write::Write;
+use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
+use sticky_ipam::plugin;
+use sticky_ipam::store::{Moment, Note, RealDisk, Store};
+
+use crate::bench::access::Access;
+use crate::bench::case::Case;
+
+/// One node.
+pub struct TestNode {
+    pub name: String,
+    dir: tempfile::TempDir,
+    kubeconfig: PathBuf,
+    range: Ipv4Net,
+    timeout: &'static str,
+    patience: &'static str,
+    on_unavailable: &'static str,
+}
+
+/// A sandbox of a pod.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    pub pod: String,
+    pub uid: String,
+    pub namespace: String,
+    pub container: String,
+}
+
+static CONTAINERS: AtomicUsize = AtomicUsize::new(0);
+
+/// A new sandbox for a pod.
+pub fn sandbox(pod: &Pod) -> Sandbox {
+    Sandbox {
+        pod: pod.metadata.name.clone().unwrap(),
+        uid: pod.metadata.uid.clone().unwrap(),
+        namespace: pod.metadata.namespace.clone().unwrap(),
+        container: format!("container-{}", CONTAINERS.fetch_add(1, Ordering::Relaxed)),
+    }
+}
+
+impl TestNode {
+    /// A node that exists, is Ready, and whose pods get addresses of `range`.
+    pub async fn ready(case: &Case<'_>, name: &str, range: Ipv4Net) -> Self {
+        let name = case.unique(name);
+        let access = case.agent(&name).await;
+        set_ready(case, &name, true).await;
+        let nodes: Api<Node> = Api::all(case.client());
+        let label = json!({"metadata": {"labels": {"case": case.namespace()}}});
+        nodes.patch(&name, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+        Self::with(name, &access, range)
+    }
+
+    pub fn with(name: String, access: &Access, range: Ipv4Net) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self {
+            name,
+            dir,
+            kubeconfig: access.kubeconfig(),
+            range,
+            timeout: "20s",
+            patience: "0s",
+            on_unavailable: "fail",
+        }
+    }
+
+    /// With other credentials, or by another way.
+    pub fn by(&mut self, access: &Access) {
+        self.kubeconfig = access.kubeconfig();
+    }
+
+    pub fn by_file(&mut self, kubeconfig: PathBuf) {
+        self.kubeconfig = kubeconfig;
+    }
+
+    pub fn timeout(&mut self, timeout: &'static str) {
+        self.timeout = timeout;
+    }
+
+    pub fn patience(&mut self, patience: &'static str) {
+        self.patience = patience;
+    }
+
+    pub fn on_unavailable(&mut self, word: &'static str) {
+        self.on_unavailable = word;
+    }
+
+    fn config(&self) -> Value {
+        json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "cilium-cni",
+            "ipam": {
+                "type": "sticky-ipam", "subnet": self.range.to_string(), "dataDir": self.dir.path(),
+                "sticky": {
+                    "waitForOldPod": self.patience, "logFile": self.dir.path().join("log"),
+                    "cluster": {
+                        "kubeconfig": self.kubeconfig, "node": self.name, "timeout": self.timeout,
+                        "onUnavailable": self.on_unavailable,
+                        "selector": {"matchLabels": {"sticky": "yes"}},
+                    },
+                },
+            },
+        })
+    }
+
+    fn netns(&self, container: &str) -> PathBuf {
+        self.dir.path().join(format!("netns-{container}"))
+    }
+
+    /// The verb's answer: the document, or the error. None if the witness ended it.
+    async fn verb(
+        &self,
+        verb: &'static str,
+        sandbox: &Sandbox,
+        witness: Arc<dyn Witness + Send + Sync>,
+    ) -> Option<Result<Value, Value>> {
+        let netns = self.netns(&sandbox.container);
+        if verb == "ADD" {
+            std::fs::write(&netns, "").unwrap();
+        }
+        let config = self.config().to_string();
+        let Sandbox { pod, uid, namespace, container } = sandbox.clone();
+        let args =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid}");
+        let ran = tokio::task::spawn_blocking(move || {
+            let env = |name: &str| -> Option<OsString> {
+                Some(match name {
+                    "CNI_COMMAND" => verb.into(),
+                    "CNI_CONTAINERID" => container.clone().into(),
+                    "CNI_NETNS" => netns.clone().into(),
+                    "CNI_IFNAME" => "eth0".into(),
+                    "CNI_PATH" => "/opt/cni/bin".into(),
+                    "CNI_ARGS" => args.clone().into(),
+                    _ => return None,
+                })
+            };
+            plugin::run_before(&*witness, &env, &mut config.as_bytes())
+        });
+        let answer = match ran.await {
+            Ok(answer) => answer,
+            Err(ended) => {
+                let why = *ended.into_panic().downcast::<&str>().expect("not the witness ended it");
+                assert_eq!(why, ENDED);
+                return None;
+            }
+        };
+        let document = answer.stdout.map(|text| serde_json::from_str(&text).unwrap()).unwrap_or_default();
+        Some(if answer.status == 0 { Ok(document) } else { Err(document) })
+    }
+
+    /// ADD. The address, or the error.
+    pub async fn add(&self, sandbox: &Sandbox) -> Result<IpAddr, Value> {
+        self.add_before(sandbox, Arc::new(Nobody)).await.unwrap()
+    }
+
+    pub async fn add_before(
+        &self,
+        sandbox: &Sandbox,
+        witness: Arc<dyn Witness + Send + Sync>,
+    ) -> Option<Result<IpAddr, Value>> {
+        let address = |document: Value| {
+            let text = document["ips"][0]["address"].as_str().unwrap();
+            text.split('/').next().unwrap().parse().unwrap()
+        };
+        Some(self.verb("ADD", sandbox, witness).await?.map(address))
+    }
+
+    /// DEL; the sandbox's namespace is gone then.
+    pub async fn del(&self, sandbox: &Sandbox) {
+        self.del_before(sandbox, Arc::new(Nobody)).await.unwrap();
+    }
+
+    pub async fn del_before(&self, sandbox: &Sandbox, witness: Arc<dyn Witness + Send + Sync>) -> Option<()> {
+        let answer = self.verb("DEL", sandbox, witness).await?;
+        assert!(answer.is_ok(), "DEL never fails: {answer:?}");
+        let _ = std::fs::remove_file(self.netns(&sandbox.container));
+        Some(())
+    }
+
+    /// The sandbox is gone without a DEL.
+    pub fn end(&self, sandbox: &Sandbox) {
+        let _ = std::fs::remove_file(self.netns(&sandbox.container));
+    }
+
+    pub async fn check(&self, sandbox: &Sandbox) -> Result<Value, Value> {
+        self.verb("CHECK", sandbox, Arc::new(Nobody)).await.unwrap()
+    }
+
+    pub async fn status(&self, sandbox: &Sandbox) -> Result<Value, Value> {
+        self.verb("STATUS", sandbox, Arc::new(Nobody)).await.unwrap()
+    }
+
+    fn store(&self) -> Store {
+        let network = sticky_ipam::cni::NetworkName::new("net").unwrap();
+        let now = Moment::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
+        Store::new(RealDisk, self.dir.path(), &network, now, Duration::from_secs(10))
+    }
+
+    /// The notes that were left for the agent.
+    pub fn notes(&self) -> Vec<Note> {
+        self.store().notes().unwrap().into_iter().map(|(_, note)| note).collect()
+    }
+
+    /// Every address that this node keeps for a StickyIP is claimed for it.
+    pub async fn assert_nothing_reserved_without_claim(&self, case: &Case<'_>) {
+        let claims = claims(case).await;
+        for look in self.store().walk().unwrap() {
+            let Some(binding) = look.record.and_then(|record| record.binding) else { continue };
+            let claimed = claims
+                .iter()
+                .any(|claim| claim.spec.address == look.address && claim.spec.holder.name == binding.name);
+            assert!(
+                claimed,
+                "{} keeps {} for {binding:?}, which has no claim on it",
+                self.name, look.address
+            );
+        }
+    }
+
+    /// The addresses that a sandbox of this node has.
+    pub fn in_use(&self) -> Vec<(IpAddr, String)> {
+        let store = self.store();
+        let looks = store.walk().unwrap().into_iter();
+        looks
+            .filter_map(|look| Some((look.address, look.record?)))
+            .filter(|(_, record)| record.is_attached(store.now()))
+            .map(|(address, record)| (address, record.attachment.container.as_str().to_owned()))
+            .collect()
+    }
+}
+
+const ENDED: &str = "ended by the witness";
+
+/// Ends the verb before or after the n-th write.
+pub struct EndAt {
+    pub number: usize,
+    pub after: bool,
+    /// How many writes were seen.
+    pub seen: AtomicUsize,
+}
+
+impl EndAt {
+    pub fn new(number: usize, after: bool) -> Arc<Self> {
+        Arc::new(Self { number, after, seen: AtomicUsize::new(0) })
+    }
+}
+
+impl Witness for EndAt {
+    fn before(&self, number: usize, _: &Write) {
+        self.seen.store(number, Ordering::SeqCst);
+        if !self.after && number == self.number {
+            std::panic::panic_any(ENDED);
+        }
+    }
+    fn after(&self, number: usize, _: &Write) {
+        if self.after && number == self.number {
+            std::panic::panic_any(ENDED);
+        }
+    }
+}
+
+/// Makes a node Ready, or not.
+pub async fn set_ready(case: &Case<'_>, name: &str, ready: bool) {
+    let nodes: Api<Node> = Api::all(case.client());
+    let status = if ready { "True" } else { "Unknown" };
+    let patch = json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
+    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+}
+
+/// A Sticky pool over a range of the test's own, for the test's own nodes.
+pub async fn sticky_pool(case: &Case<'_>, range: Ipv4Net) {
+    let pools: Api<IPPool> = Api::all(case.client());
+    let pool = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
+                      "metadata": {"name": case.unique("pool")},
+                      "spec": {"cidrs": [range.to_string()], "use": "Sticky",
+                               "nodeSelector": {"matchLabels": {"case": case.namespace()}}}});
+    pools.create(&Default::default(), &serde_json::from_value(pool).unwrap()).await.unwrap();
+}
+
+/// A sticky pod on a node. One of the same name is forcibly deleted first.
+pub async fn sticky_pod(case: &Case<'_>, name: &str, node: &str, annotations: Value) -> Pod {
+    delete_pod(case, name).await;
+    let pods: Api<Pod> = Api::namespaced(case.client(), case.namespace());
+    let pod = json!({
+        "metadata": {"name": name, "labels": {"sticky": "yes"}, "annotations": annotations},
+        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "none"}]},
+    });
+    pods.create(&Default::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
+}
+
+/// Deletes a pod by force, if it is there.
+pub async fn delete_pod(case: &Case<'_>, name: &str) {
+    let pods: Api<Pod> = Api::namespaced(case.client(), case.namespace());
+    let _ = pods.delete(name, &DeleteParams { grace_period_seconds: Some(0), ..Default::default() }).await;
+}
+
+pub async fn stickies(case: &Case<'_>) -> Vec<StickyIP> {
+    let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    api.list(&ListParams::default()).await.unwrap().items
+}
+
+/// The claims for StickyIPs of the test's namespace.
+pub async fn claims(case: &Case<'_>) -> Vec<AddressClaim> {
+    let api: Api<AddressClaim> = Api::all(case.client());
+    let ours = ListParams::default().fields(&format!("spec.holder.namespace={}", case.namespace()));
+    api.list(&ours).await.unwrap().items
+}
+
+/// What must hold of a test's objects and nodes when nobody is in the middle of anything.
+pub async fn assert_in_step(case: &Case<'_>, nodes: &[&TestNode]) {
+    let (stickies, claims) = (stickies(case).await, claims(case).await);
+    let mut used: Vec<(IpAddr, String)> = nodes.iter().flat_map(|node| node.in_use()).collect();
+    used.sort();
+    assert!(used.windows(2).all(|two| two[0].0 != two[1].0), "an address is in use twice: {used:?}");
+    for sticky in &stickies {
+        let name = sticky.metadata.name.as_deref().unwrap();
+        for address in &sticky.spec.addresses {
+            let claim = claims.iter().find(|claim| claim.spec.address == *address);
+            let claim = claim.unwrap_or_else(|| panic!("StickyIP {name} has no claim on {address}"));
+            assert_eq!(claim.spec.phase, ClaimPhase::Bound, "{name}");
+            assert_eq!(claim.spec.sticky_uid, sticky.metadata.uid, "{name}");
+        }
+    }
+    for claim in &claims {
+        let holder =
+            stickies.iter().find(|sticky| sticky.metadata.name.as_deref() == Some(&claim.spec.holder.name));
+        let holder = holder.unwrap_or_else(|| panic!("claim {} has no StickyIP", claim.spec.address));
+        assert!(
+            holder.spec.addresses.contains(&claim.spec.address),
+            "claim {} is left over",
+            claim.spec.address
+        );
+    }
+}
