@@ -80,7 +80,9 @@ installed_conflist() { [[ ! -e $RECORD ]] || awk 'substr($0, 67) ~ /\.conflist$/
 
 check_plugin() {
     local version
-    if [[ -z $PLUGIN ]]; then
+    if [[ -n $PLUGIN ]]; then
+        [[ -f $PLUGIN ]] || fail "there is no plugin $PLUGIN; build one with 'make plugin', or name another with --plugin"
+    else
         for PLUGIN in "$PROJECT/install/sticky-ipam" "${CARGO_TARGET_DIR:-$PROJECT/target}"/*/release/sticky-ipam; do
             [[ ! -f $PLUGIN ]] || break
         done
@@ -114,11 +116,27 @@ put_conflist() {
         say "kept the old $to as $to.bak"
     fi
     put "$from" "$to" 644
+}
+
+# remove_conflist FILE: what a person changed in it is kept.
+remove_conflist() {
+    local file=$1
+    [[ -e $file ]] || return 0
+    if is_unchanged "$file"; then
+        rm -f "$file"
+        say "removed $file"
+    else
+        mv -fT "$file" "$file.bak"
+        say "removed $file, which was changed, and kept it as $file.bak"
+    fi
+}
+
+name_other_conflists() {
     local other
     for other in "$CONF_DIR"/*; do
         case $other in
         *.conf | *.conflist | *.json)
-            [[ $other == "$to" ]] || say "note: $other is there too; runtimes use the file that sorts first"
+            [[ $other == "$CONF" ]] || say "note: $other is there too; runtimes use the file that sorts first"
             ;;
         esac
     done
@@ -139,6 +157,7 @@ install_plugin() {
     put_conflist "$CONFLIST" "$CONF"
     write_down "$BIN" "$CONF"
     say "installed $BIN and $CONF"
+    name_other_conflists
 }
 
 upgrade() {
@@ -151,7 +170,7 @@ upgrade() {
         CONF=$CONF_DIR/$(basename "$CONFLIST")
         may_replace "$CONF" "$CONFLIST"
         if [[ -n $conf && $conf != "$CONF" ]]; then
-            is_unchanged "$conf" || $FORCE || fail "$conf was changed since it was installed; nothing is changed. Use --force to remove it"
+            [[ ! -e $conf ]] || is_unchanged "$conf" || $FORCE || fail "$conf was changed since it was installed; nothing is changed. Use --force to remove it (it is kept as .bak)"
         fi
     fi
     put "$PLUGIN" "$BIN" 755
@@ -160,10 +179,10 @@ upgrade() {
         put_conflist "$CONFLIST" "$CONF"
         files+=("$CONF")
         if [[ -n $conf && $conf != "$CONF" ]]; then
-            is_unchanged "$conf" || { [[ ! -e $conf ]] || cp -p "$conf" "$conf.bak"; }
-            rm -f "$conf"
+            remove_conflist "$conf"
         fi
         write_down "${files[@]}"
+        name_other_conflists
     else
         # The conflist's line stays as it was: whether it was changed since is still to be seen.
         local list
@@ -200,13 +219,9 @@ uninstall() {
         attached=$("$BIN" store list --dir "$data" -o json | grep -c '"phase": "attached"') || true
     fi
     if ((attached > 0)) && ! $FORCE; then
-        fail "$attached addresses are with containers, whose removal needs the plugin; remove those containers first, or use --force"
+        fail "containers still have addresses ($attached), and their removal needs the plugin; remove those containers first, or use --force"
     fi
-    if [[ -n $conf && -e $conf ]]; then
-        is_unchanged "$conf" || cp -p "$conf" "$conf.bak"
-        rm -f "$conf"
-        say "removed $conf"
-    fi
+    [[ -z $conf ]] || remove_conflist "$conf"
     if is_ours "$BIN" && [[ -e $BIN ]]; then
         rm -f "$BIN"
         say "removed $BIN"

@@ -167,6 +167,19 @@ fn an_upgrade_to_another_conflist_takes_the_old_one_away() {
 }
 
 #[test]
+fn a_changed_conflist_that_makes_room_for_another_is_kept_as_bak_and_not_called_still_there() {
+    let machine = Machine::installed();
+    fs::write(machine.conflist(), "mine").unwrap();
+    let other = project().join("conflist/delegated.conflist");
+    let upgrade = ["upgrade", "--conflist", other.to_str().unwrap()];
+    machine.refused(&upgrade, "was changed since it was installed");
+    let ended = machine.run(&[&upgrade[..], &["--force"]].concat()).well();
+    assert!(!ended.stdout.contains("is there too"), "{ended:?}");
+    ended.has("kept it as");
+    assert_eq!(fs::read_to_string(machine.path("conf").join(format!("{NAME}.bak"))).unwrap(), "mine");
+}
+
+#[test]
 fn uninstall_waits_for_containers_and_keeps_the_store() {
     let machine = Machine::installed();
     let verb = |verb: &str| {
@@ -184,7 +197,7 @@ fn uninstall_waits_for_containers_and_keeps_the_store() {
         assert!(child.wait().unwrap().success());
     };
     verb("ADD");
-    machine.refused(&["uninstall"], "1 addresses are with containers");
+    machine.refused(&["uninstall"], "containers still have addresses (1)");
     verb("DEL");
     machine.run(&["uninstall"]).well().has("kept the store in");
     assert!(!machine.plugin().exists() && !machine.conflist().exists());
@@ -200,6 +213,7 @@ fn what_cannot_be_installed_is_refused_with_the_cure() {
     fs::write(machine.path("new-plugin"), "#!/bin/sh\nexit 0\n").unwrap();
     machine.refused(&["install"], "cannot be executed");
     machine.plugin_to_install(false);
+    machine.refused(&["install", "--plugin", "/does/not/exist"], "there is no plugin /does/not/exist");
     machine.refused(&["install", "--conflist", "/does/not/exist.conflist"], "there is no conflist");
     assert_eq!(machine.run(&["remove"]).status, 2);
     assert_eq!(machine.run(&[]).status, 2);
