@@ -89,6 +89,10 @@ fn a_directory_or_network_that_is_not_there_is_named() {
     let ended = command(&["store", "list", "--dir", "/does/not/exist"]);
     assert_eq!(ended.status, 1);
     assert!(ended.stderr.contains("there is no directory /does/not/exist"), "{ended:?}");
+    let ended = command(&["store", "import-host-local", "--from", "/does/not/exist"]);
+    assert!(ended.stderr.contains("/does/not/exist; name the data directory with --from"), "{ended:?}");
+    let ended = command(&["store", "list", "--dir", "/proc/self/stat"]);
+    assert!(ended.stderr.contains("name the data directory with --dir"), "{ended:?}");
     let node = Node::new();
     node.add("c1", "db-0");
     let ended = node.store(&["list", "--network", "other"]);

@@ -44,20 +44,28 @@ enum CommandError {
     #[error("{0}")]
     Usage(String),
     /// There is nothing to work on.
-    #[error("there is no directory {}; name the data directory with --dir", .0.display())]
-    NoDirectory(PathBuf),
+    #[error("there is no directory {}; name the data directory with {option}", path.display())]
+    NoDirectory { path: PathBuf, option: &'static str },
     /// There is no such network.
     #[error("there is no network {network} in {}; there are: {}", dir.display(), names(.known))]
     NoNetwork { network: NetworkName, dir: PathBuf, known: Vec<NetworkName> },
     /// A directory cannot be listed.
-    #[error("cannot list {}: {source}; run this as root", path.display())]
-    List { path: PathBuf, source: io::Error },
+    #[error("cannot list {}: {source}; {}", path.display(), cure_of_listing(source, option))]
+    List { path: PathBuf, source: io::Error, option: &'static str },
     /// The store refused.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The answer could not be put into words.
     #[error("cannot write the list as JSON: {0}")]
     Json(#[from] serde_json::Error),
+}
+
+fn cure_of_listing(source: &io::Error, option: &str) -> String {
+    match source.kind() {
+        io::ErrorKind::NotADirectory => format!("name the data directory with {option}"),
+        io::ErrorKind::PermissionDenied => "run this as root".to_owned(),
+        _ => "look after its disk and run this again".to_owned(),
+    }
 }
 
 fn names(networks: &[NetworkName]) -> String {
@@ -113,12 +121,13 @@ fn open(options: &Options, dir: &Path, network: &NetworkName) -> Result<Store<Re
 
 /// The networks asked for: the one named, or all below `dir`.
 fn networks(options: &Options, dir: &Path) -> Result<Vec<NetworkName>, CommandError> {
-    let failed = |source| CommandError::List { path: dir.to_owned(), source };
+    let option = if options.from.as_deref() == Some(dir) { "--from" } else { "--dir" };
+    let failed = |source| CommandError::List { path: dir.to_owned(), source, option };
     let mut found = Vec::new();
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(CommandError::NoDirectory(dir.to_owned()));
+            return Err(CommandError::NoDirectory { path: dir.to_owned(), option });
         }
         Err(source) => return Err(failed(source)),
     };
