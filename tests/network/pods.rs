@@ -15,6 +15,7 @@ pub struct Pods {
     dir: tempfile::TempDir,
     node: String,
     made: RefCell<Vec<String>>,
+    attached: RefCell<Vec<String>>,
     containers: RefCell<u32>,
 }
 
@@ -25,6 +26,7 @@ impl Pods {
             dir: tempfile::tempdir().unwrap(),
             node: node.clone(),
             made: RefCell::default(),
+            attached: RefCell::default(),
             containers: RefCell::new(0),
         };
         pods.make_namespace(&node);
@@ -52,6 +54,7 @@ impl Pods {
         *self.containers.borrow_mut() += 1;
         fs::write(self.dir.path().join(pod), format!("{pod}-{}", self.containers.borrow())).unwrap();
         let output = done(&mut self.cnitool("add", pod));
+        self.attached.borrow_mut().push(pod.to_owned());
         let result: Value = serde_json::from_slice(&output.stdout).unwrap();
         let address = result["ips"][0]["address"].as_str().unwrap();
         address.split('/').next().unwrap().to_owned()
@@ -63,6 +66,7 @@ impl Pods {
 
     pub fn del(&self, pod: &str) {
         done(&mut self.cnitool("del", pod));
+        self.attached.borrow_mut().retain(|attached| attached != pod);
         self.end_namespace(&self.namespace(pod));
     }
 
@@ -111,6 +115,10 @@ impl Pods {
 
 impl Drop for Pods {
     fn drop(&mut self) {
+        // cnitool caches each ADD in /var/lib/cni/results of the machine until DEL, and takes no other folder.
+        for pod in self.attached.borrow().iter() {
+            let _ = self.cnitool("del", pod).output();
+        }
         for name in self.made.borrow().iter().rev() {
             let _ = Command::new("ip").args(["netns", "del", name]).status();
         }
