@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 # Fully static, so that the plugin runs on any node; an explicit target keeps these flags off build scripts.
-PLUGIN_TARGET ?= $(shell rustc -vV | sed -n 's/^host: //p')
+PLUGIN_TARGET ?= $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 PLUGIN := $(TARGET_DIR)/$(PLUGIN_TARGET)/release/sticky-ipam
 PLUGIN_FLAGS := -C target-feature=+crt-static -C relocation-model=static
@@ -15,6 +15,7 @@ help: ## Show this list
 
 .PHONY: plugin
 plugin: ## Build the static plugin
+	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust 1.95 or newer (https://rustup.rs) and put cargo on PATH' >&2; exit 1; }
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --bin sticky-ipam --target $(PLUGIN_TARGET)
 	@echo "$(PLUGIN)"
 

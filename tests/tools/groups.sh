@@ -2,7 +2,7 @@
 # What is built from which pinned module, and where it goes. Sourced by `build` and `path`; it must never build or write anything.
 
 TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-TOOLS_CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/sticky-ipam/tools
+TOOLS_CACHE=${XDG_CACHE_HOME:-${HOME:?is not set; set XDG_CACHE_HOME to a folder of yours}/.cache}/sticky-ipam/tools
 # In the order in which someone is likely to wait for them.
 DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts)
 ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3)
