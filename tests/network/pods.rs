@@ -50,9 +50,9 @@ impl Pods {
 
     /// Starts the pod in a namespace of its own, and tells its address.
     pub fn add(&self, pod: &str) -> String {
-        self.make_namespace(&self.namespace(pod));
         *self.containers.borrow_mut() += 1;
         fs::write(self.dir.path().join(pod), format!("{pod}-{}", self.containers.borrow())).unwrap();
+        self.make_namespace(&self.namespace(pod));
         let output = done(&mut self.cnitool("add", pod));
         self.attached.borrow_mut().push(pod.to_owned());
         let result: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -82,8 +82,10 @@ impl Pods {
         ping(&self.node, address).output().unwrap().status.success()
     }
 
+    /// Another one for every ADD: cnitool makes the container's id from the namespace's path.
     fn namespace(&self, pod: &str) -> String {
-        format!("{}-{pod}", self.node)
+        let container = fs::read_to_string(self.dir.path().join(pod)).unwrap();
+        format!("{}-{container}", self.node)
     }
 
     fn cnitool(&self, verb: &str, pod: &str) -> Command {
@@ -92,12 +94,10 @@ impl Pods {
         ));
         let ours = PathBuf::from(env!("CARGO_BIN_EXE_sticky-ipam"));
         let path = std::env::join_paths([ours.parent().unwrap(), &tools]).unwrap();
-        let container = fs::read_to_string(self.dir.path().join(pod)).unwrap();
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.node]).arg(tools.join("cnitool"));
         command.args([verb, "net"]).arg(format!("/run/netns/{}", self.namespace(pod)));
         command.env("CNI_PATH", path).env("NETCONFPATH", self.dir.path().join("net.d"));
-        command.env("CNI_CONTAINERID", container);
         command.env("CNI_ARGS", format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=db;K8S_POD_NAME={pod}"));
         command
     }
