@@ -80,6 +80,22 @@ fn leftovers_of_a_process_that_ended_are_found_and_removed() {
 }
 
 #[test]
+fn what_the_way_to_the_cluster_leaves_under_the_store_is_not_wrong() {
+    let node = Node::new();
+    node.add("c1", "db-0");
+    for folder in ["notes", "turns"] {
+        fs::create_dir(node.path(".sticky").join(folder)).unwrap();
+        fs::write(node.path(".sticky").join(folder).join("c1,eth0"), b"{}").unwrap();
+    }
+    node.store(&["check"]).well().has("net: in order, 1 addresses");
+    node.store(&["check", "--fix"]).well();
+    assert!(
+        node.path(".sticky/notes/c1,eth0").exists(),
+        "a note is derived from nothing: nobody can make it anew"
+    );
+}
+
+#[test]
 fn a_page_that_is_lost_or_torn_is_found_and_made_anew() {
     found_and_cured(
         |node| fs::write(node.path(".sticky/state"), b"{").unwrap(),
