@@ -33,7 +33,8 @@ fabric_connect() {
     number=$(node_number "$node")
     pid=$(place_pid "$node")
     link=$(node_link "$node")
-    enter fabric ip link add "$link" type veth peer name eth0 netns "$pid"
+    # A machine has the same address after a reboot; with another, its neighbours would send to the old one for a while.
+    enter fabric ip link add "$link" type veth peer name eth0 address "02:00:ac:1e:00:1$number" netns "$pid"
     # Off the bridge, when the node is cut off or delayed, the fabric itself must not answer on it.
     enter fabric ip link set "$link" arp off
     enter fabric ip link set "$link" master "$BRIDGE"
