@@ -36,15 +36,71 @@ fn a_link_that_drops_everything_lets_nothing_through_until_it_ends() {
     eventually("node-2 to answer again", || ping_node_2(&lab));
 }
 
+/// The shortest of three round trips from the fabric to node-2, in milliseconds.
+fn round_trip(lab: &Lab) -> Result<f64, String> {
+    let output = lab.attempt(&["on", "fabric", "busybox", "ping", "-c", "3", "-W", "5", "172.30.0.12"])?;
+    let times = output.rsplit_once("round-trip min/avg/max = ").map(|(_, times)| times);
+    let shortest = times.and_then(|times| times.split('/').next()?.parse().ok());
+    shortest.ok_or(output)
+}
+
+/// Neither process nor link of a delay is left, and node-2 answers at its own pace.
+fn delay_is_gone(lab: &Lab, delayed: f64) {
+    eventually("the round trip to be as before", || match round_trip(lab)? {
+        time if time < delayed => Ok(()),
+        time => Err(format!("{time} ms")),
+    });
+    let status = lab.must(&["status"]);
+    assert!(!status.lines().any(|line| line.starts_with("delay-")), "the process is left:\n{status}");
+    let links = lab.must(&["on", "fabric", "ip", "-oneline", "link"]);
+    assert!(!links.contains("via-") && !links.contains("slow-"), "links are left:\n{links}");
+}
+
 #[test]
-fn a_link_is_delayed_or_the_kernel_is_named_as_the_reason() {
+fn a_delayed_link_is_late_both_ways_and_carries_everything_until_it_is_healed() {
     let lab = Lab::of(Flavour::Stock);
-    match lab.attempt(&["delay", "node-2", "20"]) {
-        Ok(_) => {
-            lab.must(&["delay", "node-2", "0"]);
-        }
-        Err(error) => assert!(error.contains("CONFIG_NET_SCH_NETEM"), "{error}"),
+    lab.namespace("late");
+    lab.pod("late", "one", "node-1");
+    lab.pod("late", "two", "node-2");
+    let (one, two) = (lab.address("late", "one"), lab.address("late", "two"));
+    lab.must(&["delay", "node-2", "100"]);
+    assert!(state(&lab, "delay-node-2").starts_with("running"));
+    let time = eventually("node-2 to answer", || round_trip(&lab));
+    assert!(time >= 200.0, "a round trip over a link that is 100 ms late each way takes {time} ms");
+    lab.answers("node-1", &two);
+    lab.answers("node-2", &one);
+    // More than one segment each, so that offloads would be seen: out of the node, then through the tunnel between pods.
+    let lines = lab.must(&["pod-exec", "late/two", "busybox", "seq", "1", "100000"]);
+    assert_eq!((lines.lines().count(), lines.lines().last()), (100_000, Some("100000")));
+    for (from, to) in [("one", &two), ("two", &one)] {
+        let echo = format!("busybox seq 1 20000 | nc -w 20 {to} 7007 | busybox tail -n 1");
+        assert_eq!(
+            lab.must(&["pod-exec", &format!("late/{from}"), "sh", "-c", &echo]),
+            "20000",
+            "from {from}"
+        );
     }
+    lab.must(&["delay", "node-2", "300"]);
+    let time = eventually("node-2 to answer", || round_trip(&lab));
+    assert!(time >= 600.0, "a round trip over a link that is 300 ms late each way takes {time} ms");
+    lab.must(&["cut", "node-2"]);
+    assert!(round_trip(&lab).is_err(), "node-2 answers though it is cut off");
+    lab.must(&["heal", "node-2"]);
+    delay_is_gone(&lab, 600.0);
+    lab.must(&["delay", "node-2", "300"]);
+    lab.must(&["delay", "node-2", "0"]);
+    delay_is_gone(&lab, 600.0);
+    lab.delete_namespace("late");
+}
+
+#[test]
+fn a_reboot_ends_a_delay() {
+    let lab = Lab::of(Flavour::Stock);
+    lab.must(&["delay", "node-2", "300"]);
+    lab.must(&["reboot", "node-2"]);
+    delay_is_gone(&lab, 600.0);
+    let refused = lab.attempt(&["delay", "node-2", "soon"]).expect_err("a delay that is no number");
+    assert!(refused.contains("0 to 60000"), "{refused}");
 }
 
 #[test]

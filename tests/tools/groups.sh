@@ -33,7 +33,10 @@ group_recipe() {
             echo "$name github.com/containernetworking/plugins/plugins/main/$name"
         done
         ;;
-    pod) echo "pod ." ;;
+    pod)
+        echo "pod ."
+        echo "slow-link ./slow-link"
+        ;;
     kubernetes-*)
         for name in kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet; do
             echo "$name k8s.io/kubernetes/cmd/$name -X=k8s.io/component-base/version.gitVersion=v$version"

@@ -73,7 +73,7 @@ command_cut() {
     fabric_cut "$1"
 }
 command_heal() {
-    help_for "heal NODE   on the network again" "$@"
+    help_for "heal NODE   on the network again: ends cut, drop and delay" "$@"
     need_root
     need_lab
     need_node "${1-}"
@@ -93,12 +93,14 @@ command_drop() {
     fabric_drop "$1" "$2"
 }
 command_delay() {
-    help_for "delay NODE MILLISECONDS   of the packets to the node; 0 ends it. Needs the kernel's netem" "$@"
+    help_for "delay NODE MILLISECONDS   each packet to the node and each from it comes so much later; 0 ends it, and so does a crash" "$@"
     need_root
     need_lab
     need_node "${1-}"
     need_number "${2-}" 60000
-    fabric_delay "$1" "$2"
+    enter "$1" true
+    delay_remove "$1"
+    [[ $2 -eq 0 ]] || delay_start "$1" "$2"
 }
 
 command_fill_disk() {

@@ -38,6 +38,7 @@ node_crash() {
         kill -KILL "$pid"
     fi
     wait_for 30 "the end of $node" is_gone "$node"
+    delay_remove "$node"
     for file in "$LAB_DIR"/run/*@"$node".pid; do
         [[ -e $file ]] || continue
         file=${file##*/}

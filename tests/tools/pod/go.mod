@@ -1,4 +1,4 @@
-// The program in the lab's pods. No module beside Go's own library.
+// The program in the lab's pods, and the slow cable of its links. No module beside Go's own library.
 module sticky-ipam/tests/tools/pod
 
 go 1.26.0
