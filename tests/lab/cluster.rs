@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const GLANCE: Duration = Duration::from_millis(200);
 
 /// The image of the lab's pods.
-const POD_IMAGE: &str = "docker.io/sticky-ipam/pod:lab";
+const POD_IMAGE: &str = "localhost/sticky-ipam/pod:lab";
 
 /// The lab that is up in this process, if any. Its lock is what keeps tests one after the other.
 static MACHINE: Mutex<Option<Flavour>> = Mutex::new(None);

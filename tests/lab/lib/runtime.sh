@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # containerd and kubelet on a node, and the image of the lab's pods.
 
-POD_IMAGE=docker.io/sticky-ipam/pod:lab
-PAUSE_IMAGE=docker.io/sticky-ipam/pause:lab
+POD_IMAGE=localhost/sticky-ipam/pod:lab
+PAUSE_IMAGE=localhost/sticky-ipam/pause:lab
 
 # image_make OUT NAME ROOT ENTRYPOINT-JSON: a docker archive of one layer.
 image_make() {
