@@ -113,8 +113,17 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Finishes what a process that ended left undone.
     pub(super) fn finish_change(&mut self) -> Result<(), StoreError> {
-        let Some(change) = self.state.change.clone() else { return Ok(()) };
+        let Some(mut change) = self.state.change.clone() else { return Ok(()) };
         self.clear_leftover(SWAP)?;
+        // host-local may have come first and taken an address that was free already, and the file system may have
+        // given its file the inode of the one that is gone. What we remove is always a record of ours.
+        let mut ours = Vec::new();
+        for removal in change.remove {
+            if !matches!(self.store.read(&removal.name)?, Read::Other { .. }) {
+                ours.push(removal);
+            }
+        }
+        change.remove = ours;
         match self.complete(&change) {
             // Taken back: nobody waits for it any more.
             Err(StoreError::Taken(_)) => Ok(()),

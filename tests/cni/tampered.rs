@@ -105,3 +105,19 @@ fn more_range_sets_than_one_change_can_tell_of_are_refused_before_anything_is_ta
     net.ranges(sets(13));
     net.add_pod(&id, &name, "u").fails(7, &["ipam.ranges", "13", "12"]);
 }
+
+#[test]
+fn an_unfinished_change_removes_no_file_of_host_locals_that_got_the_inode_of_ours() {
+    use std::os::unix::fs::MetadataExt;
+    let net = Net::new();
+    net.add("a").ip();
+    let theirs = net.file("10.1.0.3");
+    fs::write(&theirs, "theirs\r\neth0").unwrap();
+    let page = net.file(".sticky/state");
+    let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&page).unwrap()).unwrap();
+    let inode = fs::metadata(&theirs).unwrap().ino();
+    state["change"] = json!({"place": [], "remove": [{"name": "10.1.0.3", "inode": inode}]});
+    fs::write(&page, state.to_string()).unwrap();
+    net.verb("CHECK", "theirs").silent();
+    assert_eq!(net.add("b").ip(), "10.1.0.4");
+}
