@@ -231,6 +231,11 @@ impl StickyConf {
         Ok(Self {
             lock_timeout: wait(fields, "lockTimeout").ok().flatten().unwrap_or(default.lock_timeout),
             log_file: fields.absolute_path("logFile").ok().flatten(),
+            cluster: fields
+                .object("cluster")
+                .and_then(|cluster| cluster.map(|cluster| ClusterConf::read(&cluster)).transpose())
+                .ok()
+                .flatten(),
             boot_id_file: boot_id_file.unwrap_or(default.boot_id_file),
             ..Self::default()
         })
