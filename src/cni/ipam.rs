@@ -31,6 +31,10 @@ pub const FIELDS: &[&str] = &[
     "sticky",
 ];
 
+/// The most range sets. The store writes a pod's change of addresses down in one page, which has room for these
+/// however long the names are: what ADD could take, DEL must be able to give back.
+pub const MOST_SETS: usize = 12;
+
 /// Every key of a range.
 pub const RANGE_FIELDS: &[&str] = &["subnet", "rangeStart", "rangeEnd", "gateway"];
 
@@ -82,11 +86,10 @@ impl IpamConf {
             forgive(error);
             Vec::new()
         });
-        let sticky = read_sticky(ipam).unwrap_or_else(|error| {
-            forgive(error);
-            // The key is there, so addresses were kept; keeping too long is repaired more easily than too short.
-            Some(StickyConf::default())
-        });
+        let sticky = match ipam.object("sticky")? {
+            Some(fields) => Some(StickyConf::read_leniently(&fields, warnings)?),
+            None => None,
+        };
         Ok(Self { data_dir, sets, routes: Vec::new(), resolv_conf: None, requested: Vec::new(), sticky })
     }
 
@@ -186,6 +189,16 @@ fn check_sets(ipam: &Fields<'_>, sets: &[RangeSet], version: CniVersion) -> Resu
         return Err(CniError::invalid_config(
             &path,
             format!("no IP ranges given; {hint}write \"ranges\": [[{{\"subnet\": \"10.1.0.0/24\"}}]]"),
+        ));
+    }
+    if sets.len() > MOST_SETS {
+        return Err(CniError::invalid_config(
+            &path,
+            format!(
+                "{} range sets, each of which gives a pod one more address; {MOST_SETS} are the most, so put \
+                 ranges of one family into one set",
+                sets.len()
+            ),
         ));
     }
     for family in [Family::V4, Family::V6] {

@@ -132,6 +132,8 @@ fn read_document(bytes: &[u8]) -> Result<Map<String, Value>, CniError> {
     }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
+        // Everywhere else null is the same as nothing said, so here it is a configuration without a name.
+        Ok(Value::Null) => Ok(Map::new()),
         Ok(other) => {
             Err(CniError::wrong_type("the configuration on standard input", &other, "a JSON object"))
         }

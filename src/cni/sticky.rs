@@ -218,6 +218,29 @@ impl StickyConf {
         self.pods.iter().any(|p| p.matches(pod)) && !self.exclude_pods.iter().any(|p| p.matches(pod))
     }
 
+    /// Reads what is needed to open the store as ADD opened it. Which boot it is must not be guessed: a wrong one
+    /// looks like a reboot, and frees the addresses of pods that run.
+    pub(crate) fn read_leniently(fields: &Fields<'_>, warnings: &mut Vec<String>) -> Result<Self, CniError> {
+        let error = match Self::read(fields) {
+            Ok(read) => return Ok(read),
+            Err(error) => error,
+        };
+        let boot_id_file = fields.absolute_path("bootIDFile")?;
+        warnings.push(error.to_string());
+        let default = Self::default();
+        Ok(Self {
+            lock_timeout: wait(fields, "lockTimeout").ok().flatten().unwrap_or(default.lock_timeout),
+            log_file: fields.absolute_path("logFile").ok().flatten(),
+            cluster: fields
+                .object("cluster")
+                .and_then(|cluster| cluster.map(|cluster| ClusterConf::read(&cluster)).transpose())
+                .ok()
+                .flatten(),
+            boot_id_file: boot_id_file.unwrap_or(default.boot_id_file),
+            ..Self::default()
+        })
+    }
+
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, CniError> {
         if let Some(unknown) = fields.keys().find(|key| !FIELDS.contains(key)) {
             let hint = nearest(unknown, FIELDS).unwrap_or_default();

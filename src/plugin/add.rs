@@ -108,7 +108,7 @@ fn take<D: Disk>(
     story: &mut Story<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
-    let addresses = loop {
+    let (addresses, given_up) = loop {
         let mut addresses = Vec::new();
         let mut given_up: Vec<Stored> = Vec::new();
         for (index, set) in scene.ipam.sets.iter().enumerate() {
@@ -121,12 +121,6 @@ fn take<D: Disk>(
                 given_up.push(stored);
             }
         }
-        // Only now that there is an address for every set: a pod must not lose its own for an ADD that fails.
-        for stored in given_up {
-            let (addresses, from) = (super::list(&stored.record.addresses), stored.record.holder());
-            tracing::warn!(addresses, from, reason = story.reason, "gave up a kept address");
-            locked.free(&stored)?;
-        }
         let record = Record {
             addresses: addresses.clone(),
             attachment: attachment.clone(),
@@ -137,8 +131,9 @@ fn take<D: Disk>(
             binding: None,
             since: scene.store.now().clone(),
         };
-        match locked.put(&record, claimed) {
-            Ok(()) => break addresses,
+        // In one change: a pod must not lose its address for an ADD that fails.
+        match locked.put_instead_of(&record, claimed, &given_up) {
+            Ok(()) => break (addresses, given_up),
             // A file that nobody told us of stood under that name. The store knows it now: look again.
             Err(StoreError::Taken(address)) if !wanted.contains(&Some(address)) => {}
             Err(error) => return Err(error.into()),
@@ -146,17 +141,23 @@ fn take<D: Disk>(
     };
     if let Err(error) = locked.commit() {
         // What is not on the disk is not answered: put it back as it was, as far as the disk lets us.
-        let undone = scene.store.lock().and_then(|mut locked| match locked.of_attachment(attachment)? {
-            Some(stored) => match claimed {
-                Some(before) => locked.put(&before.record, Some(&stored)),
-                None => locked.free(&stored),
-            },
-            None => Ok(()),
+        let undone = scene.store.lock().and_then(|mut locked| {
+            let Some(stored) = locked.of_attachment(attachment)? else { return Ok(()) };
+            let mut before = claimed.into_iter().chain(&given_up);
+            match before.next() {
+                Some(first) => locked.put(&first.record, Some(&stored))?,
+                None => locked.free(&stored)?,
+            }
+            before.try_for_each(|other| locked.put(&other.record, None))
         });
         if let Err(again) = undone {
             tracing::error!(addresses = story.addresses, error = %again, "cannot take the address back");
         }
         return Err(error.into());
+    }
+    for stored in given_up {
+        let (addresses, from) = (super::list(&stored.record.addresses), stored.record.holder());
+        tracing::warn!(addresses, from, reason = story.reason, "gave up a kept address");
     }
     Ok(addresses)
 }

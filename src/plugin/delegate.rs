@@ -2,15 +2,19 @@
 //! picks the address and we make sure which one it is.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
 use super::Story;
-use crate::cni::{CniError, Request, code};
+use crate::cni::{CniError, Request, Verb, code};
 
 /// Runs the delegate with our environment, and passes its answer on as it is.
+///
+/// # Errors
+/// The delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by then, so that it
+/// leaves nothing behind, as the specification asks.
 pub(super) fn run(
     request: &Request,
     delegate: &Value,
@@ -19,13 +23,26 @@ pub(super) fn run(
     let kind = delegate.get("type").and_then(Value::as_str).unwrap_or_default();
     let program = find(request, kind)?;
     let config = config_for(request, delegate);
-    let output = execute(&program, &config).map_err(|error| {
+    story.tell(&[], format!("answered by {kind}"));
+    let outcome = ask(&program, &config, request.verb, kind);
+    if request.verb == Verb::Add
+        && outcome.is_err()
+        && let Err(error) = ask(&program, &config, Verb::Del, kind)
+    {
+        tracing::warn!(delegate = kind, %error, "the delegate could not clean up after its failed ADD");
+    }
+    outcome
+}
+
+fn ask(program: &Path, config: &Value, verb: Verb, kind: &str) -> Result<Option<Value>, CniError> {
+    let output = execute(program, config, verb).map_err(|error| {
         CniError::new(
             code::DELEGATE_FAILED,
             format!("cannot run the delegate {}: {error}", program.display()),
         )
     })?;
-    story.tell(&[], format!("answered by {kind}"));
+    // What it says to people is for people; nobody is left to tell if they have gone.
+    let _ = std::io::stderr().write_all(&output.stderr);
     let answer = if output.stdout.trim_ascii().is_empty() {
         None
     } else {
@@ -81,9 +98,10 @@ fn find(request: &Request, kind: &str) -> Result<PathBuf, CniError> {
     })
 }
 
-fn execute(program: &PathBuf, config: &Value) -> std::io::Result<std::process::Output> {
-    let mut child =
-        Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+fn execute(program: &Path, config: &Value, verb: Verb) -> std::io::Result<std::process::Output> {
+    let mut command = Command::new(program);
+    command.env("CNI_COMMAND", verb.as_str());
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // A delegate that answers without reading is none of our business.
         let _ = stdin.write_all(config.to_string().as_bytes());

@@ -3,13 +3,17 @@
 //! In small portions, so that nobody waits long for the lock. What was attached after the list was made is not in
 //! it, and is left alone.
 
+use std::time::{Duration, Instant};
+
 use super::del::{ended_note, let_go};
 use super::{Scene, Story};
 use crate::cni::{CniError, Request};
-use crate::store::{Disk, Entry, Store};
+use crate::store::{Disk, Entry, Locked, Store, StoreError};
 
-/// How many records one hold of the lock takes on: some milliseconds of work.
+/// How many records one hold of the lock takes on at most: some milliseconds of work.
 const PORTION: usize = 32;
+/// After this long the lock is given back whatever is left: a sticky record is synced under it, and disks differ.
+const LONGEST_HOLD: Duration = Duration::from_millis(20);
 
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
@@ -26,53 +30,70 @@ pub(super) fn run<D: Disk>(
         return Ok(());
     }
     let stale = scene.store.attachments_except(valid)?;
-    let ended = end_stale(&scene.store, &stale)?;
+    let ended = end_stale(&scene.store, &stale);
     let expired = free_expired(&scene.store)?;
+    let ended = ended?;
     story.tell(&[], format!("{ended} stale attachments ended, {expired} kept addresses expired"));
     Ok(())
 }
 
 fn end_stale<D: Disk>(store: &Store<D>, stale: &[Entry]) -> Result<usize, CniError> {
-    let mut ended = 0;
-    for portion in stale.chunks(PORTION) {
-        let Some(mut locked) = store.lock_existing()? else { break };
-        for entry in portion {
-            if let Some(stored) = locked.of_entry(entry)? {
-                let what = let_go(&mut locked, &stored, store.now())?;
-                if stored.record.binding.is_some() {
-                    let attachment = &stored.record.attachment;
-                    locked
-                        .leave_note(attachment, &ended_note(attachment, Some(&stored.record), store.now()))?;
-                }
-                ended += 1;
-                let addresses = super::list(&stored.record.addresses);
-                tracing::info!(
-                    holder = stored.record.holder(),
-                    addresses,
-                    reason = what,
-                    "GC ended a stale attachment"
-                );
-            }
+    in_portions(store, stale, |locked, entry| {
+        let Some(stored) = locked.of_entry(entry)? else { return Ok(false) };
+        let reason = let_go(locked, &stored, store.now())?;
+        if stored.record.binding.is_some() {
+            let attachment = &stored.record.attachment;
+            locked.leave_note(attachment, &ended_note(attachment, Some(&stored.record), store.now()))?;
         }
-        locked.commit()?;
-    }
-    Ok(ended)
+        let addresses = super::list(&stored.record.addresses);
+        tracing::info!(holder = stored.record.holder(), addresses, reason, "GC ended a stale attachment");
+        Ok(true)
+    })
 }
 
 fn free_expired<D: Disk>(store: &Store<D>) -> Result<usize, CniError> {
-    let mut freed = 0;
-    for portion in store.claimants()?.chunks(PORTION) {
+    in_portions(store, &store.claimants()?, |locked, entry| {
+        let Some(stored) = locked.of_entry(entry)? else { return Ok(false) };
+        if !stored.record.has_expired(store.now(), locked.first_look()) {
+            return Ok(false);
+        }
+        locked.free(&stored)?;
+        let addresses = super::list(&stored.record.addresses);
+        tracing::info!(holder = stored.record.holder(), addresses, "freed: its retention ran out");
+        Ok(true)
+    })
+}
+
+/// Does something to every entry, in short holds of the lock, each durable before the next; counts where it did.
+///
+/// # Errors
+/// The first one; but as much as possible is done first, as the specification asks.
+fn in_portions<D: Disk>(
+    store: &Store<D>,
+    entries: &[Entry],
+    mut act: impl FnMut(&mut Locked<'_, D>, &Entry) -> Result<bool, StoreError>,
+) -> Result<usize, CniError> {
+    let mut count = 0;
+    let mut failed = None;
+    let mut left = entries.iter().peekable();
+    while left.peek().is_some() {
         let Some(mut locked) = store.lock_existing()? else { break };
-        for entry in portion {
-            let Some(stored) = locked.of_entry(entry)? else { continue };
-            if stored.record.has_expired(store.now(), locked.first_look()) {
-                locked.free(&stored)?;
-                freed += 1;
-                let addresses = super::list(&stored.record.addresses);
-                tracing::info!(holder = stored.record.holder(), addresses, "freed: its retention ran out");
+        let started = Instant::now();
+        for entry in left.by_ref().take(PORTION) {
+            match act(&mut locked, entry) {
+                Ok(acted) => count += usize::from(acted),
+                Err(error) => {
+                    tracing::error!(%error, "GC goes on without this one");
+                    failed.get_or_insert(error);
+                    // A change may be half done, which whoever opens the store next finishes.
+                    break;
+                }
+            }
+            if started.elapsed() >= LONGEST_HOLD {
+                break;
             }
         }
         locked.commit()?;
     }
-    Ok(freed)
+    failed.map_or(Ok(count), |error| Err(error.into()))
 }

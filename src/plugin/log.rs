@@ -31,7 +31,8 @@ pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
             tracing::subscriber::set_default(lines.with_writer(Quiet(appender)).finish())
         }
         failed_or_none => {
-            let guard = tracing::subscriber::set_default(lines.with_writer(io::stderr).finish());
+            let guard =
+                tracing::subscriber::set_default(lines.with_writer(|| QuietWriter(io::stderr())).finish());
             if let Some((path, Err(error))) = failed_or_none {
                 tracing::warn!(file = %path.display(), %error, "cannot write the log file; logging to standard error");
             }
@@ -90,7 +91,8 @@ fn prune(directory: &Path, name: &str, most: usize) {
     }
 }
 
-/// A writer whose failures stay with it: a full disk must not fail an ADD that succeeded.
+/// A writer whose failures stay with it: a full disk, or a runtime that no longer listens, must not fail an ADD that
+/// succeeded.
 struct Quiet(RollingFileAppender);
 
 impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Quiet {

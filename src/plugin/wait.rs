@@ -1,6 +1,7 @@
 //! Waiting inside ADD for the pod that had the address before: with a grace period of nought the new pod's ADD
 //! comes seconds before the old one's DEL, and one address must not live in two namespaces.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::cni::{CniError, Request};
@@ -29,7 +30,7 @@ impl OldPod {
         let alive = record
             .netns
             .as_ref()
-            .is_some_and(|netns| Some(netns) != request.netns.as_ref() && netns.exists());
+            .is_some_and(|netns| Some(netns) != request.netns.as_ref() && may_be_there(netns));
         (record.is_attached(now) && other_pod && alive).then(|| record.holder())
     }
 
@@ -46,5 +47,26 @@ impl OldPod {
         }
         std::thread::sleep(PAUSE.min(self.patience.saturating_sub(self.started.elapsed())));
         Ok(())
+    }
+}
+
+/// Only what is surely gone is gone: a path that must not be looked at may be a pod's that runs.
+fn may_be_there(netns: &Path) -> bool {
+    netns.try_exists().unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_cannot_be_looked_at_counts_as_there() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(may_be_there(dir.path()));
+        assert!(!may_be_there(&dir.path().join("gone")));
+        // Root is refused by no permission, but a link that leads to itself cannot be followed by anybody.
+        let circle = dir.path().join("circle");
+        std::os::unix::fs::symlink(&circle, &circle).unwrap();
+        assert!(may_be_there(&circle));
     }
 }

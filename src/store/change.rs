@@ -28,8 +28,53 @@ impl<D: Disk> Locked<'_, D> {
         self.put_over(record, replacing.as_slice())
     }
 
+    /// Puts a record in place, as [`Locked::put`] does, and has it take over from those in `given_up` in the same
+    /// change: they lose their addresses if the record gets its own, and not otherwise.
+    ///
+    /// # Errors
+    /// As [`Locked::put`].
+    pub fn put_instead_of(
+        &mut self,
+        record: &Record,
+        replacing: Option<&Stored>,
+        given_up: &[Stored],
+    ) -> Result<(), StoreError> {
+        let mut olds: Vec<&Stored> = replacing.into_iter().chain(given_up).collect();
+        let fewest = olds.len() - given_up.len();
+        // More than the page can tell of at once, with very long names: the last ones go first, alone.
+        while olds.len() > fewest && !self.fits(record, &olds)? {
+            if let Some(old) = olds.pop() {
+                self.free(old)?;
+            }
+        }
+        self.put_over(record, &olds)
+    }
+
+    fn fits(&mut self, record: &Record, olds: &[&Stored]) -> Result<bool, StoreError> {
+        let change = Change { inode: Some(u64::MAX), ..self.plan(record, olds)? };
+        Ok(state::page(&state::State { change: Some(change), ..self.state.clone() }).is_ok())
+    }
+
     /// Puts a record in place of several.
     pub(super) fn put_over(&mut self, record: &Record, olds: &[&Stored]) -> Result<(), StoreError> {
+        let mut change = self.plan(record, olds)?;
+        let file = self.create_new(record)?;
+        let path = self.store.path(NEW);
+        change.inode =
+            Some(file.metadata().map_err(|source| StoreError::io("look at", &path, source))?.ino());
+        if olds.is_empty() {
+            self.unsynced.push(file);
+        } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
+            // A record that lasts must be whole on the disk before it takes an older one's name.
+            self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
+        }
+        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
+        // anyway.
+        self.carry_out(change)
+    }
+
+    /// The names that a record is to have, and those that are to go.
+    fn plan(&mut self, record: &Record, olds: &[&Stored]) -> Result<Change, StoreError> {
         let mut change = Change::default();
         let mut over_old = Vec::new();
         for address in &record.addresses {
@@ -55,19 +100,7 @@ impl<D: Disk> Locked<'_, D> {
                 .remove
                 .extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
         }
-        let file = self.create_new(record)?;
-        let path = self.store.path(NEW);
-        change.inode =
-            Some(file.metadata().map_err(|source| StoreError::io("look at", &path, source))?.ino());
-        if olds.is_empty() {
-            self.unsynced.push(file);
-        } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
-            // A record that lasts must be whole on the disk before it takes an older one's name.
-            self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
-        }
-        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
-        // anyway.
-        self.carry_out(change)
+        Ok(change)
     }
 
     /// Forgets a record: its addresses are free.
@@ -80,8 +113,17 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Finishes what a process that ended left undone.
     pub(super) fn finish_change(&mut self) -> Result<(), StoreError> {
-        let Some(change) = self.state.change.clone() else { return Ok(()) };
+        let Some(mut change) = self.state.change.clone() else { return Ok(()) };
         self.clear_leftover(SWAP)?;
+        // host-local may have come first and taken an address that was free already, and the file system may have
+        // given its file the inode of the one that is gone. What we remove is always a record of ours.
+        let mut ours = Vec::new();
+        for removal in change.remove {
+            if !matches!(self.store.read(&removal.name)?, Read::Other { .. }) {
+                ours.push(removal);
+            }
+        }
+        change.remove = ours;
         match self.complete(&change) {
             // Taken back: nobody waits for it any more.
             Err(StoreError::Taken(_)) => Ok(()),

@@ -76,11 +76,12 @@ impl<D: Disk> Store<D> {
             return writable(there);
         }
         writable(&self.root)?;
-        match fs::read(self.path(STATE)).map(|bytes| state::parse(&bytes)) {
-            Ok(Found::Newer(found)) => {
+        let page = self.path(STATE);
+        match state::glance(&page).map_err(|source| StoreError::io("read", &page, source))? {
+            Found::Newer(found) => {
                 Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION })
             }
-            _ => Ok(()),
+            Found::State(_) | Found::Nothing => Ok(()),
         }
     }
 
@@ -90,7 +91,7 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// A bitmap cannot be read.
     pub fn count_free(&self, set: &RangeSet, enough: u128) -> Result<u128, StoreError> {
-        let in_order = match fs::read(self.path(STATE)).map(|bytes| state::parse(&bytes)) {
+        let in_order = match state::glance(&self.path(STATE)) {
             Ok(Found::State(state)) => state.in_order && state.first_look.boot() == self.now.boot(),
             _ => false,
         };

@@ -127,6 +127,27 @@ impl<D: Disk> Store<D> {
     }
 }
 
+/// Opens a file of ours, whatever somebody put in its place: a link is not followed, a pipe is not waited for.
+fn open_plain(path: &Path, write: bool) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits())
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file; remove it, it is made anew"))
+}
+
+/// No more than the first `most` bytes of an open file: ours are never longer.
+fn first_bytes(file: &File, most: usize) -> io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let mut bytes = Vec::with_capacity(most);
+    file.take(most as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// A file's bytes and inode. What is no plain file has no bytes.
 fn read_file(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     use std::io::Read as _;

@@ -2,14 +2,11 @@
 //! a second look or a repair, never an address given out twice, because placing the record decides.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 
-use nix::fcntl::OFlag;
-
-use super::{BITMAPS, Disk, Store, StoreError};
+use super::{BITMAPS, Disk, Store, StoreError, first_bytes, open_plain};
 use crate::alloc::{Bitmap, Group, position};
 
 /// The bitmaps that this process has looked at.
@@ -95,12 +92,11 @@ fn name(group: Group) -> String {
 
 fn read<D: Disk>(store: &Store<D>, group: Group) -> Result<(Option<File>, Bitmap), StoreError> {
     let path = store.path(&name(group));
-    let file =
-        match OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Bitmap::default())),
-            Err(source) => return Err(StoreError::io("open", &path, source)),
-        };
+    let file = match open_plain(&path, true) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Bitmap::default())),
+        Err(source) => return Err(StoreError::io("open", &path, source)),
+    };
     let bitmap = contents(&file).map_err(|source| StoreError::io("read", &path, source))?;
     Ok((Some(file), bitmap))
 }
@@ -108,16 +104,13 @@ fn read<D: Disk>(store: &Store<D>, group: Group) -> Result<(Option<File>, Bitmap
 /// A group's bitmap, read without the lock.
 pub(super) fn glance<D: Disk>(store: &Store<D>, group: Group) -> Result<Option<Bitmap>, StoreError> {
     let path = store.path(&name(group));
-    match fs::read(&path) {
-        Ok(bytes) => Ok(Some(Bitmap::from_bytes(bytes))),
+    match open_plain(&path, false).and_then(|file| contents(&file)) {
+        Ok(bitmap) => Ok(Some(bitmap)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(StoreError::io("read", &path, source)),
     }
 }
 
-fn contents(mut file: &File) -> io::Result<Bitmap> {
-    use std::io::Read;
-    let mut bytes = Vec::with_capacity(crate::alloc::BITMAP_BYTES);
-    file.read_to_end(&mut bytes)?;
-    Ok(Bitmap::from_bytes(bytes))
+fn contents(file: &File) -> io::Result<Bitmap> {
+    first_bytes(file, crate::alloc::BITMAP_BYTES).map(Bitmap::from_bytes)
 }

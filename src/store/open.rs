@@ -75,9 +75,11 @@ impl<D: Disk> Store<D> {
     }
 
     fn locked(&self) -> Result<Locked<'_, D>, StoreError> {
-        let derived = self.path(DERIVED);
-        if fs::symlink_metadata(&derived).is_ok_and(|meta| meta.is_symlink()) {
-            stays_inside(&derived)?;
+        for name in [DERIVED, ATTACHMENTS, CLAIMANTS, BITMAPS] {
+            let folder = self.path(name);
+            if fs::symlink_metadata(&folder).is_ok_and(|meta| meta.is_symlink()) {
+                stays_inside(&folder)?;
+            }
         }
         let lock = Lock::acquire(&self.path("lock"), self.patience)?;
         let path = self.path(STATE);

@@ -58,7 +58,11 @@ impl<D: Disk> Locked<'_, D> {
     /// what holds the address then.
     pub(super) fn take_notice(&mut self, address: IpAddr) -> Result<Option<Stored>, StoreError> {
         let name = address.to_string();
-        if let Read::Ours(stored) = self.store.read(&name)? {
+        if let Read::Ours(stored) = self.store.read(&name)?
+            && stored.record.addresses.contains(&address)
+        {
+            // Where the bit was lost, the search would come upon this address for ever.
+            self.occupied.mark(self.store, address, true)?;
             return Ok(Some(stored));
         }
         let mut outdated = Vec::new();

@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 
 use super::Moment;
@@ -119,17 +118,23 @@ pub(super) fn parse(bytes: &[u8]) -> Found {
 }
 
 pub(super) fn read(path: &Path) -> io::Result<Option<(File, Vec<u8>)>> {
-    use std::io::Read;
-    let mut file =
-        match fs::OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
-        {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-    let mut bytes = Vec::with_capacity(PAGE);
-    file.read_to_end(&mut bytes)?;
-    Ok(Some((file, bytes)))
+    match super::open_plain(path, true) {
+        Ok(file) => {
+            let bytes = super::first_bytes(&file, PAGE)?;
+            Ok(Some((file, bytes)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the page says to somebody who does not have the lock and changes nothing.
+pub(super) fn glance(path: &Path) -> io::Result<Found> {
+    match super::open_plain(path, false) {
+        Ok(file) => Ok(parse(&super::first_bytes(&file, PAGE)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        Err(error) => Err(error),
+    }
 }
 
 /// The page's bytes: padded with spaces, so that a shorter text leaves nothing of a longer one.

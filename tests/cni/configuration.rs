@@ -8,7 +8,6 @@ use crate::net::{Net, env, run};
 fn what_is_no_configuration_is_undecodable() {
     for bytes in [
         &b""[..],
-        b"null",
         b"[]",
         b"{",
         b"\xef\xbb\xbf{}",
@@ -22,6 +21,8 @@ fn what_is_no_configuration_is_undecodable() {
             run(&env(verb, "c1"), bytes).fails(6, &[]);
         }
     }
+    // As for any field, null is the same as nothing said.
+    run(&env("ADD", "c1"), b"null").fails(7, &["name"]);
 }
 
 #[test]

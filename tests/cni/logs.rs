@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::net::{Net, pod};
+use crate::net::{Net, env, pod};
 
 fn log_of(net: &Net) -> String {
     let files = fs::read_dir(net.beside("log")).unwrap().map(|entry| entry.unwrap().path());
@@ -67,4 +67,22 @@ fn old_log_files_are_removed_and_no_others() {
     net.del("a").silent();
     let left = |name: &str| net.beside("log").join(name).exists();
     assert!(!left("sticky.log.2001-01-01") && left("sticky.log.old") && left("other.2001-01-01"));
+}
+
+#[test]
+fn a_standard_error_that_takes_nothing_fails_no_verb() {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let mut net = Net::sticky();
+    net.set("ipam.sticky.logLevel", json!("trace"));
+    for verb in ["ADD", "CHECK", "DEL", "STATUS"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sticky-ipam"));
+        command.env_clear().envs(env(verb, "a")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut child = command.stderr(full).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(net.config.to_string().as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{verb}");
+        assert_eq!(output.stdout.is_empty(), verb != "ADD", "{verb}");
+    }
 }

@@ -6,6 +6,7 @@
 
 mod check_gc_status;
 mod configuration;
+mod delegate;
 mod disk_trouble;
 mod environment;
 mod logs;
@@ -15,3 +16,4 @@ mod requested;
 mod results;
 mod sticky;
 mod takeover;
+mod tampered;
