@@ -40,11 +40,12 @@ pub(super) fn run<D: Disk>(
 fn end_stale<D: Disk>(store: &Store<D>, stale: &[Entry]) -> Result<usize, CniError> {
     in_portions(store, stale, |locked, entry| {
         let Some(stored) = locked.of_entry(entry)? else { return Ok(false) };
-        let reason = let_go(locked, &stored, store.now())?;
+        // The note first: nobody repeats a GC that ended in between, and the binding would stay attached for ever.
         if stored.record.binding.is_some() {
             let attachment = &stored.record.attachment;
             locked.leave_note(attachment, &ended_note(attachment, Some(&stored.record), store.now()))?;
         }
+        let reason = let_go(locked, &stored, store.now())?;
         let addresses = super::list(&stored.record.addresses);
         tracing::info!(holder = stored.record.holder(), addresses, reason, "GC ended a stale attachment");
         Ok(true)
