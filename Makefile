@@ -30,6 +30,20 @@ test: ## Run every test that needs no privileges, those on a real etcd and kube-
 	$(MAKE) --no-print-directory lint plugin
 	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" cargo test
 
+# What libFuzzer finds is kept beside the build; a case worth keeping goes into tests/fuzz/corpus by hand.
+FUZZ_SECONDS ?= 60
+FUZZ_FLAGS := -C passes=sancov-module -C llvm-args=-sanitizer-coverage-level=4 \
+  -C llvm-args=-sanitizer-coverage-inline-8bit-counters -C llvm-args=-sanitizer-coverage-pc-table --cfg fuzzing
+
+.PHONY: fuzz
+fuzz: ## Let libFuzzer throw bytes at requests and store files for FUZZ_SECONDS each (needs a C++ compiler)
+	@for target in request store; do \
+	  found=$(abspath $(TARGET_DIR))/fuzz/found-$$target; mkdir -p "$$found"; \
+	  RUSTFLAGS='$(FUZZ_FLAGS)' cargo run --quiet --release --target $(PLUGIN_TARGET) \
+	    --manifest-path tests/fuzz/libfuzzer/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --bin $$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -artifact_prefix="$$found/" "$$found" tests/fuzz/corpus/$$target; \
+	done
+
 .PHONY: lint
 lint: ## Check format, lints, docs and shell scripts
 	cargo fmt --check

@@ -1,0 +1,9 @@
+//! libFuzzer on `entry::request`.
+
+#![no_main]
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, dead_code)]
+
+#[path = "../entry.rs"]
+mod entry;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entry::request(bytes));
