@@ -17,3 +17,4 @@ mod node;
 mod store_check;
 mod store_import;
 mod store_list;
+mod tools;
