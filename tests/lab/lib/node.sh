@@ -45,6 +45,14 @@ node_crash() {
         wait_for 30 "the end of ${file%.pid}" is_gone "${file%.pid}"
     done
     wait_for 30 "the end of the cgroups of $node" cgroup_remove "$node"
+    # The kernel clears a namespace some time after its last process; the next boot must not meet its link.
+    wait_for 30 "the end of the link of $node" node_unplug "$node"
+}
+
+# node_unplug NODE: no end of its link on the fabric.
+node_unplug() {
+    enter fabric ip link delete "$(node_link "$1")" 2>/dev/null || true
+    ! enter fabric ip link show "$(node_link "$1")" 2>/dev/null
 }
 
 node_cidr() { echo "10.24$(node_number "$1").0.0/24"; }

@@ -113,9 +113,13 @@ start_component() {
     spawn "$name" "$component_place" nsenter --target "$pid" "${namespaces[@]}" "${component_command[@]}"
 }
 
+# is_settled NAME: it is gone, or the component itself is there. In between, nsenter has not started it yet, and a signal would be lost.
+is_settled() { is_gone "$1" || component_pid "$1"; }
+
 # signal_component SIGNAL NAME
 signal_component() {
     local pid
+    wait_for "$STOP_SECONDS" "the start of $2" is_settled "$2" || return 1
     pid=$(component_pid "$2") || return 1
     kill "-$1" "$pid"
 }
