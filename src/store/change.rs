@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::state::{self, Change, Changed, Place, Removal};
-use super::{ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Read, Record, StoreError, Stored, inode_of, record};
+use super::{Disk, Keep, Locked, Read, Record, StoreError, Stored, inode_of, record};
 
 /// The new record before it has its names.
 const NEW: &str = ".sticky/new";
@@ -86,10 +86,9 @@ impl<D: Disk> Locked<'_, D> {
         }
         // New names first: where one of them is taken, nothing old was touched yet.
         change.place.append(&mut over_old);
-        let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
-        let attachment = record
-            .is_attached(&self.store.now)
-            .then(|| format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment)));
+        let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+        let attachment =
+            record.is_attached(&self.store.now).then(|| record::attachment_name(&record.attachment));
         for name in claimant.into_iter().chain(attachment) {
             let replaces = inode_of(&self.store.path(&name))?;
             change.place.push(Place { name, replaces });
@@ -316,8 +315,8 @@ fn occupied(place: &Place) -> StoreError {
 /// All names that a record has.
 fn names_of(stored: &Stored) -> Vec<Removal> {
     let record = &stored.record;
-    let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
-    let attachment = format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment));
+    let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+    let attachment = record::attachment_name(&record.attachment);
     let addresses = record.addresses.iter().map(ToString::to_string);
     addresses.chain(claimant).chain([attachment]).map(|name| Removal { name, inode: stored.inode }).collect()
 }

@@ -185,7 +185,7 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails.
     pub fn of_attachment(&mut self, attachment: &Attachment) -> Result<Option<Stored>, StoreError> {
-        let name = format!("{ATTACHMENTS}/{}", record::attachment_entry(attachment));
+        let name = record::attachment_name(attachment);
         let found = self.behind(&name)?;
         Ok(found.filter(|stored| stored.record.attachment == *attachment))
     }
@@ -195,7 +195,7 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails.
     pub fn of_claimant(&mut self, claimant: &Claimant) -> Result<Option<Stored>, StoreError> {
-        let name = format!("{CLAIMANTS}/{}", claimant.entry());
+        let name = claimant.name_of_entry();
         let found = self.behind(&name)?;
         Ok(found.filter(|stored| stored.record.claimant().as_ref() == Some(claimant)))
     }

@@ -123,10 +123,9 @@ impl<D: Disk> Locked<'_, D> {
     /// Gives a record its entries in the indexes, where it has none.
     fn index(&mut self, name: &str, stored: &Stored, outdated: &mut Vec<Stored>) -> Result<(), StoreError> {
         let record = &stored.record;
-        let claimant = record.claimant().map(|claimant| format!("{CLAIMANTS}/{}", claimant.entry()));
-        let attachment = record
-            .is_attached(&self.store.now)
-            .then(|| format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment)));
+        let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+        let attachment =
+            record.is_attached(&self.store.now).then(|| record::attachment_name(&record.attachment));
         for entry in claimant.into_iter().chain(attachment) {
             let path = self.store.path(&entry);
             let there = match self.store.read(&entry)? {
@@ -168,7 +167,7 @@ impl<D: Disk> Locked<'_, D> {
     /// names that it lacks, where nobody else has them.
     fn replace_outdated(&mut self, old: &Stored) -> Result<(), StoreError> {
         let Some(claimant) = old.record.claimant() else { return Ok(()) };
-        let Read::Ours(later) = self.store.read(&format!("{CLAIMANTS}/{}", claimant.entry()))? else {
+        let Read::Ours(later) = self.store.read(&claimant.name_of_entry())? else {
             return Ok(());
         };
         if later.inode == old.inode && self.stands_whole(&later)? {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Moment;
+use super::{ATTACHMENTS, CLAIMANTS, Moment};
 use crate::cni::{Attachment, ContainerId, IfName, PodIdentity};
 
 /// The longest name that is used for an index entry as it is; longer ones are shortened to a hash. 255 bytes is
@@ -98,11 +98,21 @@ impl Claimant {
     pub(super) fn entry(&self) -> String {
         shortened(format!("{},{},{}", self.namespace, self.name, self.interface.as_str()))
     }
+
+    /// Where its entry stands, relative to the network's directory.
+    pub(super) fn name_of_entry(&self) -> String {
+        format!("{CLAIMANTS}/{}", self.entry())
+    }
 }
 
 /// The name of an attachment's entry in the index. The comma is in no container id, so the name is unambiguous.
 pub(super) fn attachment_entry(attachment: &Attachment) -> String {
     shortened(format!("{},{}", attachment.container.as_str(), attachment.interface.as_str()))
+}
+
+/// Where an attachment's entry stands, relative to the network's directory.
+pub(super) fn attachment_name(attachment: &Attachment) -> String {
+    format!("{ATTACHMENTS}/{}", attachment_entry(attachment))
 }
 
 /// The entries of these attachments, for GC.

@@ -186,10 +186,10 @@ impl<D: Disk> Check<'_, D> {
         for (_, stored) in &self.records {
             let record = &stored.record;
             if let Some(claimant) = record.claimant() {
-                due.entry(format!("{CLAIMANTS}/{}", claimant.entry())).or_default().insert(stored.inode);
+                due.entry(claimant.name_of_entry()).or_default().insert(stored.inode);
             }
             if record.is_attached(&self.store.now) {
-                let name = format!("{ATTACHMENTS}/{}", record::attachment_entry(&record.attachment));
+                let name = record::attachment_name(&record.attachment);
                 due.entry(name).or_default().insert(stored.inode);
             }
         }

@@ -33,6 +33,15 @@ fn all_leaves() -> impl Iterator<Item = Leaves> {
     shares.into_iter().map(|(names, other_names, bytes)| Leaves { names, other_names, bytes })
 }
 
+/// The machine after a loss of power in this state, booted again.
+fn rebooted(stage: &Stage, recorder: &Recorder, state: usize, leaves: Leaves) -> Stage {
+    let mut after = Stage::new();
+    recorder.leave(state, leaves, after.base());
+    after.now = stage.now.clone();
+    after.reboot();
+    after
+}
+
 #[test]
 fn what_was_answered_for_a_sticky_pod_survives_a_loss_of_power_at_any_operation() {
     let mut stage = Stage::new();
@@ -48,10 +57,7 @@ fn what_was_answered_for_a_sticky_pod_survives_a_loss_of_power_at_any_operation(
     }
     for state in 0..recorder.states() {
         for leaves in all_leaves() {
-            let mut after = Stage::new();
-            recorder.leave(state, leaves, after.base());
-            after.now = stage.now.clone();
-            after.reboot();
+            let after = rebooted(&stage, &recorder, state, leaves);
             let what = format!("state {state}, {leaves:?}");
             after
                 .call(&Call::add("probe").dual(), RealDisk)
@@ -85,10 +91,7 @@ fn a_pin_that_lost_power_half_way_leaves_the_old_address_or_the_new_one_and_neve
     let new = stage.call(&pinned, &recorder).unwrap();
     for state in answered..recorder.states() {
         for leaves in all_leaves() {
-            let mut after = Stage::new();
-            recorder.leave(state, leaves, after.base());
-            after.now = stage.now.clone();
-            after.reboot();
+            let after = rebooted(&stage, &recorder, state, leaves);
             let what = format!("state {state}, {leaves:?}");
             after.call(&Call::del("nobody"), RealDisk).unwrap();
             sight::must_agree(&after.root(), after.now.boot(), &what);
