@@ -10,8 +10,9 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::view::ClaimView;
-use crate::cluster::objects::{AddressClaim, Holder, StickyIP};
+use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
+use crate::cluster::projection::home_blocks;
 use crate::policy::facts::PodFacts;
 
 /// A change of one kind of object, as a watch tells it.
@@ -176,15 +177,8 @@ impl Index {
     /// This node's blocks, as its CiliumNode has them.
     #[must_use]
     pub fn blocks(&self) -> Vec<IpNet> {
-        self.cilium_node().map(blocks_of).unwrap_or_default()
+        self.cilium_node().map(home_blocks).unwrap_or_default()
     }
-}
-
-/// The entries of a CiliumNode's podCIDRs that are more than one address.
-#[must_use]
-pub fn blocks_of(node: &CiliumNode) -> Vec<IpNet> {
-    let nets = node.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
-    nets.filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc()).collect()
 }
 
 /// The name under which an object is kept here.
@@ -204,12 +198,6 @@ pub fn key_of(object: &StickyIP) -> Holder {
         namespace: object.metadata.namespace.clone().unwrap_or_default(),
         name: object.metadata.name.clone().unwrap_or_default(),
     }
-}
-
-/// A claim as decisions see it.
-#[must_use]
-pub fn claim_seen(object: &AddressClaim) -> ClaimView {
-    ClaimView::from(object)
 }
 
 #[cfg(test)]
@@ -247,14 +235,5 @@ mod tests {
         assert!(!seen(json!({"phase": "Pending", "podIP": "10.0.0.1"})).waits);
         assert!(!seen(json!({"phase": "Running"})).waits);
         assert!(seen(json!({"phase": "Failed"})).ends);
-    }
-
-    #[test]
-    fn blocks_are_what_is_more_than_one_address() {
-        let node: CiliumNode = serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": {"ipam": {
-            "podCIDRs": ["10.0.0.0/24", "10.9.0.4/32", "fd00::/112", "fd00:1::9/128", "nonsense"]}}}))
-        .unwrap();
-        let texts: Vec<String> = blocks_of(&node).iter().map(ToString::to_string).collect();
-        assert_eq!(texts, ["10.0.0.0/24", "fd00::/112"]);
     }
 }

@@ -386,7 +386,11 @@ pub async fn detach(
     Err(ApiError::Away { what, why: "others changed the StickyIP every time".to_owned() })
 }
 
-async fn find_attached(
+/// The StickyIP that is attached to a container of a node, by a live look.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn find_attached(
     carrier: &Carrier<'_>,
     node: &str,
     container_id: &str,
