@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use super::error::InstallError;
 use super::kubeconfig::{Server, token_in};
-use super::place::{self, Content, Done, Fingerprint};
+use super::place::{self, Content, Done};
 use super::settings::{InstallSettings, ServiceAccountRef};
 use super::token::{self, Claims};
 use crate::cluster::client::Connection;
@@ -39,7 +39,6 @@ pub(super) struct Credentials {
     lifetime: Duration,
     path: PathBuf,
     held: Option<Held>,
-    seen: Option<Fingerprint>,
     checked: Option<SystemTime>,
     not_before: Option<SystemTime>,
     failures: u32,
@@ -75,7 +74,6 @@ impl Credentials {
             lifetime: settings.token_lifetime,
             path: settings.kubeconfig_path(),
             held: None,
-            seen: None,
             checked: None,
             not_before: None,
             failures: 0,
@@ -160,20 +158,13 @@ impl Credentials {
         }
     }
 
-    fn write(&mut self) -> Result<Done, InstallError> {
+    fn write(&self) -> Result<Done, InstallError> {
         let Some(held) = &self.held else { return Ok(Done::Nothing) };
         let text = self.server.kubeconfig(&held.token)?;
         if let Some(folder) = self.path.parent() {
             place::private_folder(folder)?;
         }
-        if self.seen_text_changed(&text) {
-            self.seen = None;
-        }
-        place::ensure(&self.path, Content::Bytes(text.as_bytes()), 0o600, &mut self.seen)
-    }
-
-    /// Whether what is to stand there is not what was last compared.
-    fn seen_text_changed(&self, text: &str) -> bool {
-        self.seen.is_some() && fs::read_to_string(&self.path).ok().as_deref() != Some(text)
+        // It is small, so it is compared every time.
+        place::ensure(&self.path, Content::Bytes(text.as_bytes()), 0o600, &mut None)
     }
 }
