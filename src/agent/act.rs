@@ -52,7 +52,9 @@ pub enum ActError {
     #[error(transparent)]
     Projection(#[from] ProjectionError),
     /// Cilium's socket.
-    #[error("cannot ask Cilium for the endpoint of {address}: {why}; is Cilium's agent running on this node?")]
+    #[error(
+        "cannot ask Cilium for the endpoint of {address}: {why}; is Cilium's agent running on this node?"
+    )]
     Cilium {
         /// The address.
         address: IpAddr,
@@ -201,4 +203,33 @@ pub(super) fn sandbox(container: &str) -> Result<Attachment, ActError> {
 
 pub(super) fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl<D: Disk + Clone> Hands<'_, D> {
+    /// Whether Cilium on this node has an endpoint with this address. Only where Cilium picks addresses: elsewhere the store
+    /// knows.
+    pub(super) async fn has_endpoint(&self, address: IpAddr) -> Result<bool, ActError> {
+        use std::io::{Read, Write};
+        if !self.terms.shape.pool {
+            return Ok(false);
+        }
+        let failed = |error: std::io::Error| ActError::Cilium { address, why: error.to_string() };
+        let path = self.settings.on_host(&self.settings.cilium_socket);
+        let mut socket = std::os::unix::net::UnixStream::connect(path).map_err(failed)?;
+        let patience = Some(Duration::from_secs(2));
+        socket
+            .set_read_timeout(patience)
+            .and_then(|()| socket.set_write_timeout(patience))
+            .map_err(failed)?;
+        let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+        write!(socket, "GET /v1/endpoint/{family}:{address} HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            .map_err(failed)?;
+        let mut line = [0; 12];
+        socket.read_exact(&mut line).map_err(failed)?;
+        match std::str::from_utf8(&line).ok().and_then(|line| line.get(9..)) {
+            Some("200") => Ok(true),
+            Some("404") => Ok(false),
+            other => Err(ActError::Cilium { address, why: format!("it answered {other:?}") }),
+        }
+    }
 }

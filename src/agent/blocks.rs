@@ -29,7 +29,8 @@ pub fn sets_of(blocks: &[IpNet]) -> Vec<RangeSet> {
 pub fn sets_of_conflist(text: &str) -> Result<Vec<RangeSet>, String> {
     let list: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let plugins = list["plugins"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let Some(ipam) = plugins.iter().map(|plugin| &plugin["ipam"]).find(|ipam| ipam["type"] == "sticky-ipam") else {
+    let Some(ipam) = plugins.iter().map(|plugin| &plugin["ipam"]).find(|ipam| ipam["type"] == "sticky-ipam")
+    else {
         return Ok(Vec::new());
     };
     let one = |value: &Value| -> Result<Range, String> {

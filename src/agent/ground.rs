@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::alloc::range::Family;
 use crate::alloc::RangeSet;
+use crate::alloc::range::Family;
 use crate::cluster::claims::step::Candidate;
 use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError};

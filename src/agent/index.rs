@@ -150,10 +150,7 @@ impl Index {
     /// Whether every watch has listed once.
     #[must_use]
     pub fn is_listed(&self) -> bool {
-        self.pods.is_listed()
-            && self.stickies.is_listed()
-            && self.claims.is_listed()
-            && self.node.is_listed()
+        self.pods.is_listed() && self.stickies.is_listed() && self.claims.is_listed() && self.node.is_listed()
     }
 
     /// The pod that the runtime knows by this uid.

@@ -23,9 +23,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
             }
         }
         if let (Some(pod), Some(uid)) = (&seen.pod, uid_of(seen)) {
-            let replaced = self.store()?.walk()?.into_iter().filter_map(|look| look.record).any(|record| {
-                uid_of(&record) == Some(uid) && record.attachment != seen.attachment
-            });
+            let replaced = self
+                .store()?
+                .walk()?
+                .into_iter()
+                .filter_map(|look| look.record)
+                .any(|record| uid_of(&record) == Some(uid) && record.attachment != seen.attachment);
             if !replaced && self.pod_exists(pod.namespace(), pod.name(), uid).await? {
                 return Ok(Outcome::Later("its pod still exists".into()));
             }
@@ -57,13 +60,16 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if seen.keep == Keep::No {
             locked.free(&stored)?;
         } else {
-            let kept =
-                Record { phase: Phase::Kept, since: store.now().clone(), netns: None, ..seen.clone() };
+            let kept = Record { phase: Phase::Kept, since: store.now().clone(), netns: None, ..seen.clone() };
             locked.put(&kept, Some(&stored))?;
         }
         locked.commit()?;
         Metrics::count(&self.metrics.leaks, "sandbox");
-        Ok(Outcome::Done(format!("the sandbox of {} is gone without a DEL: {}", seen.holder(), list(&seen.addresses))))
+        Ok(Outcome::Done(format!(
+            "the sandbox of {} is gone without a DEL: {}",
+            seen.holder(),
+            list(&seen.addresses)
+        )))
     }
 
     /// Detaches a StickyIP whose pod is gone and with which no sandbox of this node lives.
@@ -72,8 +78,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let carrier = self.carrier();
         let found = walk::read_sticky(&carrier, key).await?;
         let attachment = found.as_ref().and_then(|found| found.status.as_ref()?.attachment.clone());
-        let Some(old) = attachment
-            .filter(|old| old.node == self.settings.node && old.container_id == container)
+        let Some(old) =
+            attachment.filter(|old| old.node == self.settings.node && old.container_id == container)
         else {
             return Ok(Outcome::Needless("another sandbox is attached, or none".into()));
         };
@@ -124,7 +130,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let store = self.store()?;
         let mut turns = Vec::new();
-        let own = seen.pod.as_ref().map(|pod| interface().map(|name| Claimant::new(pod, &name))).transpose()?;
+        let own =
+            seen.pod.as_ref().map(|pod| interface().map(|name| Claimant::new(pod, &name))).transpose()?;
         for claimant in [own, Some(bound(&key)?)].into_iter().flatten() {
             // A pod that bears its StickyIP's name has one turn.
             if turns.iter().any(|(taken, _)| *taken == claimant) {

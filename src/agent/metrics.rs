@@ -78,16 +78,25 @@ impl Default for Metrics {
         }
         let prepared: Family<What, Counter> =
             counted!("decisions_prepared", "Decisions put in place before a pod's ADD, sticky or plain");
-        let withdrawn: Counter = counted!("decisions_withdrawn", "Decisions taken back because their pod will not come");
-        let notes: Counter = counted!("notes_drained", "Notes of the plugin that were told to the API server");
-        let leaks: Family<What, Counter> = counted!("leaks_freed", "Attachments, reservations and records that nobody ended, by kind");
-        let claims: Family<What, Counter> = counted!("claims_answered", "Requested claims on this node's addresses, granted or refused");
-        let pool_writes: Family<What, Counter> = counted!("pool_writes", "Changes of this node's CiliumNode: put, removed, offered");
-        let pool: Family<Addresses, Gauge> = counted!("pool_addresses", "Keys of this node's CiliumNode pool, by family, all and free");
-        let requests: Family<What, Counter> = counted!("api_requests", "Requests to the API server, by method");
+        let withdrawn: Counter =
+            counted!("decisions_withdrawn", "Decisions taken back because their pod will not come");
+        let notes: Counter =
+            counted!("notes_drained", "Notes of the plugin that were told to the API server");
+        let leaks: Family<What, Counter> =
+            counted!("leaks_freed", "Attachments, reservations and records that nobody ended, by kind");
+        let claims: Family<What, Counter> =
+            counted!("claims_answered", "Requested claims on this node's addresses, granted or refused");
+        let pool_writes: Family<What, Counter> =
+            counted!("pool_writes", "Changes of this node's CiliumNode: put, removed, offered");
+        let pool: Family<Addresses, Gauge> =
+            counted!("pool_addresses", "Keys of this node's CiliumNode pool, by family, all and free");
+        let requests: Family<What, Counter> =
+            counted!("api_requests", "Requests to the API server, by method");
         let errors: Family<What, Counter> = counted!("errors", "What failed, by what was tried");
-        let skipped: Counter = counted!("objects_skipped", "Objects that could not be read and were passed over");
-        let odd: Family<What, Gauge> = counted!("odd", "What a person must look at, by kind, as it stands now");
+        let skipped: Counter =
+            counted!("objects_skipped", "Objects that could not be read and were passed over");
+        let odd: Family<What, Gauge> =
+            counted!("odd", "What a person must look at, by kind, as it stands now");
         let steps: Counter<u64, AtomicU64> = counted!("steps", "Looks at the node's files and objects");
         let last_success = Gauge::default();
         registry.register_with_unit(
@@ -97,8 +106,20 @@ impl Default for Metrics {
             last_success.clone(),
         );
         Self {
-            registry, prepared, withdrawn, notes, leaks, claims, pool_writes, pool, requests, errors, skipped, odd,
-            last_success, steps,
+            registry,
+            prepared,
+            withdrawn,
+            notes,
+            leaks,
+            claims,
+            pool_writes,
+            pool,
+            requests,
+            errors,
+            skipped,
+            odd,
+            last_success,
+            steps,
         }
     }
 }
@@ -132,6 +153,10 @@ mod tests {
         assert!(page.contains("# HELP sticky_ipam_agent_leaks_freed "), "{page}");
         assert!(page.contains("sticky_ipam_agent_leaks_freed_total{what=\"netns\"} 1"), "{page}");
         assert!(page.contains("sticky_ipam_agent_last_success_timestamp_seconds 7"), "{page}");
-        assert!(page.lines().filter(|line| !line.starts_with('#')).all(|line| line.starts_with("sticky_ipam_agent_")));
+        assert!(
+            page.lines()
+                .filter(|line| !line.starts_with('#'))
+                .all(|line| line.starts_with("sticky_ipam_agent_"))
+        );
     }
 }

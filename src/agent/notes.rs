@@ -5,10 +5,10 @@ use super::act::{ActError, Hands, Outcome, bound, interface, list, sandbox};
 use super::ground::Here;
 use super::plan::shown;
 use super::snapshot::is_bound_to;
+use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::step::{self, Refusal};
 use crate::cluster::claims::view::StickyView;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
-use crate::cluster::claims::carry::Carried;
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::projection;
 use crate::cni::Attachment;
@@ -158,8 +158,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
             netns_is_there: &netns_is_there,
             reserved: Vec::new(),
         };
-        let walked = self.walker(&object, asker, pod.name()).walk(&mut carrier, &mut here, Some(Some(object)));
-        match walked.await {
+        let walker = self.walker(&object, asker, pod.name());
+        match walker.walk(&mut carrier, &mut here, Some(Some(object))).await {
             Ok(addresses) => {
                 self.remember(&store, attachment, key)?;
                 self.show(key).await?;

@@ -215,7 +215,11 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let kept = locked.of_claimant(&claimant)?;
         if let Some(kept) = kept.as_ref().filter(|kept| kept.record.is_attached(store.now())) {
-            return Ok(Err(format!("{} lives here with {}", kept.record.holder(), list(&kept.record.addresses))));
+            return Ok(Err(format!(
+                "{} lives here with {}",
+                kept.record.holder(),
+                list(&kept.record.addresses)
+            )));
         }
         let mut addresses: Vec<IpAddr> =
             kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();

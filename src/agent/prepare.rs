@@ -247,5 +247,6 @@ pub(super) fn barred(node: &crate::cluster::cilium::CiliumNode) -> BTreeSet<IpAd
 
 fn identity(seen: &PodSeen) -> Result<PodIdentity, ActError> {
     let (facts, uid) = (&seen.facts, &seen.runtime_uid);
-    PodIdentity::new(&facts.namespace, &facts.name, Some(uid)).map_err(|error| ActError::Name(error.to_string()))
+    PodIdentity::new(&facts.namespace, &facts.name, Some(uid))
+        .map_err(|error| ActError::Name(error.to_string()))
 }

@@ -102,15 +102,15 @@ fn answer(request: &Request<Incoming>, metrics: &Metrics, ready: &Ready) -> Resp
         (&Method::GET | &Method::HEAD, "/readyz") => (
             StatusCode::SERVICE_UNAVAILABLE,
             "text/plain",
-            "not ready: the API server has not been listed, or no step has succeeded yet; see the log\n".to_owned(),
+            "not ready: the API server has not been listed, or no step has succeeded yet; see the log\n"
+                .to_owned(),
         ),
-        (&Method::GET | &Method::HEAD, "/metrics") => (
-            StatusCode::OK,
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            metrics.page(),
-        ),
+        (&Method::GET | &Method::HEAD, "/metrics") => {
+            (StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", metrics.page())
+        }
         _ => (StatusCode::NOT_FOUND, "text/plain", "there is /metrics, /healthz and /readyz\n".to_owned()),
     };
-    let built = Response::builder().status(status).header("content-type", kind).body(Full::new(Bytes::from(text)));
+    let built =
+        Response::builder().status(status).header("content-type", kind).body(Full::new(Bytes::from(text)));
     built.unwrap_or_default()
 }

@@ -7,9 +7,18 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::cni::NetworkName;
+use super::install::{
+    ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, InstallSettings, Mode,
+    ServiceAccountRef,
+};
+
+use crate::cluster::projection::Shape;
+use crate::cni::{NetworkName, OnUnavailable};
 use crate::policy::selector::Selector;
 use crate::policy::sticky::{DEFAULT_EXCLUDE_KEY, Rules};
+
+/// Where Cilium's agent listens, unless told otherwise.
+const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -35,30 +44,11 @@ pub enum Command {
     /// Put plugin, conflist and credentials onto the node once, and end
     Install,
     /// Take away what `install` put onto the node, and end
-    Uninstall,
-}
-
-/// How sticky-ipam stands before Cilium.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// Cilium gives out addresses of its CiliumNode's pool
-    Crd,
-    /// Cilium asks sticky-ipam
-    Delegated,
-    /// ptp asks sticky-ipam, Cilium is chained behind it
-    Chained,
-}
-
-impl Mode {
-    /// The mode's name, as flags and labels have it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Crd => "crd",
-            Self::Delegated => "delegated",
-            Self::Chained => "chained",
-        }
-    }
+    Uninstall {
+        /// Also what the DEL of running pods needs
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 /// How log lines look.
@@ -85,15 +75,6 @@ pub enum LogLevel {
     Trace,
 }
 
-/// The service account whose tokens the plugin gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AccountName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
 /// Everything the agent is told.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
@@ -101,7 +82,7 @@ pub struct Settings {
     #[arg(long, env = "NODE_NAME", global = true, default_value = "", value_parser = node, help_heading = "Node")]
     pub node: String,
     /// How sticky-ipam stands before Cilium
-    #[arg(long, env = "MODE", global = true, value_enum, default_value = "crd", help_heading = "Node")]
+    #[arg(long, env = "MODE", global = true, default_value = "crd", help_heading = "Node")]
     pub mode: Mode,
     /// The agent's credentials; without it those that the cluster gives a pod
     #[arg(long, env = "KUBECONFIG", global = true, help_heading = "Node")]
@@ -116,7 +97,7 @@ pub struct Settings {
     #[arg(long, env = "HOST_ROOT", global = true, default_value = "/", value_parser = absolute, help_heading = "Node")]
     pub host_root: PathBuf,
     /// Cilium's socket on the node
-    #[arg(long, env = "CILIUM_SOCKET", global = true, default_value = "/var/run/cilium/cilium.sock", value_parser = absolute, help_heading = "Node")]
+    #[arg(long, env = "CILIUM_SOCKET", global = true, default_value = CILIUM_SOCKET, value_parser = absolute, help_heading = "Node")]
     pub cilium_socket: PathBuf,
 
     /// Which pods are sticky, as JSON: {"matchLabels":{"app":"db"}}
@@ -126,46 +107,93 @@ pub struct Settings {
     #[arg(long, env = "EXCLUDE_KEY", global = true, default_value = DEFAULT_EXCLUDE_KEY, help_heading = "Who is sticky")]
     pub exclude_key: String,
     /// Prefixes that exclude a pod, separated by commas
-    #[arg(long, env = "EXCLUDE_PREFIXES", global = true, value_delimiter = ',', help_heading = "Who is sticky")]
+    #[arg(
+        long,
+        env = "EXCLUDE_PREFIXES",
+        global = true,
+        value_delimiter = ',',
+        help_heading = "Who is sticky"
+    )]
     pub exclude_prefixes: Vec<String>,
 
     /// Addresses a family that Cilium's pool has free at least (mode crd)
-    #[arg(long, alias = "ipRateNum", env = "IP_RATE_NUM", global = true, default_value_t = 8, help_heading = "Addresses for pods that are not sticky")]
+    #[arg(
+        long,
+        alias = "ipRateNum",
+        env = "IP_RATE_NUM",
+        global = true,
+        default_value_t = 8,
+        help_heading = "Addresses for pods that are not sticky"
+    )]
     pub ip_rate_num: usize,
     /// Addresses a family that Cilium's pool has at most (mode crd)
-    #[arg(long, alias = "maxAllocatedIP", env = "MAX_ALLOCATED_IP", global = true, default_value_t = 256, help_heading = "Addresses for pods that are not sticky")]
+    #[arg(
+        long,
+        alias = "maxAllocatedIP",
+        env = "MAX_ALLOCATED_IP",
+        global = true,
+        default_value_t = 256,
+        help_heading = "Addresses for pods that are not sticky"
+    )]
     pub max_allocated_ip: usize,
 
     /// Where the node's plugins are
-    #[arg(long, env = "CNI_BIN_DIR", global = true, default_value = "/opt/cni/bin", value_parser = absolute, help_heading = "Installation")]
+    #[arg(long, env = "CNI_BIN_DIR", global = true, default_value = DEFAULT_BIN_DIR, value_parser = absolute, help_heading = "Installation")]
     pub cni_bin_dir: PathBuf,
     /// Where the node's conflists are
-    #[arg(long, env = "CNI_CONF_DIR", global = true, default_value = "/etc/cni/net.d", value_parser = absolute, help_heading = "Installation")]
+    #[arg(long, env = "CNI_CONF_DIR", global = true, default_value = DEFAULT_CONF_DIR, value_parser = absolute, help_heading = "Installation")]
     pub cni_conf_dir: PathBuf,
-    /// The template of the conflist to install; nothing is installed without it
+    /// The conflist to install: a template's path, "built-in" or "none"; built-in if a plugin is to be installed, else none
     #[arg(long, env = "CONFLIST", global = true, help_heading = "Installation")]
     pub conflist: Option<PathBuf>,
     /// The plugin to install; nothing is installed without it
     #[arg(long, env = "PLUGIN", global = true, help_heading = "Installation")]
     pub plugin: Option<PathBuf>,
     /// The plugin's credentials on the node
-    #[arg(long, env = "PLUGIN_KUBECONFIG", global = true, default_value = "/etc/cni/net.d/sticky-ipam.d/kubeconfig", value_parser = absolute, help_heading = "Installation")]
+    #[arg(long, env = "PLUGIN_KUBECONFIG", global = true, default_value = DEFAULT_KUBECONFIG, value_parser = absolute, help_heading = "Installation")]
     pub plugin_kubeconfig: PathBuf,
     /// The service account of the plugin's tokens, namespace/name; no credentials are written without it
-    #[arg(long, env = "PLUGIN_SERVICE_ACCOUNT", global = true, value_parser = account, help_heading = "Installation")]
-    pub plugin_service_account: Option<AccountName>,
+    #[arg(long, env = "PLUGIN_SERVICE_ACCOUNT", global = true, help_heading = "Installation")]
+    pub plugin_service_account: Option<ServiceAccountRef>,
+
+    /// The API server as the host reaches it, if not as the agent does
+    #[arg(long, env = "API_SERVER", global = true, help_heading = "Installation")]
+    pub api_server: Option<String>,
+    /// What a sticky pod's ADD does when the API server cannot be asked: fail or allocate
+    #[arg(long, env = "ON_UNAVAILABLE", global = true, value_parser = on_unavailable, help_heading = "Installation")]
+    pub on_unavailable: Option<OnUnavailable>,
 
     /// Where /metrics, /healthz and /readyz are served
-    #[arg(long, env = "METRICS_ADDRESS", global = true, default_value = "127.0.0.1:9977", help_heading = "Operation")]
+    #[arg(
+        long,
+        env = "METRICS_ADDRESS",
+        global = true,
+        default_value = "127.0.0.1:9977",
+        help_heading = "Operation"
+    )]
     pub metrics_address: SocketAddr,
     /// Seconds between two looks at the node's own files
     #[arg(long, env = "TICK_SECONDS", global = true, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Operation")]
     pub tick_seconds: u64,
     /// Which log lines are written
-    #[arg(long, env = "LOG_LEVEL", global = true, value_enum, default_value = "info", help_heading = "Operation")]
+    #[arg(
+        long,
+        env = "LOG_LEVEL",
+        global = true,
+        value_enum,
+        default_value = "info",
+        help_heading = "Operation"
+    )]
     pub log_level: LogLevel,
     /// How log lines look
-    #[arg(long, env = "LOG_FORMAT", global = true, value_enum, default_value = "text", help_heading = "Operation")]
+    #[arg(
+        long,
+        env = "LOG_FORMAT",
+        global = true,
+        value_enum,
+        default_value = "text",
+        help_heading = "Operation"
+    )]
     pub log_format: LogFormat,
 }
 
@@ -176,7 +204,9 @@ impl Settings {
     /// The flag, its value, and what would be right.
     pub fn check(&self) -> Result<(), String> {
         if self.node.is_empty() {
-            return Err("--node (NODE_NAME) is missing; name this node as `kubectl get nodes` shows it".into());
+            return Err(
+                "--node (NODE_NAME) is missing; name this node as `kubectl get nodes` shows it".into()
+            );
         }
         if self.ip_rate_num > self.max_allocated_ip {
             return Err(format!(
@@ -197,6 +227,38 @@ impl Settings {
             selector: self.label_selector.clone(),
             exclude_key: self.exclude_key.clone(),
             exclude_prefixes: self.exclude_prefixes.clone(),
+        }
+    }
+
+    /// What the node's CiliumNode shows. `ranges` are those of the node's own configuration.
+    #[must_use]
+    pub fn shape(&self, ranges: Vec<ipnet::IpNet>) -> Shape {
+        Shape { pool: self.mode == Mode::Crd, ranges }
+    }
+
+    /// What is to be installed.
+    #[must_use]
+    pub fn install(&self) -> InstallSettings {
+        let conflist = match self.conflist.as_deref().map(|path| (path.to_str(), path)) {
+            None if self.plugin.is_some() => ConflistSource::BuiltIn,
+            None | Some((Some("none"), _)) => ConflistSource::None,
+            Some((Some("built-in"), _)) => ConflistSource::BuiltIn,
+            Some((_, path)) => ConflistSource::File(path.to_owned()),
+        };
+        InstallSettings {
+            data_dir: self.data_dir.clone(),
+            host_root: self.host_root.clone(),
+            cni_bin_dir: self.cni_bin_dir.clone(),
+            cni_conf_dir: self.cni_conf_dir.clone(),
+            conflist,
+            plugin: self.plugin.clone(),
+            plugin_kubeconfig: self.plugin_kubeconfig.clone(),
+            plugin_service_account: self.plugin_service_account.clone(),
+            api_server: self.api_server.clone(),
+            rules: self.rules(),
+            on_unavailable: self.on_unavailable,
+            cilium_socket: Some(self.cilium_socket.clone()).filter(|path| *path != Path::new(CILIUM_SOCKET)),
+            ..InstallSettings::new(self.node.clone(), self.mode, self.network.clone())
         }
     }
 
@@ -249,17 +311,16 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err("it is not absolute; write it from / on".into()) }
 }
 
-fn selector(text: &str) -> Result<Selector, String> {
-    Selector::parse(text).map_err(|error| error.to_string())
+fn on_unavailable(text: &str) -> Result<OnUnavailable, String> {
+    match text {
+        "fail" => Ok(OnUnavailable::Fail),
+        "allocate" => Ok(OnUnavailable::Allocate),
+        _ => Err("write fail or allocate".into()),
+    }
 }
 
-fn account(text: &str) -> Result<AccountName, String> {
-    match text.split_once('/') {
-        Some((namespace, name)) if is_dns_name(namespace) && is_dns_name(name) => {
-            Ok(AccountName { namespace: namespace.to_owned(), name: name.to_owned() })
-        }
-        _ => Err("write it as namespace/name".into()),
-    }
+fn selector(text: &str) -> Result<Selector, String> {
+    Selector::parse(text).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

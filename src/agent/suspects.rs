@@ -41,9 +41,8 @@ mod tests {
     fn only_what_looks_wrong_twice_unchanged_and_for_long_is_wrong() {
         let mut suspects = Suspects::default();
         let mut look = |state: Option<&str>, at: u64| {
-            let ripe = state.is_some_and(|state| {
-                suspects.ripe("a".into(), state.into(), LONG, Duration::from_secs(at))
-            });
+            let ripe = state
+                .is_some_and(|state| suspects.ripe("a".into(), state.into(), LONG, Duration::from_secs(at)));
             suspects.end_look();
             ripe
         };

@@ -3,6 +3,7 @@
 // Whatever the bench cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, clippy::print_stdout)]
 
+mod agent_install;
 mod bench;
 mod bench_cleanup;
 mod bench_identities;

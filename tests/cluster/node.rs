@@ -57,7 +57,7 @@ impl TestNode {
     /// A node that exists, is Ready, and whose pods get addresses of `range`.
     pub async fn ready(case: &Case<'_>, name: &str, range: Ipv4Net) -> Self {
         let name = case.unique(name);
-        let access = case.agent(&name).await;
+        let access = case.plugin(&name).await;
         set_ready(case, &name, true).await;
         let nodes: Api<Node> = Api::all(case.client());
         let label = json!({"metadata": {"labels": {"case": case.namespace()}}});
