@@ -8,3 +8,4 @@ pub mod claims;
 pub mod client;
 pub mod objects;
 pub mod pod;
+pub mod projection;
