@@ -13,10 +13,12 @@ use super::index::Index;
 use super::metrics::Metrics;
 use super::plan::{Action, Terms};
 use super::settings::Settings;
+use crate::cluster::agent_socket::{self, Endpoint};
 use crate::cluster::claims::carry::{Carrier, Witness};
 use crate::cluster::claims::errand::ErrandError;
 use crate::cluster::claims::walk::WalkError;
 use crate::cluster::client::{ApiError, Connection};
+use crate::cluster::leave::LeaveError;
 use crate::cluster::objects::Holder;
 use crate::cluster::projection::ProjectionError;
 use crate::cni::{Attachment, ContainerId, IfName};
@@ -51,6 +53,9 @@ pub enum ActError {
     /// The node's CiliumNode.
     #[error(transparent)]
     Projection(#[from] ProjectionError),
+    /// The way out.
+    #[error(transparent)]
+    Leave(#[from] LeaveError),
     /// Cilium's socket.
     #[error(
         "cannot ask Cilium for the endpoint of {address}: {why}; is Cilium's agent running on this node?"
@@ -74,7 +79,10 @@ impl ActError {
             Self::Api(error)
             | Self::Walk(WalkError::Api(error))
             | Self::Errand(ErrandError::Api(error))
-            | Self::Projection(ProjectionError::Api(error)) => Some(error),
+            | Self::Projection(ProjectionError::Api(error))
+            | Self::Leave(LeaveError::Api(error) | LeaveError::Projection(ProjectionError::Api(error))) => {
+                Some(error)
+            }
             _ => None,
         }
     }
@@ -209,27 +217,15 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// Whether Cilium on this node has an endpoint with this address. Only where Cilium picks addresses: elsewhere the store
     /// knows.
     pub(super) async fn has_endpoint(&self, address: IpAddr) -> Result<bool, ActError> {
-        use std::io::{Read, Write};
         if !self.terms.shape.pool {
             return Ok(false);
         }
-        let failed = |error: std::io::Error| ActError::Cilium { address, why: error.to_string() };
         let path = self.settings.on_host(&self.settings.cilium_socket);
-        let mut socket = std::os::unix::net::UnixStream::connect(path).map_err(failed)?;
-        let patience = Some(Duration::from_secs(2));
-        socket
-            .set_read_timeout(patience)
-            .and_then(|()| socket.set_write_timeout(patience))
-            .map_err(failed)?;
-        let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-        write!(socket, "GET /v1/endpoint/{family}:{address} HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            .map_err(failed)?;
-        let mut line = [0; 12];
-        socket.read_exact(&mut line).map_err(failed)?;
-        match std::str::from_utf8(&line).ok().and_then(|line| line.get(9..)) {
-            Some("200") => Ok(true),
-            Some("404") => Ok(false),
-            other => Err(ActError::Cilium { address, why: format!("it answered {other:?}") }),
+        // One short question on this machine; the socket's patience bounds it.
+        match agent_socket::endpoint(&path, address) {
+            Ok(Endpoint::There(_)) => Ok(true),
+            Ok(Endpoint::Absent) => Ok(false),
+            Err(error) => Err(ActError::Cilium { address, why: format!("{}: {error}", path.display()) }),
         }
     }
 }

@@ -5,10 +5,10 @@ use super::act::{ActError, Hands, Outcome, bound, interface, list, sandbox};
 use super::ground::Here;
 use super::plan::shown;
 use super::snapshot::is_bound_to;
-use crate::cluster::claims::carry::Carried;
-use crate::cluster::claims::step::{self, Refusal};
+use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::view::StickyView;
-use crate::cluster::claims::walk::{self, WalkError, Walker};
+use crate::cluster::claims::walk::{self, Detached, WalkError, Walker};
+use crate::cluster::leave;
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::projection;
 use crate::cni::Attachment;
@@ -54,8 +54,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
     async fn find(&self, containers: &[&str]) -> Result<Option<Holder>, ActError> {
         let carrier = self.carrier();
         for container in containers {
-            if let Some(found) = walk::find_attached(&carrier, &self.settings.node, container).await? {
-                return Ok(Some(super::index::key_of(&found)));
+            if let Some(found) = leave::find(&carrier, &self.settings.node, container).await? {
+                return Ok(Some(found));
             }
         }
         Ok(None)
@@ -76,12 +76,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(Outcome::Needless("the StickyIP does not exist any more".into()));
         };
         let view = StickyView::from(&object);
-        let attached = view.attached.as_ref().filter(|attached| {
+        let attached = view.attached.as_ref().is_some_and(|attached| {
             attached.node == self.settings.node && containers.contains(&attached.container_id.as_str())
         });
-        let Some(attached) = attached else {
+        if !attached {
             return Ok(Outcome::Needless("another sandbox is attached, or none".into()));
-        };
+        }
         // A newer sandbox of the pod may live under the old one's name: the API server was away when it came.
         let living = store.lock()?.of_claimant(&bound(key)?)?;
         if let Some(living) = living.filter(|living| living.record.is_attached(store.now())) {
@@ -98,18 +98,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
             }
         }
-        if !self.terms.shape.is_silent_about(&view.addresses) {
-            let node = &self.settings.node;
-            projection::remove(&mut carrier, node, &self.terms.shape, &view.addresses).await?;
-        }
-        let container = attached.container_id.clone();
-        let Some(write) = step::detach(&view, &container) else {
-            return Ok(Outcome::Needless("another sandbox is attached".into()));
-        };
-        match carrier.carry(&write, Some(&object), "").await? {
-            Carried::Lost => Ok(Outcome::Later("the StickyIP changed meanwhile".into())),
-            _ => Ok(Outcome::Done(format!("{} is with nobody now", list(&view.addresses)))),
-        }
+        let left =
+            leave::leave(&mut carrier, &self.settings.node, &self.terms.shape, key, containers).await?;
+        Ok(match left {
+            Detached::Now(_) => Outcome::Done(format!("{} is with nobody now", list(&view.addresses))),
+            Detached::NotAttached => Outcome::Needless("another sandbox is attached, or none".into()),
+        })
     }
 
     /// Attaches a sandbox of this node that lives, and shows it.

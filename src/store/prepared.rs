@@ -104,7 +104,7 @@ pub enum Withdrawn {
     /// There is none about this pod.
     Nothing,
     /// It is gone, and nobody has used it. What it attached is the caller's to detach.
-    Unused(Decision),
+    Unused(Box<Decision>),
     /// A sandbox has it: its DEL detaches. The file is gone if it was still there.
     InUse,
 }
@@ -208,10 +208,10 @@ impl<D: Disk> Locked<'_, D> {
         self.remove(&path)?;
         open::sync_dir(&self.store.disk, &folder)?;
         Ok(match user {
-            Some(phase) if phase == Phase::Attached => Withdrawn::InUse,
+            Some(Phase::Attached) => Withdrawn::InUse,
             // Its sandbox has come and gone, and DEL has detached or left a note.
-            Some(_) => Withdrawn::Nothing,
-            None => Withdrawn::Unused(decision),
+            Some(Phase::Kept) => Withdrawn::Nothing,
+            None => Withdrawn::Unused(Box::new(decision)),
         })
     }
 

@@ -272,6 +272,22 @@ impl Witness for EndAt {
     }
 }
 
+/// Runs until the end, or until the witness ends it; whether it did.
+pub async fn ended_by_the_witness(work: impl Future<Output = ()>) -> bool {
+    use std::panic::AssertUnwindSafe;
+    let mut work = std::pin::pin!(work);
+    let polled = std::future::poll_fn(|context| {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+            Ok(poll) => poll.map(|()| None),
+            Err(ended) => std::task::Poll::Ready(Some(ended)),
+        }
+    });
+    let Some(ended) = polled.await else { return false };
+    let why = *ended.downcast::<&str>().expect("not the witness ended it");
+    assert_eq!(why, ENDED);
+    true
+}
+
 /// Makes a node Ready, or not.
 pub async fn set_ready(case: &Case<'_>, name: &str, ready: bool) {
     let nodes: Api<Node> = Api::all(case.client());

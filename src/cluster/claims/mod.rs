@@ -8,6 +8,7 @@
 
 pub mod carry;
 pub mod errand;
+pub mod mend;
 #[cfg(test)]
 mod model;
 pub mod propose;
