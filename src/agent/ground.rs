@@ -149,9 +149,10 @@ impl<D: Disk> Ground for Here<'_, D> {
                 return Ok(OldSandbox::MayLive);
             }
         }
-        // A decision that nobody has used must not be used any more.
+        // A decision that nobody has used, for a pod that will not come, must not be used any more.
         let prepared = container_id.strip_prefix(&Decision::known_as(""));
-        if let Some(uid) = prepared.filter(|uid| Some(*uid) != self.pod.uid()) {
+        let prepared = prepared.filter(|uid| pod != OldPod::Running && Some(*uid) != self.pod.uid());
+        if let Some(uid) = prepared {
             match locked.withdraw(uid, &self.attachment.interface).map_err(ground)? {
                 Withdrawn::InUse => return Ok(OldSandbox::MayLive),
                 Withdrawn::Unused(_) => return Ok(OldSandbox::Gone),

@@ -14,6 +14,7 @@ use super::ground::Here;
 use super::index::PodSeen;
 use super::metrics::Metrics;
 use super::plan::uid_of;
+use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{WalkError, Walker};
@@ -114,6 +115,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             },
             false => None,
         };
+        let owner = format!("{}/{}", facts.namespace, facts.name);
         let sets = self.own_sets(node.as_ref());
         if sets.is_empty() {
             return Ok(Err("the node's own addresses are not known".into()));
@@ -150,15 +152,15 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 pod: identity.clone(),
                 attachment: attachment.clone(),
                 sets: &sets,
-                barred: node.as_ref().map(barred).unwrap_or_default(),
+                barred: node.as_ref().map(|node| barred(node, &owner)).unwrap_or_default(),
                 netns_is_there: &netns_is_there,
                 reserved: Vec::new(),
             };
             match walker.walk(&mut carrier, &mut here, None).await {
                 Ok(addresses) => {
                     let resource = projection::resource(&key.namespace, &walker.workload);
-                    let owner = format!("{}/{}", facts.namespace, facts.name);
-                    let shown = Shown { addresses: addresses.clone(), owner, resource: resource.clone() };
+                    let (owner, resource_shown) = (owner.clone(), resource.clone());
+                    let shown = Shown { addresses: addresses.clone(), owner, resource: resource_shown };
                     if !self.terms.shape.is_silent_about(&addresses) {
                         let Some(_turn) = self.pool_turn(store, &key)? else {
                             return Ok(Err("others are at its pool keys".into()));
@@ -234,15 +236,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 }
 
-/// Addresses of a pool that Cilium could give to anybody, or says are used.
-pub(super) fn barred(node: &crate::cluster::cilium::CiliumNode) -> BTreeSet<IpAddr> {
-    let unowned = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner.is_empty()).map(|(key, _)| key);
+/// Addresses of a pool that Cilium could give to anybody else than `owner`, or says are used.
+pub(super) fn barred(node: &CiliumNode, owner: &str) -> BTreeSet<IpAddr> {
+    let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
     let used = node.status.iter().flat_map(|status| status.ipam.used.keys());
-    let unowned_or_used = unowned.chain(used).filter(|key| {
-        // What is owned and used is a sticky pod's.
-        node.spec.ipam.pool.get(*key).is_none_or(|entry| entry.owner.is_empty())
-    });
-    unowned_or_used.filter_map(|key| key.parse().ok()).collect()
+    let own = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| entry.owner == owner);
+    pool.chain(used.filter(|key| !own(key))).filter_map(|key| key.parse().ok()).collect()
 }
 
 fn identity(seen: &PodSeen) -> Result<PodIdentity, ActError> {

@@ -353,7 +353,7 @@ mod tests {
             (&["--node", "n", "--network", "a/b"], ["--network", "a/b"]),
             (&["--node", "n", "--data-dir", "x"], ["--data-dir", "'x'"]),
             (&["--node", "n", "--label-selector", "{\"app\":1}"], ["--label-selector", "app"]),
-            (&["--node", "n", "--ip-rate-num", "-1"], ["--ip-rate-num", "-1"]),
+            (&["--node", "n", "--ip-rate-num", "x"], ["--ip-rate-num", "'x'"]),
             (&["--node", "n", "--ip-rate-num", "9", "--max-allocated-ip", "8"], ["--ip-rate-num 9", "8"]),
             (&["--node", "n", "--plugin-service-account", "x"], ["--plugin-service-account", "'x'"]),
             (&["--node", "n", "--metrics-address", "here"], ["--metrics-address", "here"]),

@@ -3,7 +3,10 @@
 // Whatever the bench cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, clippy::print_stdout)]
 
+mod agent;
+mod agent_duties;
 mod agent_install;
+mod agent_leaks;
 mod bench;
 mod bench_cleanup;
 mod bench_identities;

@@ -203,10 +203,20 @@ impl TestNode {
         self.verb("STATUS", sandbox, Arc::new(Nobody)).await.unwrap()
     }
 
-    fn store(&self) -> Store {
+    pub fn store(&self) -> Store {
         let network = sticky_ipam::cni::NetworkName::new("net").unwrap();
         let now = Moment::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
         Store::new(RealDisk, self.dir.path(), &network, now, Duration::from_secs(10))
+    }
+
+    /// The addresses of its pods.
+    pub fn range(&self) -> Ipv4Net {
+        self.range
+    }
+
+    /// The node's own folder.
+    pub fn folder(&self) -> &std::path::Path {
+        self.dir.path()
     }
 
     /// The notes that were left for the agent.
