@@ -199,7 +199,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if !usable {
             return Ok(Err(format!("node {} has no such address for pods", self.settings.node)));
         }
-        if self.terms.shape.pool && node.is_none_or(|node| barred(node, &holder.to_string()).contains(&address)) {
+        if self.terms.shape.pool
+            && node.is_none_or(|node| barred(node, &holder.to_string()).contains(&address))
+        {
             return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
         }
         let store = self.store()?;

@@ -12,9 +12,7 @@ use crate::agent::Stepped;
 use crate::bench::case::Case;
 use crate::bench::proxy::Proxy;
 use crate::bench::{ApiServer, Weather};
-use crate::node::{
-    Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod,
-};
+use crate::node::{Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
 
 pub async fn case() -> Case<'static> {
     let server = ApiServer::shared().await;
@@ -180,7 +178,8 @@ async fn ask(case: &Case<'_>, address: IpAddr, home: &str, holder: &str) {
 }
 
 #[tokio::test]
-async fn a_claim_on_an_address_of_this_node_is_granted_once_it_is_reserved_or_refused_with_the_holders_name() {
+async fn a_claim_on_an_address_of_this_node_is_granted_once_it_is_reserved_or_refused_with_the_holders_name()
+{
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
