@@ -221,8 +221,10 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(false);
         }
         let path = self.settings.on_host(&self.settings.cilium_socket);
-        // One short question on this machine; the socket's patience bounds it.
-        match agent_socket::endpoint(&path, address) {
+        let socket = path.clone();
+        // Cilium may hang, and nobody else shall wait for it.
+        let asked = tokio::task::spawn_blocking(move || agent_socket::endpoint(&socket, address)).await;
+        match asked.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
             Ok(Endpoint::There(_)) => Ok(true),
             Ok(Endpoint::Absent) => Ok(false),
             Err(error) => Err(ActError::Cilium { address, why: format!("{}: {error}", path.display()) }),

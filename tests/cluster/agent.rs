@@ -115,7 +115,7 @@ impl Stepped {
         for _ in 0..40 {
             let step = self.step().await;
             quiet = if step.done == 0 { quiet + 1 } else { 0 };
-            if quiet == 3 {
+            if quiet == 2 {
                 return;
             }
             self.later();

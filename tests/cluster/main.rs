@@ -4,6 +4,8 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, clippy::print_stdout)]
 
 mod agent;
+mod agent_crashes;
+mod agent_crd;
 mod agent_duties;
 mod agent_install;
 mod agent_leaks;
