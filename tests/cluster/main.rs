@@ -13,3 +13,4 @@ mod crashes;
 mod node;
 mod objects;
 mod plugin;
+mod repair;
