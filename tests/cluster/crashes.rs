@@ -1,15 +1,9 @@
 //! A verb that ends before or after every write to the API server, counted and not listed by hand, and whoever comes next.
 
 use std::net::IpAddr;
-use std::path::Path;
-use std::time::Duration;
 
-use kube::api::{Api, ListParams};
+use kube::api::Api;
 use serde_json::json;
-use sticky_ipam::cluster::claims::carry::{Carrier, Nobody};
-use sticky_ipam::cluster::claims::repair::{Judge, repair};
-use sticky_ipam::cluster::claims::view::{ClaimView, Origin, StickyView};
-use sticky_ipam::cluster::client::Connection;
 use sticky_ipam::cluster::objects::StickyIP;
 
 use crate::bench::ApiServer;
@@ -17,6 +11,7 @@ use crate::bench::case::Case;
 use crate::node::{
     EndAt, Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod, sticky_pool,
 };
+use crate::repair::mend;
 
 /// Who goes on after the crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,43 +154,6 @@ async fn an_add_or_del_of_a_bound_pod_that_ends_at_any_write_loses_no_address() 
             }
         }
     }
-}
-
-/// Everything is old enough, and every address is the Sticky pool's.
-struct Hurried;
-
-impl Judge for Hurried {
-    fn orphaned(&self, _: &ClaimView) -> bool {
-        true
-    }
-    fn rested(&self, _: &ClaimView) -> bool {
-        true
-    }
-    fn origin(&self, address: IpAddr) -> Origin {
-        Origin::StickyPool { range: address.into() }
-    }
-}
-
-/// The repair loop over the test's own objects, until it finds nothing.
-async fn mend(case: &Case<'_>) {
-    let api = Connection::with_client(case.client(), Path::new("admin"), Duration::from_secs(60));
-    let mut carrier = Carrier::new(api, &Nobody);
-    for _ in 0..20 {
-        let objects: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
-        let objects = objects.list(&ListParams::default()).await.unwrap().items;
-        let stickies: Vec<StickyView> = objects.iter().map(StickyView::from).collect();
-        let claims: Vec<ClaimView> = claims(case).await.iter().map(ClaimView::from).collect();
-        let findings = repair(&stickies, &claims, &Hurried);
-        if findings.is_empty() {
-            return;
-        }
-        for finding in findings {
-            let told = finding.to_string();
-            let cure = finding.cure.unwrap_or_else(|| panic!("no cure: {told}"));
-            carrier.carry(&cure, None, "").await.unwrap();
-        }
-    }
-    panic!("the repair loop does not come to rest");
 }
 
 #[tokio::test]

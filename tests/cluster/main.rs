@@ -12,3 +12,4 @@ mod crashes;
 mod node;
 mod objects;
 mod plugin;
+mod repair;

@@ -1,0 +1,254 @@
+//! The repair loop's hand: one pass over what stands, each fault cured by one write. Whoever runs it reads the objects
+//! and hands in the time; a lost race is no error, the next pass looks again.
+//!
+//! Must never write without the precondition of [`super::write::Write`], and never free an address that a pod shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::carry::{Carried, Carrier};
+use super::repair::{Finding, Judge, Patience, repair};
+use super::view::{ClaimView, Origin, StickyView};
+use crate::cluster::client::ApiError;
+use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, Sound, StickyIP};
+use crate::policy::facts::Moment;
+
+/// How long is long enough, in seconds. Matters of comfort: no safety rests on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// An unsealed claim without a StickyIP is an orphan after this: an ADD may be between the two writes.
+    pub orphan: u64,
+    /// A claim whose StickyIP is gone rests this long before another may have the address.
+    pub rest: u64,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self { orphan: 120, rest: 600 }
+    }
+}
+
+/// What a pass needs to know beside the objects themselves.
+pub trait Surroundings {
+    /// Whether a pod shows this address as its own.
+    fn shown(&self, address: IpAddr) -> bool;
+    /// Where an address comes from, for a claim that was lost.
+    fn origin(&self, address: IpAddr) -> Origin;
+}
+
+/// What became of a finding.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The cure was carried out.
+    Cured,
+    /// Somebody was faster, or the world is not as it was read. The next pass looks again.
+    Overtaken,
+    /// There is no cure that a machine may apply: a person must look, or has been told already.
+    ForAPerson,
+    /// The server was of no help.
+    Failed(ApiError),
+}
+
+/// The memory of the repair loop. Lost with its process at no harm: everything then takes longer.
+#[derive(Debug, Default)]
+pub struct Mender {
+    times: Times,
+    patience: Patience,
+}
+
+impl Mender {
+    /// A mender with these times.
+    #[must_use]
+    pub fn new(times: Times) -> Self {
+        Self { times, patience: Patience::default() }
+    }
+
+    /// One pass. Objects that break their own rules are left alone: they say nothing that could be relied on.
+    pub async fn pass(
+        &mut self,
+        carrier: &mut Carrier<'_>,
+        stickies: &[StickyIP],
+        claims: &[AddressClaim],
+        around: &impl Surroundings,
+        now: Moment,
+    ) -> Vec<(Finding, Outcome)> {
+        let known: BTreeMap<Holder, &StickyIP> = stickies
+            .iter()
+            .filter(|sticky| sticky.unsound().is_none())
+            .map(|sticky| (StickyView::from(sticky).key, sticky))
+            .collect();
+        let views: Vec<StickyView> = known.values().copied().map(StickyView::from).collect();
+        let claims: Vec<ClaimView> = claims
+            .iter()
+            .filter(|claim| claim.unsound().is_none())
+            // An unreadable StickyIP may well hold it.
+            .filter(|claim| known.contains_key(&claim.spec.holder) || !is_among(stickies, &claim.spec.holder))
+            .map(ClaimView::from)
+            .collect();
+        let waited = self.waited(&claims, now);
+        let judge = Waited { waited: &waited, times: self.times, around };
+        let mut told = Vec::new();
+        for finding in repair(&views, &claims, &judge) {
+            let outcome = match &finding.cure {
+                None => Outcome::ForAPerson,
+                Some(cure) => {
+                    match carrier.carry(cure, known.get(&finding.sticky).copied(), "").await {
+                        Ok(Carried::Lost) => Outcome::Overtaken,
+                        Ok(_) => Outcome::Cured,
+                        // It may have happened; whether it did is seen in the next pass.
+                        Err(error) => Outcome::Failed(error),
+                    }
+                }
+            };
+            let (address, holder) = (finding.address, &finding.sticky);
+            match &outcome {
+                Outcome::Cured => tracing::info!(%address, %holder, fault = %finding, "repaired"),
+                Outcome::Overtaken => {
+                    tracing::debug!(%address, %holder, fault = %finding, "somebody was faster")
+                }
+                Outcome::ForAPerson => {
+                    tracing::warn!(%address, %holder, fault = %finding, "a person must look")
+                }
+                Outcome::Failed(error) => {
+                    tracing::warn!(%address, %holder, fault = %finding, %error, "cannot repair; trying again later");
+                }
+            }
+            told.push((finding, outcome));
+        }
+        told
+    }
+
+    /// For how many seconds each claim has stood exactly as it does.
+    fn waited(&mut self, claims: &[ClaimView], now: Moment) -> BTreeMap<IpAddr, u64> {
+        self.patience
+            .keep_only(claims.iter().map(|claim| (claim.uid.as_str(), claim.resource_version.as_str())));
+        claims
+            .iter()
+            .filter(|claim| claim.unsealed() || claim.phase == ClaimPhase::Resting)
+            .map(|claim| {
+                let first = self.patience.first_seen(&claim.uid, &claim.resource_version, now);
+                (claim.address, now.seconds_since(first))
+            })
+            .collect()
+    }
+}
+
+fn is_among(stickies: &[StickyIP], holder: &Holder) -> bool {
+    stickies.iter().any(|sticky| {
+        sticky.metadata.name.as_deref() == Some(&holder.name)
+            && sticky.metadata.namespace.as_deref() == Some(&holder.namespace)
+    })
+}
+
+struct Waited<'a, S> {
+    waited: &'a BTreeMap<IpAddr, u64>,
+    times: Times,
+    around: &'a S,
+}
+
+impl<S> Waited<'_, S> {
+    fn longer(&self, claim: &ClaimView, than: u64) -> bool {
+        self.waited.get(&claim.address).is_some_and(|waited| *waited >= than)
+    }
+}
+
+impl<S: Surroundings> Judge for Waited<'_, S> {
+    fn orphaned(&self, claim: &ClaimView) -> bool {
+        self.longer(claim, self.times.orphan)
+    }
+    fn rested(&self, claim: &ClaimView) -> bool {
+        self.longer(claim, self.times.rest) && !self.around.shown(claim.address)
+    }
+    fn origin(&self, address: IpAddr) -> Origin {
+        self.around.origin(address)
+    }
+}
+
+/// Surroundings as plain data: the addresses that pods show, and the ranges that addresses come from.
+#[derive(Debug, Clone, Default)]
+pub struct Map {
+    /// The addresses that pods show.
+    pub shown: BTreeSet<IpAddr>,
+    /// The ranges of Sticky pools.
+    pub pools: Vec<ipnet::IpNet>,
+    /// The nodes' home blocks.
+    pub blocks: Vec<(ipnet::IpNet, String)>,
+}
+
+impl Surroundings for Map {
+    fn shown(&self, address: IpAddr) -> bool {
+        self.shown.contains(&address)
+    }
+
+    /// A repairer is no node: whatever is of a block is asked of its home node, which knows what it has given out.
+    fn origin(&self, address: IpAddr) -> Origin {
+        if let Some(range) = self.pools.iter().find(|range| range.contains(&address)) {
+            return Origin::StickyPool { range: *range };
+        }
+        match self.blocks.iter().find(|(block, _)| block.contains(&address)) {
+            Some((block, home)) => Origin::ForeignBlock { home: home.clone(), block: *block },
+            None => Origin::Nowhere,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(phase: ClaimPhase, version: &str) -> ClaimView {
+        ClaimView {
+            address: "10.0.0.1".parse().unwrap(),
+            uid: "c".into(),
+            resource_version: version.into(),
+            phase,
+            holder: Holder { namespace: "db".into(), name: "db-0".into() },
+            sticky_uid: None,
+            home_node: None,
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn only_a_claim_that_stood_unchanged_for_the_whole_time_is_old() {
+        let mut mender = Mender::new(Times { orphan: 10, rest: 20 });
+        let mut seen = |version: &str, phase, at| {
+            let claim = claim(phase, version);
+            let waited = mender.waited(std::slice::from_ref(&claim), Moment(at));
+            let map = Map::default();
+            let judge = Waited { waited: &waited, times: mender.times, around: &map };
+            (judge.orphaned(&claim), judge.rested(&claim))
+        };
+        assert_eq!(seen("1", ClaimPhase::Granted, 100), (false, false));
+        assert_eq!(seen("1", ClaimPhase::Granted, 109), (false, false));
+        assert_eq!(seen("1", ClaimPhase::Granted, 110), (true, false));
+        assert_eq!(seen("2", ClaimPhase::Resting, 111), (false, false), "it changed: the time starts anew");
+        assert_eq!(seen("2", ClaimPhase::Resting, 131), (true, true));
+        // A clock that was set back makes it slower, never faster.
+        assert_eq!(seen("2", ClaimPhase::Resting, 50), (false, false));
+    }
+
+    #[test]
+    fn an_address_that_a_pod_shows_never_has_rested() {
+        let claim = claim(ClaimPhase::Resting, "1");
+        let waited = [(claim.address, 1_000_000)].into();
+        for shown in [false, true] {
+            let map = Map { shown: shown.then_some(claim.address).into_iter().collect(), ..Map::default() };
+            let judge = Waited { waited: &waited, times: Times::default(), around: &map };
+            assert_eq!(judge.rested(&claim), !shown);
+        }
+    }
+
+    #[test]
+    fn a_lost_claim_on_a_block_is_asked_of_its_home_node() {
+        let map = Map {
+            pools: vec!["10.9.0.0/24".parse().unwrap()],
+            blocks: vec![("10.1.0.0/24".parse().unwrap(), "n1".into())],
+            ..Map::default()
+        };
+        let origin = |text: &str| map.origin(text.parse().unwrap());
+        assert!(matches!(origin("10.9.0.5"), Origin::StickyPool { .. }));
+        assert!(matches!(origin("10.1.0.5"), Origin::ForeignBlock { home, .. } if home == "n1"));
+        assert_eq!(origin("10.2.0.5"), Origin::Nowhere);
+    }
+}
