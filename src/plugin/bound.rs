@@ -181,19 +181,33 @@ async fn ask<D: Disk>(
             // Another pod was faster on this slot.
             Err(WalkError::Refused(Refusal::Handover { .. })) if claimant.fixed_name().is_none() => {
                 carrier.api_mut().restart_time();
+                unreserve(&carrier, &here).await?;
             }
             Err(WalkError::Api(error)) if carrier.count() == 0 => return Err(Why::Unasked(error)),
             Err(WalkError::Api(error)) => return Err(Why::Doubt(error)),
             Err(error) => {
-                // Whatever was claimed on the way was undone; nothing else can hold what was reserved for it.
                 if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
-                    here.unreserve().map_err(CniError::from)?;
+                    carrier.api_mut().restart_time();
+                    unreserve(&carrier, &here).await?;
                 }
                 return Err(Why::Told(to_cni(&error)));
             }
         }
     }
     Err(CniError::try_again(format!("others took every slot that {pod} chose")).into())
+}
+
+/// Lets go of what was reserved for a walk that was refused, if nobody claims it. The StickyIP that this walk made may have been
+/// attached by a faster pod of another node: then the address lives there, and this node, its home, must keep it from others.
+async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result<(), CniError> {
+    match walk::is_any_claimed(carrier, &here.reserved).await {
+        Ok(false) => Ok(here.unreserve()?),
+        Ok(true) => Ok(()),
+        Err(error) => {
+            tracing::warn!(%error, "cannot tell whether an address is claimed; it stays reserved");
+            Ok(())
+        }
+    }
 }
 
 /// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.
