@@ -137,7 +137,7 @@ impl<D: Disk> Here<'_, D> {
         Ok(())
     }
 
-    /// Lets go of what was reserved in this walk and is not claimed.
+    /// Lets go of what was reserved in this walk. Only if it is not claimed: the caller has looked.
     pub(super) fn unreserve(&self) -> Result<(), StoreError> {
         if self.reserved.is_empty() {
             return Ok(());

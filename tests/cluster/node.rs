@@ -291,6 +291,16 @@ impl TestNode {
         }
     }
 
+    /// Every address of this node's block that is claimed is kept from others by its store, wherever its pod lives.
+    pub async fn assert_claims_of_its_block_are_reserved(&self, case: &Case<'_>) {
+        let known: Vec<IpAddr> = self.store().walk().unwrap().into_iter().map(|look| look.address).collect();
+        for claim in claims(case).await {
+            let address = claim.spec.address;
+            let own = ipnet::IpNet::from(self.range).contains(&address);
+            assert!(!own || known.contains(&address), "{} would give {address} to others", self.name);
+        }
+    }
+
     /// The addresses that a sandbox of this node has.
     pub fn in_use(&self) -> Vec<(IpAddr, String)> {
         let store = self.store();

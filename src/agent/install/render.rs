@@ -136,28 +136,30 @@ impl Draft<'_> {
     }
 
     fn fill(&self, entry: &mut Map<String, Value>, path: &str, blocks: &[IpNet]) -> Result<(), InstallError> {
+        // Beside a delegate there is no `ipam`: our settings and the store's place stand at the top.
         let delegates = self.settings.mode == Mode::Crd;
         let (home, path) = if delegates {
             (entry, path.to_owned())
         } else {
             let path = format!("{path}.ipam");
             let ipam = self.object(entry, "ipam", &path)?;
-            self.same(
-                ipam,
-                &path,
-                "dataDir",
-                json!(self.settings.data_dir),
-                &json!(DEFAULT_DATA_DIR),
-                "--data-dir",
-            )?;
+            self.data_dir(ipam, &path)?;
             self.ranges(ipam, blocks)?;
             (ipam, path)
         };
         let path = format!("{path}.sticky");
         let sticky = self.object(home, "sticky", &path)?;
+        if delegates {
+            self.data_dir(sticky, &path)?;
+        }
         let path = format!("{path}.cluster");
         let cluster = self.object(sticky, "cluster", &path)?;
         self.cluster(cluster, &path)
+    }
+
+    fn data_dir(&self, map: &mut Map<String, Value>, path: &str) -> Result<(), InstallError> {
+        let ours = json!(self.settings.data_dir);
+        self.same(map, path, "dataDir", ours, &json!(DEFAULT_DATA_DIR), "--data-dir")
     }
 
     fn object<'m>(

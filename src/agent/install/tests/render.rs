@@ -167,9 +167,21 @@ fn a_conflist_of_another_mode_is_refused() {
 }
 
 #[test]
-fn another_store_is_named_in_the_conflist() {
-    let mut settings = settings(Mode::Chained);
-    settings.data_dir = PathBuf::from("/var/lib/site");
-    let list = built_in(&settings, &["10.9.1.0/24"]).unwrap();
-    assert_eq!(list["plugins"][0]["ipam"]["dataDir"], "/var/lib/site");
+fn another_store_or_socket_is_named_in_the_conflist() {
+    for (mode, place) in
+        [(Mode::Chained, "/plugins/0/ipam/dataDir"), (Mode::Crd, "/plugins/0/sticky/dataDir")]
+    {
+        let mut settings = settings(mode);
+        assert_eq!(
+            built_in(&settings, &["10.9.1.0/24"]).unwrap().pointer(place),
+            None,
+            "the default need not be said"
+        );
+        settings.data_dir = PathBuf::from("/var/lib/site");
+        settings.cilium_socket = Some(PathBuf::from("/run/site.sock"));
+        let list = built_in(&settings, &["10.9.1.0/24"]).unwrap();
+        assert_eq!(list.pointer(place), Some(&json!("/var/lib/site")));
+        let socket = place.replace("dataDir", "cluster/ciliumSocket").replace("ipam/", "ipam/sticky/");
+        assert_eq!(list.pointer(&socket), Some(&json!("/run/site.sock")));
+    }
 }
