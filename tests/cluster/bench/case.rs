@@ -49,6 +49,11 @@ impl<'a> Case<'a> {
         format!("{name}-{}", self.number)
     }
 
+    /// Every kind of Cilium, on this test's server.
+    pub async fn install_cilium_kinds(&self) {
+        self.server.install_cilium_kinds().await;
+    }
+
     /// Addresses that no other test of this server uses.
     pub fn range(&self) -> Ipv4Net {
         let [_, _, high, low] = u32::try_from(self.number).expect("not so many tests").to_be_bytes();
