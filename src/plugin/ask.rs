@@ -152,7 +152,8 @@ async fn ask_through<D: Disk>(
                 let addresses = here.settle(locked, &object.spec.addresses, None)?;
                 story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
                 show(carrier, errand, &home, &walker, &object, node).await?;
-                tell_of_the_move(carrier, &object, &facts).await;
+                let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
+                tell_of_the_move(carrier, before, &object, &facts).await;
                 return Ok(Some(addresses));
             }
             // Another pod was faster on this slot.
@@ -222,8 +223,13 @@ async fn show<D: Disk>(
 }
 
 /// Tells whoever looks at the StickyIP or the pod that the address came from another node.
-async fn tell_of_the_move(carrier: &mut Carrier<'_>, object: &StickyIP, facts: &PodFacts) {
-    let Some(message) = events::move_of(object) else { return };
+async fn tell_of_the_move(
+    carrier: &mut Carrier<'_>,
+    before: Option<&StickyIP>,
+    object: &StickyIP,
+    facts: &PodFacts,
+) {
+    let Some(message) = events::move_of(before, object) else { return };
     let pod = events::pod(&facts.namespace, &facts.name, &facts.uid);
     for about in [events::sticky_ip(object), pod] {
         let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
