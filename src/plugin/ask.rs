@@ -152,25 +152,40 @@ async fn ask_through<D: Disk>(
                 let addresses = here.settle(locked, &object.spec.addresses, None)?;
                 story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
                 show(carrier, errand, &home, &walker, &object, node).await?;
-                tell_of_the_move(carrier, &object, &facts).await;
+                let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
+                tell_of_the_move(carrier, before, &object, &facts).await;
                 return Ok(Some(addresses));
             }
             // Another pod was faster on this slot.
             Err(WalkError::Refused(Refusal::Handover { .. })) if claimant.fixed_name().is_none() => {
                 carrier.api_mut().restart_time();
+                unreserve(carrier, &here).await?;
             }
             Err(WalkError::Api(error)) if carrier.count() == 0 => return Err(Why::Unasked(error)),
             Err(WalkError::Api(error)) => return Err(Why::Doubt(error)),
             Err(error) => {
-                // Whatever was claimed on the way was undone; nothing else can hold what was reserved for it.
                 if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
-                    here.unreserve().map_err(CniError::from)?;
+                    carrier.api_mut().restart_time();
+                    unreserve(carrier, &here).await?;
                 }
                 return Err(Why::Told(to_cni(&error)));
             }
         }
     }
     Err(CniError::try_again(format!("others took every slot that {pod} chose")).into())
+}
+
+/// Lets go of what was reserved for a walk that was refused, if nobody claims it. The StickyIP that this walk made may have been
+/// attached by a faster pod of another node: then the address lives there, and this node, its home, must keep it from others.
+async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result<(), CniError> {
+    match walk::is_any_claimed(carrier, &here.reserved).await {
+        Ok(false) => Ok(here.unreserve()?),
+        Ok(true) => Ok(()),
+        Err(error) => {
+            tracing::warn!(%error, "cannot tell whether an address is claimed; it stays reserved");
+            Ok(())
+        }
+    }
 }
 
 /// Has the node's CiliumNode show the addresses, as long as they are attached to this sandbox.
@@ -208,8 +223,13 @@ async fn show<D: Disk>(
 }
 
 /// Tells whoever looks at the StickyIP or the pod that the address came from another node.
-async fn tell_of_the_move(carrier: &mut Carrier<'_>, object: &StickyIP, facts: &PodFacts) {
-    let Some(message) = events::move_of(object) else { return };
+async fn tell_of_the_move(
+    carrier: &mut Carrier<'_>,
+    before: Option<&StickyIP>,
+    object: &StickyIP,
+    facts: &PodFacts,
+) {
+    let Some(message) = events::move_of(before, object) else { return };
     let pod = events::pod(&facts.namespace, &facts.name, &facts.uid);
     for about in [events::sticky_ip(object), pod] {
         let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
