@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::DefaultBackoff;
@@ -20,7 +21,10 @@ use super::metrics::{Metrics, What};
 use super::serve::{Pages, Ready};
 use super::settings::Settings;
 use super::watch::{self, Update};
-use crate::cluster::claims::carry::Nobody;
+use crate::cluster::claims::carry::{Carrier, Nobody};
+use crate::cluster::client::Connection;
+use crate::cluster::events::{self, Told};
+use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::projection::home_blocks;
 use crate::store::RealDisk;
 
@@ -105,7 +109,7 @@ pub async fn connect(
 pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> {
     let (client, config) = connect(settings, &Arc::default()).await?;
     let node = crate::cluster::projection::read_node(
-        &crate::cluster::client::Connection::with_client(
+        &Connection::with_client(
             client.clone(),
             settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new("(in the cluster)")),
             Duration::from_secs(10),
@@ -179,21 +183,25 @@ async fn session(
     let mut ticks = tokio::time::interval(settings.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let started = Instant::now();
+    let mut skipped = Vec::new();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
-                if let Some(why) = take(&mut keeper, metrics, update) {
+                if let Some(why) = take(&mut keeper, metrics, update, &mut skipped) {
                     return why;
                 }
                 tokio::time::sleep(FLOCK).await;
             }
         }
         while let Ok(update) = updates.try_recv() {
-            if let Some(why) = take(&mut keeper, metrics, update) {
+            if let Some(why) = take(&mut keeper, metrics, update, &mut skipped) {
                 return why;
             }
+        }
+        for skipped in skipped.drain(..) {
+            tell(&client, settings, &skipped).await;
         }
         let seen = keeper.index.blocks();
         blocks_out.send_if_modified(|known| {
@@ -219,11 +227,17 @@ async fn session(
 }
 
 /// Takes an update in; a reason if the session must end.
-fn take(keeper: &mut Keeper<RealDisk>, metrics: &Metrics, update: Update) -> Option<String> {
+fn take(
+    keeper: &mut Keeper<RealDisk>,
+    metrics: &Metrics,
+    update: Update,
+    skipped: &mut Vec<Skipped>,
+) -> Option<String> {
     match &update {
-        Update::Skipped(skipped) => {
+        Update::Skipped(object) => {
             metrics.skipped.inc();
-            tracing::warn!("{skipped}");
+            tracing::warn!("{object}");
+            skipped.push(object.clone());
         }
         Update::Broke { what, why, unauthorized } => {
             Metrics::count(&metrics.errors, "watch");
@@ -238,4 +252,30 @@ fn take(keeper: &mut Keeper<RealDisk>, metrics: &Metrics, update: Update) -> Opt
     }
     keeper.index.take(update);
     None
+}
+
+/// Tells whoever looks at an object that it was passed over. The same thing told again stands there once.
+async fn tell(client: &kube::Client, settings: &Settings, skipped: &Skipped) {
+    let (namespace, name) = match skipped.name.split_once('/') {
+        Some((namespace, name)) => (namespace, name),
+        // Where events of objects without a namespace stand.
+        None => ("default", skipped.name.as_str()),
+    };
+    let told = Told {
+        about: ObjectReference {
+            api_version: Some(
+                if skipped.kind == "Pod" { "v1" } else { "sticky-ipam.io/v1alpha1" }.to_owned(),
+            ),
+            kind: Some(skipped.kind.clone()),
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectReference::default()
+        },
+        reason: "Unreadable",
+        message: skipped.to_string(),
+        warning: true,
+    };
+    let file = settings.kubeconfig.clone().unwrap_or_default();
+    let api = Connection::with_client(client.clone(), &file, Duration::from_secs(1));
+    events::tell(&mut Carrier::new(api, &Nobody), &told).await;
 }
