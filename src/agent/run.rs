@@ -168,15 +168,24 @@ async fn session(
 ) -> String {
     let (client, config) = match connect(settings, metrics).await {
         Ok(connected) => connected,
-        Err(error) => return error.to_string(),
+        Err(error) => {
+            ready.set(vec![error.to_string()]);
+            return error.to_string();
+        }
     };
     let mut tasks = tokio::task::JoinSet::new();
-    match Installer::new(settings.install(), client.clone(), &config) {
+    let installed = match Installer::new(settings.install(), client.clone(), &config) {
         Ok(installer) => {
+            let state = installer.state();
             tasks.spawn(installer.run(blocks.clone(), std::future::pending()));
+            state
         }
-        Err(error) => tracing::error!(%error, "nothing is installed"),
-    }
+        Err(error) => {
+            tracing::error!(%error, "nothing is installed");
+            ready.set(vec![error.to_string()]);
+            return error.to_string();
+        }
+    };
     let (out, mut updates) = mpsc::channel(MOST_UPDATES);
     let _watches = watch::start(&client, &settings.node, &out);
     let mut keeper = Keeper::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(Nobody));
@@ -184,6 +193,8 @@ async fn session(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let started = Instant::now();
     let mut skipped = Vec::new();
+    // Ready once: a server that is away later does not make the node any less so, its pods start all the same.
+    let mut stepped = false;
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
@@ -214,13 +225,20 @@ async fn session(
         match keeper.step(&client, started.elapsed()).await {
             Ok(step) if step.unauthorized => return "the API server does not accept the credentials".into(),
             Ok(step) => {
-                if keeper.index.is_listed() && step.failed == 0 {
-                    ready.set(true);
+                stepped |= keeper.index.is_listed() && step.failed == 0;
+                let mut problems = installed.borrow().problems();
+                if !keeper.index.is_listed() {
+                    problems
+                        .push("the API server has not listed this node's objects yet; see the log".into());
+                } else if !stepped {
+                    problems.push("no step has succeeded yet; see the log".into());
                 }
+                ready.set(problems);
             }
             Err(error) => {
                 Metrics::count(&metrics.errors, "look");
                 tracing::error!(%error, "cannot look at the node's store");
+                ready.set(vec![error.to_string()]);
             }
         }
     }

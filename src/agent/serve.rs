@@ -2,8 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -18,20 +17,26 @@ use super::metrics::Metrics;
 /// How many connections are served at once: whoever holds more open is not a probe.
 const MOST_CONNECTIONS: usize = 32;
 
-/// Whether the agent is ready, shared with the loop that knows it.
-#[derive(Debug, Clone, Default)]
-pub struct Ready(Arc<AtomicBool>);
+/// What keeps the agent from being ready, shared with the loop that knows it.
+#[derive(Debug, Clone)]
+pub struct Ready(Arc<Mutex<Vec<String>>>);
+
+impl Default for Ready {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(vec!["the agent has just started".to_owned()])))
+    }
+}
 
 impl Ready {
-    /// Says whether it is.
-    pub fn set(&self, ready: bool) {
-        self.0.store(ready, Ordering::Relaxed);
+    /// Says what is wrong, each with its cure; nothing if it is ready.
+    pub fn set(&self, problems: Vec<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = problems;
     }
 
-    /// Whether it is.
+    /// What is wrong.
     #[must_use]
-    pub fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    pub fn problems(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -96,15 +101,13 @@ impl Pages {
 fn answer(request: &Request<Incoming>, metrics: &Metrics, ready: &Ready) -> Response<Full<Bytes>> {
     let (status, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
-        (&Method::GET | &Method::HEAD, "/readyz") if ready.get() => {
-            (StatusCode::OK, "text/plain", "ok\n".to_owned())
-        }
-        (&Method::GET | &Method::HEAD, "/readyz") => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "text/plain",
-            "not ready: the API server has not been listed, or no step has succeeded yet; see the log\n"
-                .to_owned(),
-        ),
+        (&Method::GET | &Method::HEAD, "/readyz") => match ready.problems() {
+            problems if problems.is_empty() => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
+            problems => {
+                let text = problems.iter().map(|problem| format!("{problem}\n")).collect();
+                (StatusCode::SERVICE_UNAVAILABLE, "text/plain", text)
+            }
+        },
         (&Method::GET | &Method::HEAD, "/metrics") => {
             (StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", metrics.page())
         }
