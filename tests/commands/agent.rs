@@ -52,7 +52,7 @@ fn daemon_set() -> Value {
     serde_saphyr::from_str(&text).unwrap()
 }
 
-fn strings<'a>(list: &'a Value) -> impl Iterator<Item = &'a str> {
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
     list.as_array().unwrap().iter().map(|item| item.as_str().unwrap())
 }
 

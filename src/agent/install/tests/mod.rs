@@ -135,7 +135,7 @@ async fn whoever_reads_while_it_is_replaced_sees_the_old_plugin_or_the_new_one()
 }
 
 #[tokio::test]
-async fn the_running_task_follows_blocks_at_once_and_ends_when_told() {
+async fn the_running_task_follows_blocks_and_ends_when_told() {
     let host = Host::new();
     let (blocks_now, seen) = watch::channel(Vec::new());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
