@@ -15,9 +15,10 @@ use super::index::PodSeen;
 use super::metrics::Metrics;
 use super::plan::uid_of;
 use crate::cluster::cilium::CiliumNode;
+use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
-use crate::cluster::claims::walk::{WalkError, Walker};
+use crate::cluster::claims::walk::{self, WalkError, Walker};
 use crate::cluster::objects::Holder;
 use crate::cluster::pod;
 use crate::cluster::projection::{self, Shown};
@@ -174,12 +175,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 // Another pod was faster on this slot.
                 Err(WalkError::Refused(Refusal::Handover { .. })) if slot.is_some() => {
                     carrier.api_mut().restart_time();
+                    unreserve(&carrier, &here).await?;
                 }
                 Err(WalkError::Api(error)) => return Err(error.into()),
                 Err(error) => {
-                    // Whatever was claimed on the way was undone; nothing else can hold what was reserved for it.
                     if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
-                        here.unreserve()?;
+                        carrier.api_mut().restart_time();
+                        unreserve(&carrier, &here).await?;
                     }
                     return Ok(Err(error.to_string()));
                 }
@@ -234,6 +236,15 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let found = api.read(&format!("get Pod {namespace}/{name}"), || pods.get_opt(name)).await?;
         Ok(found.is_some_and(|found| pod::is_meant(&found, uid)))
     }
+}
+
+/// Lets go of what was reserved for a walk that was refused, if nobody claims it: a pod of another node may have been faster with the
+/// StickyIP that this walk made, and then this node, its home, must keep the address from others.
+async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result<(), ActError> {
+    if !walk::is_any_claimed(carrier, &here.reserved).await? {
+        here.unreserve()?;
+    }
+    Ok(())
 }
 
 /// Addresses of a pool that Cilium could give to anybody else than `owner`, or says are used.

@@ -37,14 +37,17 @@ pub enum From<'a> {
 }
 
 fn ask(stage: &Stage, namespace: &str, from: From<'_>, address: &str) -> Result<(), String> {
-    let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
-    let url = format!("http://{host}:8080/");
     let page = match from {
         From::Pod(node) => {
             let pod = format!("{namespace}/{}", client(node));
-            stage.lab.attempt(&["pod-exec", &pod, "wget", "-q", "-O", "-", "-T", "1", &url])
+            let get = format!(r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 2 {address} 8080");
+            stage.lab.attempt(&["pod-exec", &pod, "sh", "-c", &get])
         }
-        From::Host(node) => stage.lab.attempt(&["on", node, "curl", "-sfg", "--max-time", "1", &url]),
+        From::Host(node) => {
+            let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
+            let url = format!("http://{host}:8080/");
+            stage.lab.attempt(&["on", node, "curl", "-sfg", "--max-time", "2", &url])
+        }
     }?;
     if page.split_whitespace().any(|own| own == address) {
         Ok(())

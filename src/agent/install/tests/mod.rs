@@ -109,6 +109,54 @@ async fn an_upgrade_leaves_the_old_plugin_to_those_who_run_it() {
 }
 
 #[tokio::test]
+async fn whoever_reads_while_it_is_replaced_sees_the_old_plugin_or_the_new_one() {
+    let host = Host::new();
+    let (one, two) = ("1".repeat(300_000), "2".repeat(200_000));
+    host.build(&one);
+    host.installer().install_once(&blocks()).await.unwrap();
+    let (path, ended) = (host.settings.plugin_path(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let reader = std::thread::spawn({
+        let (one, two, ended) = (one.clone(), two.clone(), Arc::clone(&ended));
+        move || {
+            let mut seen = 0;
+            while !ended.load(std::sync::atomic::Ordering::SeqCst) || seen == 0 {
+                let text = fs::read_to_string(&path).unwrap();
+                assert!(text == one || text == two, "torn: {} bytes", text.len());
+                seen += 1;
+            }
+        }
+    });
+    for content in [&two, &one].repeat(10) {
+        host.build(content);
+        host.installer().install_once(&blocks()).await.unwrap();
+    }
+    ended.store(true, std::sync::atomic::Ordering::SeqCst);
+    reader.join().unwrap();
+}
+
+#[tokio::test]
+async fn the_running_task_follows_blocks_and_ends_when_told() {
+    let host = Host::new();
+    let (blocks_now, seen) = watch::channel(Vec::new());
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let installer = host.installer();
+    let mut state = installer.state();
+    let task = tokio::spawn(installer.run(seen, async move {
+        let _ = stopped.await;
+    }));
+    let patience = Duration::from_secs(60);
+    let without = state.wait_for(|state| matches!(state.conflist, Part::Failed(_)));
+    tokio::time::timeout(patience, without).await.unwrap().unwrap();
+    blocks_now.send(blocks()).unwrap();
+    tokio::time::timeout(patience, state.wait_for(InstallState::is_ready)).await.unwrap().unwrap();
+    assert!(host.settings.conflist_path().exists());
+    // Nobody tells of blocks any more: it goes on all the same.
+    drop(blocks_now);
+    stop.send(()).unwrap();
+    tokio::time::timeout(patience, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn what_another_program_changed_removed_or_opened_up_is_put_back() {
     let host = Host::new();
     let mut installer = host.installer();
