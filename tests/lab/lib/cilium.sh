@@ -114,5 +114,5 @@ cni_install() {
     delegated) plugins="{\"type\":\"cilium-cni\",\"enable-debug\":false,\"ipam\":$ipam}" ;;
     chained) plugins="{\"type\":\"ptp\",\"ipMasq\":false,\"mtu\":1500,\"ipam\":$ipam},{\"type\":\"cilium-cni\",\"chaining-mode\":\"generic-veth\",\"enable-debug\":false}" ;;
     esac
-    jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"$NETWORK\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
+    ours_installs || jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"$NETWORK\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
 }

@@ -34,11 +34,26 @@ ours_needed() { ! $stock && [[ $mode != cluster-pool ]]; }
 # ours_agent_needed: LAB_STICKY is another policy, of which an agent knows nothing.
 ours_agent_needed() { ours_needed && [[ -z ${LAB_STICKY-} && ${LAB_AGENT-true} == true ]]; }
 
-# ours_install_plugin DISK
+# ours_binaries: copies in the lab's folder, which the nodes see.
+ours_binaries() {
+    ours_needed || return 0
+    mkdir "$LAB_DIR/ours"
+    install -m 755 "$(ours_find_plugin)" "$LAB_DIR/ours/sticky-ipam"
+    plugin_bin=$LAB_DIR/ours/sticky-ipam
+    if ours_agent_needed; then
+        install -m 755 "$(ours_find_agent)" "$LAB_DIR/ours/sticky-ipam-agent"
+        agent_bin=$LAB_DIR/ours/sticky-ipam-agent
+    fi
+}
+
+# ours_installs: the agent puts plugin, conflist and credentials onto its node, as on any cluster.
+ours_installs() { [[ -n $agent_bin ]]; }
+
+# ours_install_plugin DISK: where no agent does.
 ours_install_plugin() {
     if ours_needed; then
-        install -m 755 "$plugin_bin" "$1/opt/cni/bin/sticky-ipam"
         mkdir -p "$1${OURS_LOG%/*}"
+        ours_installs || install -m 755 "$plugin_bin" "$1/opt/cni/bin/sticky-ipam"
     fi
 }
 
@@ -94,18 +109,22 @@ ours_credentials() {
     local disk
     ours_needed || return 0
     disk=$(node_folder "$1")/disk
-    ours_kubeconfig sticky-ipam-node "$1" "$disk$OURS_KUBECONFIG"
-    ours_kubeconfig sticky-ipam-agent "$1" "$disk$OURS_AGENT_KUBECONFIG"
+    if ours_installs; then
+        ours_kubeconfig sticky-ipam-agent "$1" "$disk$OURS_AGENT_KUBECONFIG"
+    else
+        ours_kubeconfig sticky-ipam-node "$1" "$disk$OURS_KUBECONFIG"
+    fi
 }
 
 # ours_define NODE: the agent, as a component of the lab.
 ours_define() {
-    [[ -n $agent_bin ]] || return 0
+    ours_installs || return 0
     define "sticky-agent@$1" "$1" "$agent_bin" run --node "$1" --mode "$mode" --kubeconfig "$OURS_AGENT_KUBECONFIG" \
-        --network "$NETWORK" --label-selector sticky=yes --plugin-service-account "$OURS_NAMESPACE/sticky-ipam-node" --log-level debug
+        --network "$NETWORK" --label-selector "$OURS_SELECTOR" --plugin "$plugin_bin" \
+        --plugin-service-account "$OURS_NAMESPACE/sticky-ipam-node" --log-level info
 }
 
 # ours_up_node NODE: starts what runs on a node, before kubelet.
 ours_up_node() {
-    [[ -z $agent_bin ]] || start_component "sticky-agent@$1"
+    ! ours_installs || start_component "sticky-agent@$1"
 }

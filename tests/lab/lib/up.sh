@@ -166,12 +166,7 @@ command_worker() {
     mkdir "$LAB_DIR"/{run,log}
     up_check_machine
     plugin_bin='' agent_bin=''
-    if ours_needed; then
-        plugin_bin=$(ours_find_plugin)
-    fi
-    if ours_agent_needed; then
-        agent_bin=$(ours_find_agent)
-    fi
+    ours_binaries
     up_tools
     for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin; do
         setting "$name" "${!name}"
