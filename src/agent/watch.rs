@@ -20,6 +20,7 @@ use crate::cluster::objects::{AddressClaim, StickyIP};
 
 /// What a watch tells.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "taken into the index one by one, never kept")]
 pub enum Update {
     /// Of a pod.
     Pod(Told<(String, PodSeen)>),
