@@ -12,7 +12,7 @@ use crate::cluster::leave::{self, LeaveError};
 use crate::cluster::objects::Holder;
 use crate::cluster::projection::Shape;
 use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, code};
-use crate::store::{Binding, Claimant, Disk};
+use crate::store::{Binding, Claimant, Disk, StoreError};
 
 /// What a node's CiliumNode shows, by its configuration.
 pub(super) fn shape<D: Disk>(scene: &Scene<'_, D>) -> Shape {
@@ -45,6 +45,9 @@ pub(super) fn detach<D: Disk>(
         drop(scene.store.lock().map_err(|error| error.to_string())?);
         let turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout);
         let _turn = turn.map_err(|error| error.to_string())?;
+        if is_with_another(scene, &claimant, attachment).map_err(|error| error.to_string())? {
+            return Ok(Detached::NotAttached);
+        }
         carrier.api_mut().restart_time();
         // The sandbox may have taken the place of one that was prepared, or of its pod's older one.
         let known_as = binding.map_or(container, |binding| binding.container.as_str());
@@ -56,6 +59,19 @@ pub(super) fn detach<D: Disk>(
         tracing::info!(container, %key, "detached");
     }
     Ok(())
+}
+
+/// Whether a newer sandbox of this node has what the API server knows under this one's name: it took its place while the API
+/// server was away.
+fn is_with_another<D: Disk>(
+    scene: &Scene<'_, D>,
+    claimant: &Claimant,
+    attachment: &Attachment,
+) -> Result<bool, StoreError> {
+    let held = scene.store.lock()?.of_claimant(claimant)?;
+    Ok(held.is_some_and(|held| {
+        held.record.is_attached(scene.store.now()) && held.record.attachment != *attachment
+    }))
 }
 
 /// Whether the API server still says that this sandbox has the address. One that cannot be asked says nothing.
