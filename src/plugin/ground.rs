@@ -233,9 +233,12 @@ impl<D: Disk> Ground for Here<'_, D> {
                 families.push(set.family());
             }
         }
-        // A CiliumNode without blocks: what stands in its pool tells.
-        let pool = self.home.barred.iter().map(|address| Family::of(*address)).collect::<BTreeSet<_>>();
-        if families.is_empty() { pool.into_iter().collect() } else { families }
+        if families.is_empty() {
+            // A CiliumNode without blocks: what stands in its pool tells, or nothing does.
+            families
+                .extend(self.home.barred.iter().map(|address| Family::of(*address)).collect::<BTreeSet<_>>());
+        }
+        if families.is_empty() { vec![Family::V4] } else { families }
     }
 
     fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
