@@ -119,7 +119,14 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let owner = format!("{}/{}", facts.namespace, facts.name);
         let sets = self.own_sets(node.as_ref());
         if sets.is_empty() {
-            return Ok(Err("the node's own addresses are not known".into()));
+            let cure = match self.terms.shape.pool {
+                true => "spec.ipam.podCIDRs of its CiliumNode is empty; fill it",
+                false => "the installed conflist has no ranges",
+            };
+            return Ok(Err(format!(
+                "the own addresses of node {} are not known: {cure}",
+                self.settings.node
+            )));
         }
         for _ in 0..MOST_SLOTS {
             let slot = match claimant.fixed_name() {

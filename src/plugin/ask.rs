@@ -176,7 +176,8 @@ async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result
         Ok(false) => Ok(here.unreserve()?),
         Ok(true) => Ok(()),
         Err(error) => {
-            tracing::warn!(%error, "cannot tell whether an address is claimed; it stays reserved");
+            let addresses = super::list(&here.reserved);
+            tracing::warn!(pod = %here.pod, addresses, %error, "cannot tell whether an address is claimed; it stays reserved");
             Ok(())
         }
     }

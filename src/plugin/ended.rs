@@ -84,7 +84,8 @@ pub(super) fn check(conf: &ClusterConf, binding: &Binding, attachment: &Attachme
     let object = match read {
         Ok(object) => object,
         Err(error) => {
-            tracing::warn!(%error, "cannot check the binding");
+            let container = attachment.container.as_str();
+            tracing::warn!(container, sticky_ip = %key, %error, "cannot check the binding");
             return Ok(());
         }
     };

@@ -97,7 +97,7 @@ pub enum WalkError {
     #[error("{0}")]
     Ground(String),
     /// Somebody on this node has the address.
-    #[error("{address} is held on this node by {holder}")]
+    #[error("{address} is held or kept on this node for {holder}")]
     HeldHere {
         /// The address.
         address: IpAddr,
@@ -220,7 +220,7 @@ impl Walker {
                         Ok(_) => known = self.read_sticky(carrier).await?,
                         // It may have happened: look.
                         Err(error) if error.leaves_doubt() => {
-                            tracing::warn!(%error, "in doubt about a write; looking again");
+                            tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "in doubt about a write; looking again");
                             known = self.read_sticky(carrier).await?;
                         }
                         Err(error) => return Err(error.into()),
@@ -306,7 +306,7 @@ impl Walker {
         for write in writes {
             // Whoever comes next, or repair, finds what is left.
             if let Err(error) = carrier.carry(write, None, &self.pod).await {
-                tracing::warn!(%error, "cannot undo a claim");
+                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "cannot undo a claim");
             }
         }
     }
