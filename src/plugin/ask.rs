@@ -113,7 +113,11 @@ async fn ask_through<D: Disk>(
                 (Holder { name: name.to_owned(), ..itself.clone() }, reference(&claimant, None), None)
             }
             None => {
-                let slot = choose(carrier, &claimant, &facts).await?;
+                let slot = match choose(carrier, &claimant, &facts).await {
+                    // An attempt at another slot may have left something.
+                    Err(Why::Unasked(error)) if carrier.count() > 0 => return Err(Why::Doubt(error)),
+                    chosen => chosen?,
+                };
                 let name = slot_name(&claimant.workload().name, slot);
                 (Holder { name, ..itself.clone() }, reference(&claimant, Some(slot)), None)
             }
