@@ -246,6 +246,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                         "pod {pod} will not come; {} is free for its next one",
                         list(&sticky.addresses)
                     )),
+                    Outcome::Needless(why) => Outcome::Done(format!("it rested on nothing: {why}")),
                     other => other,
                 })
             }
