@@ -160,7 +160,7 @@ pub fn plan(sight: &Sight<'_>, suspects: &mut Suspects) -> Vec<Action> {
     let mut actions = Vec::new();
     tell(sight, &mut actions);
     if sight.index.is_listed() {
-        answer(sight, &mut actions);
+        answer(sight, suspects, &mut actions);
         prepare(sight, &mut actions);
         withdraw(sight, suspects, &mut actions);
         mark_and_offer(sight, &mut actions);
@@ -179,11 +179,25 @@ fn tell(sight: &Sight<'_>, actions: &mut Vec<Action>) {
     actions.extend(notes.into_iter().cloned().map(|(name, note)| Action::Tell { name, note }));
 }
 
-fn answer(sight: &Sight<'_>, actions: &mut Vec<Action>) {
-    let asked = sight.index.claims.iter().map(|(_, claim)| claim).filter(|claim| {
-        claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(&sight.terms.node)
-    });
-    actions.extend(asked.map(|claim| Action::Answer { address: claim.address }));
+fn answer(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { terms, index, store, now } = sight;
+    let ours = index.claims.iter().filter(|(_, claim)| claim.home_node.as_deref() == Some(&terms.node));
+    for (name, claim) in ours {
+        let known = store.held.iter().any(|held| held.record.addresses.contains(&claim.address));
+        let due = match claim.phase {
+            ClaimPhase::Requested => true,
+            ClaimPhase::Refused => false,
+            // The store was lost: whoever picks by it alone would give the address to anybody.
+            ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting => {
+                !known
+                    && contains(&terms.shape.ranges, claim.address)
+                    && suspects.ripe(format!("reserved {name}"), String::new(), SHORT, *now)
+            }
+        };
+        if due {
+            actions.push(Action::Answer { address: claim.address });
+        }
+    }
 }
 
 fn prepare(sight: &Sight<'_>, actions: &mut Vec<Action>) {

@@ -126,3 +126,22 @@ async fn the_key_of_a_stickyip_that_a_person_deleted_leaves_the_pool_after_its_p
     // A pod of this name that is not sticky would be given what may be another's by then.
     assert_eq!(owned(&cilium_nodes(&case).await, &owner), []);
 }
+
+#[tokio::test]
+async fn a_node_that_lost_its_store_keeps_claimed_addresses_from_others_again() {
+    let case = case().await;
+    let [one, two, ..] = parts(&case);
+    let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
+    let mut agent = Stepped::new(&case, &n1, "delegated", &[]).await;
+    let first = sandbox(&sticky_pod(&case, "db-0", &n1.name, json!({})).await);
+    let address = n1.add(&first).await.unwrap();
+    n1.del(&first).await;
+    delete_pod(&case, "db-0").await;
+    let moved = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
+    assert_eq!(n2.add(&moved).await.unwrap(), address);
+    std::fs::remove_dir_all(n1.store().root()).unwrap();
+    agent.settle().await;
+    n1.assert_claims_of_its_block_are_reserved(&case).await;
+    let plain = sandbox(&case.pod("web", &[], Some(&n1.name)).await);
+    assert_ne!(n1.add(&plain).await.unwrap(), address, "it lives on the other node");
+}
