@@ -73,7 +73,17 @@ async fn ask_through<D: Disk>(
     )
     .map_err(Why::Unasked)?;
     let found = the_pod_that_is_meant(found, pod, &conf.node)?;
-    let facts = match judge(carrier, conf, &found).await? {
+    // What the walk reads next of a pod that has its StickyIP; a failure is the walk's to find again.
+    let of_sticky = async {
+        match &sticky {
+            Some(sticky) => {
+                walk::read_claims(carrier, &sticky.spec.addresses.iter().copied().collect()).await.ok()
+            }
+            None => None,
+        }
+    };
+    let (judged, claims) = tokio::join!(judge(carrier, conf, &found), of_sticky);
+    let facts = match judged? {
         Ok(facts) => facts,
         Err(reason) => {
             tracing::debug!(%pod, %reason, "the pod is not sticky");
@@ -114,7 +124,12 @@ async fn ask_through<D: Disk>(
                 (Holder { name: name.to_owned(), ..itself.clone() }, errand::reference(&claimant, None), None)
             }
             None => {
-                let slot = errand::choose(carrier.api(), &claimant, &facts).await.map_err(Why::Unasked)?;
+                let slot = match errand::choose(carrier.api(), &claimant, &facts).await {
+                    Ok(slot) => slot,
+                    // An attempt at another slot may have left something.
+                    Err(error) if carrier.count() > 0 => return Err(Why::Doubt(error)),
+                    Err(error) => return Err(Why::Unasked(error)),
+                };
                 let name = slot_name(&claimant.workload().name, slot);
                 (Holder { name, ..itself.clone() }, errand::reference(&claimant, Some(slot)), None)
             }
@@ -140,7 +155,8 @@ async fn ask_through<D: Disk>(
             pod: named,
             reserved: Vec::new(),
         };
-        match walker.walk_to(carrier, &mut here, read).await {
+        let read_claims = claims.clone().filter(|_| read.is_some());
+        match walker.walk_to(carrier, &mut here, read, read_claims).await {
             Ok(object) => {
                 let locked = scene.store.lock().map_err(CniError::from)?;
                 let addresses = here.settle(locked, &object.spec.addresses, None)?;

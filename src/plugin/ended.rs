@@ -51,7 +51,14 @@ pub(super) fn detach<D: Disk>(
         carrier.api_mut().restart_time();
         // The sandbox may have taken the place of one that was prepared, or of its pod's older one.
         let known_as = binding.map_or(container, |binding| binding.container.as_str());
-        let left = leave::leave(&mut carrier, &conf.node, &shape(scene), &key, &[container, known_as]).await;
+        let containers = [container, known_as];
+        let left = leave::leave(&mut carrier, &conf.node, &shape(scene), &key, &containers).await;
+        if left.is_ok() || carrier.count() > 0 {
+            // Others may have the address from here on, also if the answer to the last write was lost.
+            let mut locked = scene.store.lock().map_err(|error| error.to_string())?;
+            let forgotten = locked.forget_attachment(&claimant, &containers);
+            forgotten.and_then(|()| locked.commit()).map_err(|error| error.to_string())?;
+        }
         left.map_err(|error: LeaveError| error.to_string())
     };
     let left: Result<Detached, String> = block_on(work).map_err(|error| error.to_string())?;

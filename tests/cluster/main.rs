@@ -22,3 +22,4 @@ mod node;
 mod objects;
 mod plugin;
 mod repair;
+mod stale_memory;

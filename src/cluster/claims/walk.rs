@@ -136,10 +136,11 @@ impl Walker {
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
     ) -> Result<Vec<IpAddr>, WalkError> {
-        Ok(self.walk_to(carrier, ground, sticky).await?.spec.addresses)
+        Ok(self.walk_to(carrier, ground, sticky, None).await?.spec.addresses)
     }
 
-    /// Walks until the pod is attached, and tells the StickyIP as it stands then.
+    /// Walks until the pod is attached, and tells the StickyIP as it stands then. `claims` are those of the StickyIP's addresses,
+    /// if they were read after it.
     ///
     /// # Errors
     /// As [`Walker::walk`].
@@ -148,6 +149,7 @@ impl Walker {
         carrier: &mut Carrier<'_>,
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
+        claims: Option<Claims>,
     ) -> Result<StickyIP, WalkError> {
         let started = Instant::now();
         let mut known = match sticky {
@@ -158,7 +160,8 @@ impl Walker {
         let mut candidates: Option<Vec<Candidate>> = None;
         let mut avoid = BTreeSet::new();
         // Claims that were read since the last write that could have changed them.
-        let mut claims: Option<BTreeMap<IpAddr, ClaimView>> = None;
+        // Those of a pin are not among what was read beforehand.
+        let mut claims = claims.filter(|_| known.is_some() && self.pinned.is_empty());
         while carrier.count() < MOST_STEPS {
             let view = sound_view(known.as_ref())?;
             let mut ask = self.ask();
@@ -360,10 +363,14 @@ pub async fn is_any_claimed(carrier: &Carrier<'_>, addresses: &[IpAddr]) -> Resu
     Ok(false)
 }
 
-async fn read_claims(
-    carrier: &Carrier<'_>,
-    addresses: &BTreeSet<IpAddr>,
-) -> Result<BTreeMap<IpAddr, ClaimView>, WalkError> {
+/// Claims as they were read, by address.
+pub type Claims = BTreeMap<IpAddr, ClaimView>;
+
+/// Reads the claims on these addresses, live; those that are there.
+///
+/// # Errors
+/// The server is of no help, or a claim breaks its own rules.
+pub async fn read_claims(carrier: &Carrier<'_>, addresses: &BTreeSet<IpAddr>) -> Result<Claims, WalkError> {
     let mut claims = BTreeMap::new();
     let api: Api<AddressClaim> = Api::all(carrier.api().client());
     // At most two families twice over; one connection takes them in turn.
