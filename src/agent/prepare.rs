@@ -19,7 +19,8 @@ use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
-use crate::cluster::objects::Holder;
+use crate::cluster::events;
+use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, Shown};
 use crate::cni::PodIdentity;
@@ -58,10 +59,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let seen = PodSeen { facts, ..seen.clone() };
         match self.attach_for(&store, &seen, &identity).await? {
-            Ok((prepared, _turn)) => {
+            Ok((prepared, object, turn)) => {
                 let addresses = list(&prepared.addresses);
                 self.decide(&store, &identity, Some(prepared), &reason.to_string())?;
+                drop(turn);
                 Metrics::count(&self.metrics.prepared, "sticky");
+                events::tell_of_the_move(&mut self.carrier(), None, &object, &seen.facts).await;
                 Ok(Outcome::Done(format!("the pod will have {addresses}: {reason}")))
             }
             Err(why) => Ok(Outcome::Later(why)),
@@ -98,7 +101,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         store: &Store<D>,
         seen: &PodSeen,
         identity: &PodIdentity,
-    ) -> Result<Result<(Prepared, Turn), String>, ActError> {
+    ) -> Result<Result<(Prepared, StickyIP, Turn), String>, ActError> {
         let mut carrier = self.carrier();
         let facts = &seen.facts;
         let claimant = Claimant::of(facts);
@@ -164,8 +167,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 netns_is_there: &netns_is_there,
                 reserved: Vec::new(),
             };
-            match walker.walk(&mut carrier, &mut here, None).await {
-                Ok(addresses) => {
+            match walker.walk_to(&mut carrier, &mut here, None, None).await {
+                Ok(object) => {
+                    let addresses = object.spec.addresses.clone();
                     let resource = projection::resource(&key.namespace, &walker.workload);
                     let (owner, resource_shown) = (owner.clone(), resource.clone());
                     let shown = Shown { addresses: addresses.clone(), owner, resource: resource_shown };
@@ -181,7 +185,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
                             .await?;
                     }
                     let Holder { namespace, name } = key;
-                    return Ok(Ok((Prepared { namespace, name, addresses, resource, known_as }, turn)));
+                    let prepared = Prepared { namespace, name, addresses, resource, known_as };
+                    return Ok(Ok((prepared, object, turn)));
                 }
                 // Another pod was faster on this slot.
                 Err(WalkError::Refused(Refusal::Handover { .. })) if slot.is_some() => {

@@ -163,7 +163,7 @@ async fn ask_through<D: Disk>(
                 story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
                 show(carrier, errand, &home, &walker, &object).await?;
                 let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
-                tell_of_the_move(carrier, before, &object, &facts).await;
+                events::tell_of_the_move(carrier, before, &object, &facts).await;
                 return Ok(Some(addresses));
             }
             // Another pod was faster on this slot.
@@ -235,21 +235,6 @@ async fn show<D: Disk>(
     };
     let put = projection::put(carrier, &errand.conf.node, &home.shape, &shown, node).await;
     put.map_err(|error| again(error.to_string()))
-}
-
-/// Tells whoever looks at the StickyIP or the pod that the address came from another node.
-async fn tell_of_the_move(
-    carrier: &mut Carrier<'_>,
-    before: Option<&StickyIP>,
-    object: &StickyIP,
-    facts: &PodFacts,
-) {
-    let Some(message) = events::move_of(before, object) else { return };
-    let pod = events::pod(&facts.namespace, &facts.name, &facts.uid);
-    for about in [events::sticky_ip(object), pod] {
-        let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
-        events::tell(carrier, &told).await;
-    }
 }
 
 /// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.

@@ -21,8 +21,12 @@ use crate::cluster::objects::{AddressClaim, ClaimName, ClaimantRef, Holder, Soun
 use crate::cluster::pod;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
-/// Between two looks while waiting for somebody else.
+/// Between two looks while waiting for somebody else, at first: most are gone soon.
 const PAUSE: Duration = Duration::from_millis(50);
+/// After this long the looks become rare: fifty pods of one dead node must not keep the API server busy.
+const SOON: Duration = Duration::from_secs(4);
+/// Between two looks then.
+const LONG_PAUSE: Duration = Duration::from_millis(500);
 /// The most writes of one walk. Every one is either progress or a lost race; whoever loses more often than this gives the
 /// others a rest.
 const MOST_STEPS: usize = 64;
@@ -207,7 +211,8 @@ impl Walker {
                         return Err(WalkError::Waited { what, patience: self.patience });
                     }
                     carrier.api_mut().restart_time();
-                    tokio::time::sleep(PAUSE).await;
+                    let pause = if started.elapsed() < SOON { PAUSE } else { LONG_PAUSE };
+                    tokio::time::sleep(pause).await;
                     carrier.api_mut().restart_time();
                     known = self.read_sticky(carrier).await?;
                 }
