@@ -166,10 +166,16 @@ impl<D: Disk> Here<'_, D> {
         decision: Option<&Decision>,
     ) -> Result<Vec<IpAddr>, CniError> {
         let kept = self.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
+        let mut outlived: Vec<Stored> = Vec::new();
         for address in addresses {
             let there = locked.at(*address)?;
             let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(self.claimant()));
             if let (false, Some(there)) = (ours, there) {
+                // The claim is sealed to our StickyIP: one for which it was only kept here has ceased to be.
+                if there.record.phase == Phase::Kept && there.record.binding.is_some() {
+                    outlived.push(there);
+                    continue;
+                }
                 let message = format!("{address} of StickyIP {} is with {}", self.key, there.record.holder());
                 return Err(CniError::try_again(message));
             }
@@ -181,8 +187,8 @@ impl<D: Disk> Here<'_, D> {
             prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.known_as.as_str());
         let record = self.record(all.clone(), Phase::Attached, known_as);
         match decision {
-            Some(decision) => locked.consume(decision, &record, kept.as_ref())?,
-            None => locked.put(&record, kept.as_ref())?,
+            Some(decision) => locked.consume(decision, &record, kept.as_ref(), &outlived)?,
+            None => locked.put_instead_of(&record, kept.as_ref(), &outlived)?,
         }
         locked.commit()?;
         Ok(all)

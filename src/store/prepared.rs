@@ -165,14 +165,15 @@ impl<D: Disk> Locked<'_, D> {
     /// finds the decision used up. Durable with the commit.
     ///
     /// # Errors
-    /// As [`Locked::put`]; the decision stands then.
+    /// As [`Locked::put_instead_of`]; the decision stands then.
     pub fn consume(
         &mut self,
         decision: &Decision,
         record: &Record,
         replacing: Option<&Stored>,
+        given_up: &[Stored],
     ) -> Result<(), StoreError> {
-        self.put(record, replacing)?;
+        self.put_instead_of(record, replacing, given_up)?;
         self.forget_prepared(&decision.uid)
     }
 

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::claims::carry::{Sent, Witness};
+use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::store::Told;
 
 use crate::bench::case::Case;
@@ -17,6 +18,7 @@ use crate::bench::{ApiServer, Weather};
 use crate::node::{
     TestNode, assert_in_step, claims, delete_pod, sandbox, set_ready, stickies, sticky_pod, sticky_pool,
 };
+use crate::repair::mend;
 
 async fn case() -> Case<'static> {
     let server = ApiServer::shared().await;
@@ -415,6 +417,27 @@ async fn a_late_del_after_an_outage_takes_nothing_from_the_sandbox_that_took_its
     assert_eq!(node.in_use(), [(address, again.container.clone())]);
     node.del(&again).await;
     assert!(stickies(&case).await.remove(0).status.unwrap().attachment.is_none());
+}
+
+#[tokio::test]
+async fn what_a_node_keeps_for_a_stickyip_that_is_no_more_does_not_bar_the_next_one() {
+    let case = case().await;
+    let [one, pool, ..] = parts(&case).await;
+    sticky_pool(&case, pool).await;
+    let node = TestNode::ready(&case, "n1", one).await;
+    let address = pool.hosts().nth(9).unwrap();
+    for name in ["old-0", "new-0"] {
+        let pin = json!({"sticky-ipam.io/ips": address.to_string()});
+        let first = sandbox(&sticky_pod(&case, name, &node.name, pin).await);
+        assert_eq!(node.add(&first).await.unwrap(), IpAddr::from(address));
+        assert_eq!(node.in_use(), [(IpAddr::from(address), first.container.clone())]);
+        node.del(&first).await;
+        delete_pod(&case, name).await;
+        let objects: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+        objects.delete(name, &Default::default()).await.unwrap();
+        mend(&case).await;
+        assert!(claims(&case).await.is_empty());
+    }
 }
 
 #[tokio::test]

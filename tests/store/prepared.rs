@@ -69,7 +69,7 @@ fn consume<D: Disk>(store: &Store<D>, container: &str) -> Result<bool, StoreErro
     let mut locked = store.lock()?;
     let Some(found) = locked.prepared(UID, &eth0())? else { return Ok(false) };
     let kept = locked.of_claimant(&Claimant::bound("db", "db-0", &eth0()))?;
-    locked.consume(&found, &record(container), kept.as_ref())?;
+    locked.consume(&found, &record(container), kept.as_ref(), &[])?;
     locked.commit()?;
     Ok(true)
 }
