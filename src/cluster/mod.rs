@@ -6,5 +6,6 @@
 pub mod cilium;
 pub mod claims;
 pub mod client;
+pub mod lease;
 pub mod objects;
 pub mod pod;
