@@ -6,6 +6,7 @@
 
 pub mod audit;
 pub mod claimant;
+pub mod duration;
 pub mod endpoint;
 pub mod facts;
 pub mod handover;
