@@ -8,6 +8,7 @@ mod bench_cleanup;
 mod bench_identities;
 mod bench_levers;
 mod bench_peer;
+mod controller;
 mod crashes;
 mod node;
 mod objects;
