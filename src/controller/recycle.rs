@@ -336,3 +336,46 @@ impl Duty for Recycle<'_> {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::fixture::{pod, sticky};
+    use super::*;
+    use crate::process::known::Told as Event;
+
+    fn names(index: &Index, due: &[Key]) -> Vec<String> {
+        suspects(index, due).into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn only_what_nobody_holds_is_looked_at() {
+        let mut index = Index::default();
+        index.stickies.take(Event::Here(sticky("free", "10.0.0.1", None)));
+        index.stickies.take(Event::Here(sticky("held", "10.0.0.2", Some("n1"))));
+        let (name, mut forever) = sticky("forever", "10.0.0.3", None);
+        forever.spec.retention.keep = Keep::Forever;
+        index.stickies.take(Event::Here((name, forever)));
+        let all = ["db/free", "db/held", "db/forever", "db/unknown"];
+        let due: Vec<Key> = all.iter().map(|name| Key::new(Kind::StickyIP, *name)).collect();
+        assert_eq!(names(&index, &due), ["db/free"]);
+        index.take_pod(Event::Here(pod("free", "10.0.0.1", None)));
+        assert!(names(&index, &due).is_empty(), "its pod is there");
+        index.take_pod(Event::Gone("db/free".into()));
+        assert_eq!(
+            names(&index, &[Key::new(Kind::Pod, "db/free")]),
+            ["db/free"],
+            "the end of its pod wakes it"
+        );
+    }
+
+    #[test]
+    fn pods_of_a_workload_are_known_by_their_owner() {
+        let mut index = Index::default();
+        let workload =
+            WorkloadRef { kind: "StatefulSet".into(), name: "mysql".into(), ..WorkloadRef::default() };
+        assert!(!pods_remain(&index, "db", &workload));
+        index.take_pod(Event::Here(pod("mysql-1", "10.0.0.1", Some(("StatefulSet", "mysql")))));
+        assert!(pods_remain(&index, "db", &workload));
+        assert!(!pods_remain(&index, "d", &workload) && !pods_remain(&index, "other", &workload));
+    }
+}
