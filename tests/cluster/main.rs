@@ -23,3 +23,4 @@ mod node;
 mod objects;
 mod plugin;
 mod repair;
+mod stale_memory;
