@@ -2,8 +2,8 @@
 //!
 //! The rooms of the house, each knowing only those to its left:
 //! `alloc` and `policy` decide and know no clock, disk or network; `cni` speaks the protocol, `store` remembers
-//! on the node, `cluster` remembers in the API server; `plugin` carries out, `agent` keeps a node in step, and `cli` is
-//! what people call.
+//! on the node, `cluster` remembers in the API server; `process` is what long-running parts have in common; `plugin` carries
+//! out, `agent` keeps a node and `controller` the cluster in step, and `cli` is what people call.
 
 #[cfg(feature = "agent")]
 pub mod agent;
@@ -12,6 +12,10 @@ pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod cni;
+#[cfg(feature = "controller")]
+pub mod controller;
 pub mod plugin;
 pub mod policy;
+#[cfg(feature = "controller")]
+pub mod process;
 pub mod store;

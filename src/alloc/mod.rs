@@ -1,5 +1,6 @@
 //! Ranges, blocks and the next free address. Pure: knows no clock, no disk, no network.
 
+pub mod blocks;
 mod occupancy;
 pub mod range;
 

@@ -8,6 +8,7 @@ pub mod cilium;
 pub mod claims;
 pub mod client;
 pub mod events;
+pub mod lease;
 pub mod leave;
 pub mod objects;
 pub mod pod;

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::cluster::ClusterConf;
-use super::duration::parse_duration;
 use super::error::{CniError, shown};
 use super::fields::{Fields, nearest};
 use super::ipam::DEFAULT_DATA_DIR;
 use super::names::PodIdentity;
+use crate::policy::duration::parse_duration;
 
 /// Every key that may stand under `sticky`.
 pub const FIELDS: &[&str] = &[

@@ -4,7 +4,10 @@
 //! facts. Must never know a clock, a disk or a network: time is handed in, and whoever looked something up says
 //! so in the facts it hands over. Every answer carries its reason as data, because a person will ask why.
 
+pub mod audit;
 pub mod claimant;
+pub mod duration;
+pub mod endpoint;
 pub mod facts;
 pub mod handover;
 pub mod pin;

@@ -16,6 +16,7 @@ mod bench_identities;
 mod bench_levers;
 mod bench_peer;
 mod cilium;
+mod controller;
 mod crashes;
 mod crd;
 mod node;
