@@ -90,8 +90,8 @@ pub struct NodeFacts {
     pub uid: Option<String>,
     /// The labels of its Node.
     pub labels: BTreeMap<String, String>,
-    /// The resourceVersion of the object on which blocks are written; none if there is none yet.
-    pub version: Option<String>,
+    /// The object on which blocks are written is there.
+    pub writable: bool,
     /// The blocks that stand on that object.
     pub blocks: Vec<IpNet>,
     /// What is said of it elsewhere: the Node's own ranges, annotations.
@@ -176,14 +176,12 @@ pub enum Step {
         /// The node.
         node: String,
     },
-    /// Take the lock, then write the block on the node's object if it still has this version.
+    /// Read the node's object, take the lock, then write the block on the object if it has not changed since.
     Give {
         /// The block.
         block: IpNet,
         /// The node.
         node: String,
-        /// The version of the node's object.
-        version: String,
         /// The lock to take again; none if there is none yet.
         lock: Option<Lock>,
         /// The pool that it is of; none if none is any more.
@@ -371,7 +369,9 @@ impl<'a> Giver<'a> {
     }
 
     fn give(&mut self, node: &NodeFacts, terms: Terms, plan: &mut Plan) {
-        let (Some(_), Some(version)) = (&node.uid, &node.version) else { return };
+        if node.uid.is_none() || !node.writable {
+            return;
+        }
         let serving: Vec<&Pool> =
             self.pools.iter().copied().filter(|pool| pool.serves(&node.labels)).collect();
         if serving.is_empty() && node.blocks.is_empty() && !self.pools.is_empty() {
@@ -416,7 +416,6 @@ impl<'a> Giver<'a> {
                 plan.steps.push(Step::Give {
                     block,
                     node: node.name.clone(),
-                    version: version.clone(),
                     lock,
                     pool: self.pool_of(block).map(|pool| pool.name.clone()),
                     why,

@@ -18,12 +18,7 @@ fn pool(name: &str, priority: i32, ranges: &[&str]) -> Pool {
 }
 
 fn node(name: &str) -> NodeFacts {
-    NodeFacts {
-        name: name.into(),
-        uid: Some(format!("uid-{name}")),
-        version: Some("1".into()),
-        ..NodeFacts::default()
-    }
+    NodeFacts { name: name.into(), uid: Some(format!("uid-{name}")), writable: true, ..NodeFacts::default() }
 }
 
 fn with(name: &str, blocks: &[&str]) -> NodeFacts {
@@ -157,7 +152,7 @@ fn a_block_that_is_locked_for_a_node_is_written_on_it_whatever_happened_between(
 #[test]
 fn a_node_without_an_object_to_write_on_waits_and_one_without_a_node_gets_nothing() {
     let mut starting = node("a");
-    starting.version = None;
+    starting.writable = false;
     let mut leaving = node("b");
     leaving.uid = None;
     let pools = vec![pool("p", 0, &["10.1.0.0/16"])];
