@@ -19,6 +19,7 @@ use super::objects::lenient::Sound;
     kind = "CiliumNode",
     plural = "ciliumnodes",
     schema = "disabled",
+    status = "CiliumNodeStatus",
     derive = "PartialEq"
 )]
 pub struct CiliumNodeSpec {
@@ -36,6 +37,30 @@ pub struct CiliumIpam {
     /// The ranges that other nodes route here.
     #[serde(rename = "podCIDRs", default, deserialize_with = "or_default")]
     pub pod_cidrs: Vec<String>,
+}
+
+/// What Cilium says of a node.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CiliumNodeStatus {
+    /// Its addresses.
+    #[serde(default, deserialize_with = "or_default")]
+    pub ipam: CiliumIpamStatus,
+}
+
+/// Which addresses are in use, as Cilium says.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CiliumIpamStatus {
+    /// By address as text.
+    #[serde(default, deserialize_with = "or_default")]
+    pub used: BTreeMap<String, Value>,
+}
+
+impl CiliumNode {
+    /// Whether Cilium says that this address is in use.
+    #[must_use]
+    pub fn uses(&self, address: &str) -> bool {
+        self.status.as_ref().is_some_and(|status| status.ipam.used.contains_key(address))
+    }
 }
 
 /// One address of a pool.

@@ -10,11 +10,22 @@ use crate::policy::selector::Selector;
 use crate::policy::sticky::{DEFAULT_EXCLUDE_KEY, Rules};
 
 /// Every key that may stand under `sticky.cluster`.
-pub const FIELDS: &[&str] =
-    &["kubeconfig", "node", "timeout", "onUnavailable", "selector", "excludeKey", "excludePrefixes"];
+pub const FIELDS: &[&str] = &[
+    "kubeconfig",
+    "node",
+    "timeout",
+    "onUnavailable",
+    "selector",
+    "excludeKey",
+    "excludePrefixes",
+    "ciliumSocket",
+];
 
 /// How long the API server may take over one ADD or DEL, unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where Cilium's agent listens, unless told otherwise.
+pub const DEFAULT_CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 
 /// What an ADD does when the API server cannot be asked and the node does not know the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +49,8 @@ pub struct ClusterConf {
     pub on_unavailable: OnUnavailable,
     /// Who is sticky.
     pub rules: Rules,
+    /// Where Cilium's agent of this node listens, which is asked in `crd` mode.
+    pub cilium_socket: PathBuf,
 }
 
 impl ClusterConf {
@@ -84,6 +97,9 @@ impl ClusterConf {
                     .map(str::to_owned)
                     .collect(),
             },
+            cilium_socket: fields
+                .absolute_path("ciliumSocket")?
+                .unwrap_or_else(|| PathBuf::from(DEFAULT_CILIUM_SOCKET)),
         })
     }
 }
@@ -142,6 +158,7 @@ mod tests {
         let conf = read(json!({"kubeconfig": "/k", "node": "n1.example"})).unwrap();
         assert_eq!((conf.timeout, conf.on_unavailable), (DEFAULT_TIMEOUT, OnUnavailable::Fail));
         assert_eq!(conf.rules, Rules::default());
+        assert_eq!(conf.cilium_socket, PathBuf::from(DEFAULT_CILIUM_SOCKET));
         for (value, part) in [(json!({"node": "n1"}), "kubeconfig"), (json!({"kubeconfig": "/k"}), "node")] {
             let error = read(value).unwrap_err();
             assert!(error.code == 7 && error.msg.contains(&format!("cluster.{part}: ")), "{error}");
@@ -158,6 +175,7 @@ mod tests {
         };
         for (key, value, parts) in [
             ("kubeconfig", json!("k"), ["cluster.kubeconfig", "absolute"]),
+            ("ciliumSocket", json!("c.sock"), ["cluster.ciliumSocket", "absolute"]),
             ("node", json!("Node_1"), ["Node_1", "kubectl get nodes"]),
             ("timeout", json!("0s"), ["cluster.timeout", "3s"]),
             ("timeout", json!("1h"), ["cluster.timeout", "10m"]),

@@ -98,10 +98,16 @@ impl NetConf {
         };
         let in_ipam = ipam.as_ref().is_some_and(|ipam| ipam.sticky.is_some());
         let top_sticky = match read_top_sticky(&root, delegate.is_some(), in_ipam) {
-            Err(error) if lenient => {
-                warnings.push(error.to_string());
-                Some(StickyConf::default())
-            }
+            // As in `ipam`: DEL needs to find the store.
+            Err(error) if lenient => match root.object("sticky") {
+                Ok(Some(fields)) if delegate.is_some() && !in_ipam => {
+                    Some(StickyConf::read_leniently(&fields, warnings)?)
+                }
+                _ => {
+                    warnings.push(error.to_string());
+                    Some(StickyConf::default())
+                }
+            },
             other => other?,
         };
         let prev_result = match (verb, root.get("prevResult")) {

@@ -130,7 +130,14 @@ fn read_data_dir(ipam: &Fields<'_>) -> Result<PathBuf, CniError> {
 }
 
 fn read_sticky(ipam: &Fields<'_>) -> Result<Option<StickyConf>, CniError> {
-    ipam.object("sticky")?.map(|fields| StickyConf::read(&fields)).transpose()
+    let Some(fields) = ipam.object("sticky")? else { return Ok(None) };
+    if fields.get("dataDir").is_some() {
+        return Err(CniError::invalid_config(
+            &fields.path_of("dataDir"),
+            "only counts beside \"delegate\"; here it is ipam.dataDir that says where the store is",
+        ));
+    }
+    StickyConf::read(&fields).map(Some)
 }
 
 /// The sets in the order that addresses appear in results: the runtime's, the old single range, the list.

@@ -7,7 +7,7 @@
 mod args;
 pub mod cluster;
 pub mod config;
-pub mod duration;
+
 pub mod error;
 mod fields;
 mod input;

@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::cluster::ClusterConf;
-use super::duration::parse_duration;
 use super::error::{CniError, shown};
 use super::fields::{Fields, nearest};
+use super::ipam::DEFAULT_DATA_DIR;
 use super::names::PodIdentity;
+use crate::policy::duration::parse_duration;
 
 /// Every key that may stand under `sticky`.
 pub const FIELDS: &[&str] = &[
@@ -26,6 +27,7 @@ pub const FIELDS: &[&str] = &[
     "logLevel",
     "logMaxFiles",
     "bootIDFile",
+    "dataDir",
     "cluster",
 ];
 
@@ -189,6 +191,8 @@ pub struct StickyConf {
     pub log_max_files: usize,
     /// The file whose content differs from boot to boot.
     pub boot_id_file: PathBuf,
+    /// Beside `delegate`, where no `ipam` says it: the directory that holds a directory for every network.
+    pub data_dir: PathBuf,
     /// How the cluster is asked; absent when this node decides alone.
     pub cluster: Option<ClusterConf>,
 }
@@ -207,6 +211,7 @@ impl Default for StickyConf {
             log_level: LogLevel::Info,
             log_max_files: DEFAULT_LOG_MAX_FILES,
             boot_id_file: PathBuf::from(DEFAULT_BOOT_ID_FILE),
+            data_dir: PathBuf::from(DEFAULT_DATA_DIR),
             cluster: None,
         }
     }
@@ -226,6 +231,7 @@ impl StickyConf {
             Err(error) => error,
         };
         let boot_id_file = fields.absolute_path("bootIDFile")?;
+        let data_dir = fields.absolute_path("dataDir")?;
         warnings.push(error.to_string());
         let default = Self::default();
         Ok(Self {
@@ -237,6 +243,7 @@ impl StickyConf {
                 .ok()
                 .flatten(),
             boot_id_file: boot_id_file.unwrap_or(default.boot_id_file),
+            data_dir: data_dir.unwrap_or(default.data_dir),
             ..Self::default()
         })
     }
@@ -282,6 +289,7 @@ impl StickyConf {
             .unwrap_or(default.log_level),
             log_max_files: log_max_files(fields)?.unwrap_or(default.log_max_files),
             boot_id_file: fields.absolute_path("bootIDFile")?.unwrap_or(default.boot_id_file),
+            data_dir: fields.absolute_path("dataDir")?.unwrap_or(default.data_dir),
             cluster: fields.object("cluster")?.map(|cluster| ClusterConf::read(&cluster)).transpose()?,
         })
     }

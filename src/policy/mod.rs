@@ -7,6 +7,7 @@
 pub mod audit;
 pub mod blocks;
 pub mod claimant;
+pub mod duration;
 pub mod endpoint;
 pub mod facts;
 pub mod handover;

@@ -210,6 +210,11 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Sets a file aside that is no record: kept for people to look at, and in nobody's way.
     pub(super) fn set_aside(&mut self, name: &str, why: &str) -> Result<(), StoreError> {
+        self.set_aside_from("", name, why)
+    }
+
+    /// The same for a file of a folder.
+    pub(super) fn set_aside_from(&mut self, folder: &str, name: &str, why: &str) -> Result<(), StoreError> {
         let aside = self.store.path(ASIDE);
         if inode_of(&aside)?.is_none() {
             self.store
@@ -217,7 +222,7 @@ impl<D: Disk> Locked<'_, D> {
                 .make_dir(&aside)
                 .map_err(|source| StoreError::io("make the directory", &aside, source))?;
         }
-        let from = self.store.path(name);
+        let from = self.store.path(folder).join(name);
         let mut to = aside.join(format!("{name}.{}", self.store.now.wall()));
         let mut number = 1;
         while inode_of(&to)?.is_some() {

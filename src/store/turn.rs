@@ -29,9 +29,22 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// Another ADD of this claimant takes longer than `patience`, or the disk fails.
     pub fn turn(&self, claimant: &Claimant, patience: Duration) -> Result<Turn, StoreError> {
+        self.turn_named(&claimant.entry(), patience)
+    }
+
+    /// Waits for the turn to show or hide the claimant's addresses on this node's CiliumNode. Short: nobody waits for
+    /// another pod while it has it.
+    ///
+    /// # Errors
+    /// As [`Store::turn`].
+    pub fn pool_turn(&self, claimant: &Claimant, patience: Duration) -> Result<Turn, StoreError> {
+        self.turn_named(&format!("{},pool", claimant.entry()), patience)
+    }
+
+    fn turn_named(&self, name: &str, patience: Duration) -> Result<Turn, StoreError> {
         let folder = self.path(TURNS);
         self.make_dir(&folder)?;
-        let path = folder.join(claimant.entry());
+        let path = folder.join(name);
         Ok(Turn { _lock: Lock::acquire(&path, patience)?, path })
     }
 }

@@ -15,7 +15,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cluster", &["alloc", "policy"]),
     ("plugin", &["alloc", "policy", "cni", "store", "cluster"]),
     ("agent", &["alloc", "policy", "cni", "store", "cluster"]),
-    ("controller", &["alloc", "policy", "cluster"]),
+    ("process", &["alloc", "policy", "cluster"]),
+    ("controller", &["alloc", "policy", "cluster", "process"]),
     ("cli", &["alloc", "policy", "cni", "store", "cluster"]),
 ];
 

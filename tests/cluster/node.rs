@@ -13,8 +13,7 @@ use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::claims::carry::{Nobody, Witness};
-use sticky_ipam::cluster::claims::write::Write;
+use sticky_ipam::cluster::claims::carry::{Nobody, Sent, Witness};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
 use sticky_ipam::plugin;
 use sticky_ipam::store::{Moment, Note, RealDisk, Store};
@@ -260,13 +259,13 @@ impl EndAt {
 }
 
 impl Witness for EndAt {
-    fn before(&self, number: usize, _: &Write) {
+    fn before(&self, number: usize, _: Sent<'_>) {
         self.seen.store(number, Ordering::SeqCst);
         if !self.after && number == self.number {
             std::panic::panic_any(ENDED);
         }
     }
-    fn after(&self, number: usize, _: &Write) {
+    fn after(&self, number: usize, _: Sent<'_>) {
         if self.after && number == self.number {
             std::panic::panic_any(ENDED);
         }

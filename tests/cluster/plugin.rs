@@ -8,8 +8,7 @@ use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::claims::carry::Witness;
-use sticky_ipam::cluster::claims::write::Write;
+use sticky_ipam::cluster::claims::carry::{Sent, Witness};
 use sticky_ipam::store::Told;
 
 use crate::bench::case::Case;
@@ -415,10 +414,10 @@ async fn owned(case: &Case<'_>, name: &str, node: &str, labels: Value, owner: Va
 struct Breaker(Arc<Proxy>);
 
 impl Witness for Breaker {
-    fn before(&self, _: usize, _: &Write) {
+    fn before(&self, _: usize, _: Sent<'_>) {
         self.0.set(Weather::AnswersLost);
     }
-    fn after(&self, _: usize, _: &Write) {
+    fn after(&self, _: usize, _: Sent<'_>) {
         self.0.heal();
     }
 }

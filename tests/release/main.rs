@@ -61,6 +61,30 @@ fn it_is_static_and_stripped_and_small() {
 }
 
 #[test]
+fn it_asks_the_cluster_where_it_is_told_to() {
+    let data = tempfile::tempdir().unwrap();
+    let config = format!(
+        r#"{{"cniVersion":"1.1.0","name":"net","type":"x","ipam":{{"type":"x","dataDir":"{}","subnet":"10.9.0.0/24",
+           "sticky":{{"cluster":{{"kubeconfig":"{}","node":"n1"}}}}}}}}"#,
+        data.path().display(),
+        data.path().join("none").display()
+    );
+    let mut child = Command::new(plugin())
+        .env_clear()
+        .envs([("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0")])
+        .envs([("CNI_NETNS", "/run/netns/none"), ("CNI_PATH", "/opt/cni/bin")])
+        .env("CNI_ARGS", "K8S_POD_NAMESPACE=db;K8S_POD_NAME=db-0;K8S_POD_UID=u-1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(config.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && said.contains("cannot use the kubeconfig"), "{said}");
+}
+
+#[test]
 fn it_runs_in_one_thread() {
     let data = tempfile::tempdir().unwrap();
     fs::create_dir(data.path().join("net")).unwrap();

@@ -8,6 +8,7 @@ mod crash;
 mod faulty;
 mod model;
 mod power;
+mod prepared;
 mod recorder;
 mod sight;
 mod stage;

@@ -1,6 +1,7 @@
 //! Carrying out one write with exactly its precondition. Must never decide anything, and never write without the
 //! precondition that the write names.
 
+use std::future::Future;
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,20 +15,32 @@ use crate::cluster::objects::{
     AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, Holder,
     StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, labels,
 };
+use crate::cluster::projection::NodePatch;
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::retention::Retention;
 
 /// Who we are, in the fields that the API server keeps of every writer.
 pub const FIELD_MANAGER: &str = "sticky-ipam";
 
+/// A write to the API server on its way.
+#[derive(Debug, Clone, Copy)]
+pub enum Sent<'a> {
+    /// One of the protocol.
+    Protocol(&'a Write),
+    /// One to the node's own CiliumNode.
+    Node(&'a NodePatch),
+    /// An event of this name: nothing rests on it.
+    Event(&'a str),
+}
+
 /// Told of every write, by number from 1. Tests stop a process there.
 pub trait Witness {
     /// The write is about to be sent.
-    fn before(&self, number: usize, write: &Write) {
+    fn before(&self, number: usize, write: Sent<'_>) {
         let _ = (number, write);
     }
     /// The write was sent, whatever came of it.
-    fn after(&self, number: usize, write: &Write) {
+    fn after(&self, number: usize, write: Sent<'_>) {
         let _ = (number, write);
     }
 }
@@ -98,15 +111,34 @@ impl<'a> Carrier<'a> {
         {
             return Ok(Carried::Lost);
         }
-        self.count += 1;
-        self.witness.before(self.count, write);
+        self.before(Sent::Protocol(write));
         let sent = self.send(write, known, pod).await;
-        self.witness.after(self.count, write);
+        self.witness.after(self.count, Sent::Protocol(write));
         match sent {
             // Exists already, or changed; gone; not as the rules of the object's life want it: somebody was faster.
             Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Carried::Lost),
             other => other,
         }
+    }
+
+    /// Sends a write of another kind under the witness's eyes.
+    ///
+    /// # Errors
+    /// The request's.
+    pub async fn witnessed<T>(
+        &mut self,
+        write: Sent<'_>,
+        request: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        self.before(write);
+        let sent = request.await;
+        self.witness.after(self.count, write);
+        sent
+    }
+
+    fn before(&mut self, write: Sent<'_>) {
+        self.count += 1;
+        self.witness.before(self.count, write);
     }
 
     /// A live look whether the StickyIP with this uid exists.

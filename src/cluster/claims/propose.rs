@@ -14,9 +14,11 @@ use super::step::Candidate;
 use super::view::Origin;
 use super::walk::{Ground, WalkError};
 use crate::alloc::range::Family;
-use crate::cluster::client::Connection;
+use crate::cluster::cilium::CiliumNode;
+use crate::cluster::client::{ApiError, Connection};
 use crate::cluster::objects::ip_pool::overlaps;
 use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
+use crate::cluster::projection::home_blocks;
 use crate::policy::selector::Selector;
 
 /// How many addresses of a pool's range are looked at: more than anybody claims, and the end of a search in a /64.
@@ -29,6 +31,8 @@ pub struct Offer {
     /// The labels of this node, read only if a pool asks for them.
     labels: BTreeMap<String, String>,
     own: Vec<AddressClaim>,
+    /// The blocks of other nodes, read only for an address that nobody else knows.
+    foreign: Option<Vec<(String, IpNet)>>,
 }
 
 impl Offer {
@@ -58,11 +62,19 @@ impl Offer {
             let found = api.read(&format!("get Node {node}"), || nodes.get_metadata_opt(node)).await?;
             labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
         }
-        Ok(Self { pools, labels, own: own.items })
+        Ok(Self { pools, labels, own: own.items, foreign: None })
     }
 
     /// Where an address comes from.
-    pub fn origin(&self, address: IpAddr, ground: &mut dyn Ground) -> Result<Origin, WalkError> {
+    ///
+    /// # Errors
+    /// The server is of no help, or the node's store is not, or somebody on this node has it.
+    pub async fn origin(
+        &mut self,
+        api: &Connection,
+        address: IpAddr,
+        ground: &mut dyn Ground,
+    ) -> Result<Origin, WalkError> {
         for pool in &self.pools {
             if let Some(range) = pool.spec.cidrs.iter().find(|range| range.contains(&address)) {
                 return Ok(if excluded(pool, address) {
@@ -72,16 +84,48 @@ impl Offer {
                 });
             }
         }
-        ground.reserve_this(address)
+        match ground.reserve_this(address)? {
+            Origin::Nowhere => self.of_another_node(api, address, ground.node()).await,
+            origin => Ok(origin),
+        }
+    }
+
+    /// Whether another node's block has the address: that node must grant it then.
+    async fn of_another_node(
+        &mut self,
+        api: &Connection,
+        address: IpAddr,
+        own: &str,
+    ) -> Result<Origin, WalkError> {
+        let foreign = match &mut self.foreign {
+            Some(foreign) => foreign,
+            none => none.insert(other_blocks(api, own).await?),
+        };
+        let found = foreign.iter().find(|(_, block)| block.contains(&address));
+        Ok(found.map_or(Origin::Nowhere, |(home, block)| Origin::ForeignBlock {
+            home: home.clone(),
+            block: *block,
+        }))
     }
 
     /// A pin's addresses with their origins.
-    pub fn pinned(&self, addresses: &[IpAddr], ground: &mut dyn Ground) -> Result<Vec<Candidate>, WalkError> {
-        let candidate = |address: &IpAddr| match self.left(*address) {
-            Some(claim) => again(claim, ground),
-            None => Ok(Candidate { address: *address, origin: self.origin(*address, ground)? }),
-        };
-        addresses.iter().map(candidate).collect()
+    ///
+    /// # Errors
+    /// As [`Offer::origin`].
+    pub async fn pinned(
+        &mut self,
+        api: &Connection,
+        addresses: &[IpAddr],
+        ground: &mut dyn Ground,
+    ) -> Result<Vec<Candidate>, WalkError> {
+        let mut candidates = Vec::new();
+        for address in addresses {
+            candidates.push(match self.left(*address) {
+                Some(claim) => again(claim, ground)?,
+                None => Candidate { address: *address, origin: self.origin(api, *address, ground).await? },
+            });
+        }
+        Ok(candidates)
     }
 
     /// One candidate a family that the node's pods have.
@@ -153,6 +197,23 @@ impl Offer {
         }
         Ok(None)
     }
+}
+
+/// The home blocks of all nodes but this one.
+async fn other_blocks(api: &Connection, own: &str) -> Result<Vec<(String, IpNet)>, WalkError> {
+    let nodes: Api<CiliumNode> = Api::all(api.client());
+    let every = ListParams::default();
+    let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
+        // Without Cilium's kinds there are no blocks.
+        Err(ApiError::Refused { code: 404, .. }) => return Ok(Vec::new()),
+        listed => listed?,
+    };
+    let others = listed.items.iter().filter(|node| node.metadata.name.as_deref() != Some(own));
+    let blocks = others.flat_map(|node| {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        home_blocks(node).into_iter().map(move |block| (name.clone(), block))
+    });
+    Ok(blocks.collect())
 }
 
 /// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been lost since.

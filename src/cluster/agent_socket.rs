@@ -1,0 +1,85 @@
+//! Cilium's agent on this node, asked over its socket whether it still has an endpoint with an address.
+//!
+//! A question of one line and an answer of a few, so a few lines of HTTP are enough. Must never wait longer than a
+//! moment: Cilium's agent may hang, and the runtime waits for the plugin.
+
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long the agent may take over one answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// No answer of interest is longer.
+const LONGEST_ANSWER: u64 = 1 << 20;
+
+/// What Cilium says of an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// It has an endpoint with it; this is what it says of it.
+    There(String),
+    /// It has none.
+    Absent,
+}
+
+/// Asks for the endpoint with this address.
+///
+/// # Errors
+/// The agent is not there, does not answer in time, or answers with something else.
+pub fn endpoint(socket: &Path, address: IpAddr) -> io::Result<Endpoint> {
+    let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+    let (status, body) = get(socket, &format!("/v1/endpoint/{family}:{address}"))?;
+    match status {
+        200 => Ok(Endpoint::There(body)),
+        404 => Ok(Endpoint::Absent),
+        other => Err(io::Error::other(format!("Cilium's agent answered {other} for {address}"))),
+    }
+}
+
+fn get(socket: &Path, path: &str) -> io::Result<(u16, String)> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    // Version 1.0: the answer ends where the connection does.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.take(LONGEST_ANSWER).read_to_end(&mut answer)?;
+    let text = String::from_utf8_lossy(&answer);
+    let status = text.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let status = status.ok_or_else(|| io::Error::other("Cilium's agent answered what is not HTTP"))?;
+    let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
+    Ok((status, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn answering(answer: &'static [u8]) -> (io::Result<Endpoint>, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let agent = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 512];
+            let length = stream.read(&mut asked).unwrap();
+            stream.write_all(answer).unwrap();
+            String::from_utf8_lossy(&asked[..length]).into_owned()
+        });
+        let said = endpoint(&path, "fd00::7".parse().unwrap());
+        (said, agent.join().unwrap())
+    }
+
+    #[test]
+    fn an_endpoint_is_there_or_absent_or_nobody_knows() {
+        let (said, asked) = answering(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\n{\"id\": 7}");
+        assert_eq!(said.unwrap(), Endpoint::There("{\"id\": 7}".into()));
+        assert!(asked.starts_with("GET /v1/endpoint/ipv6:fd00::7 HTTP/1.0\r\n"), "{asked}");
+        assert_eq!(answering(b"HTTP/1.0 404 Not Found\r\n\r\n").0.unwrap(), Endpoint::Absent);
+        assert!(answering(b"HTTP/1.0 429 Too Many\r\n\r\n").0.is_err());
+        assert!(answering(b"nonsense").0.is_err());
+        assert!(endpoint(Path::new("/nowhere/at/all"), "10.0.0.1".parse().unwrap()).is_err());
+    }
+}

@@ -1,0 +1,361 @@
+//! What the watches have told of the cluster, trimmed at the door. Synchronous, and without a clock, disk or network. Must
+//! never be taken for live: whatever is written rests on a live read or a resourceVersion.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+
+use crate::cluster::cilium::{CiliumEndpoint, CiliumNode, PoolEntry};
+use crate::cluster::objects::{AddressClaim, Holder, IPPool, StickyIP};
+use crate::cluster::pod;
+use crate::policy::claimant::Claimant;
+use crate::policy::facts::PodFacts;
+use crate::policy::handover::NodeState;
+use crate::policy::pin::{CALICO_ADDRESSES, PIN};
+use crate::policy::sticky::{FIXED_IP, STICKY};
+use crate::process::known::{Known, Told};
+
+/// The annotation, on a pod or its namespace, that says for how long its address is kept.
+pub const RETENTION: &str = "sticky-ipam.io/retention";
+/// The annotations of a pod or namespace that anything here depends on.
+const ANNOTATIONS: &[&str] = &[STICKY, PIN, CALICO_ADDRESSES, FIXED_IP, RETENTION];
+/// The annotations of a Node in which Cilium's `kubernetes` mode finds ranges, the newer ones first.
+pub const RANGE_ANNOTATIONS: &[&str] = &[
+    "network.cilium.io/ipv4-pod-cidr",
+    "network.cilium.io/ipv6-pod-cidr",
+    "io.cilium.network.ipv4-pod-cidr",
+    "io.cilium.network.ipv6-pod-cidr",
+];
+
+/// The kinds of object that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Pods.
+    Pod,
+    /// Namespaces.
+    Namespace,
+    /// Nodes.
+    Node,
+    /// StickyIPs.
+    StickyIP,
+    /// AddressClaims.
+    AddressClaim,
+    /// IPPools.
+    IPPool,
+    /// CiliumNodes.
+    CiliumNode,
+    /// CiliumEndpoints.
+    CiliumEndpoint,
+}
+
+/// A pod, as far as it matters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSeen {
+    /// What decides whether it is sticky. The namespace's annotations are not in it: [`Index::facts`] puts them there.
+    pub facts: PodFacts,
+    /// The node it is bound to; empty if none.
+    pub node: String,
+    /// The addresses it shows.
+    pub addresses: Vec<IpAddr>,
+    /// It runs.
+    pub running: bool,
+    /// Its containers have ended for good.
+    pub ended: bool,
+    /// It is being deleted.
+    pub deleting: bool,
+}
+
+impl From<Pod> for PodSeen {
+    fn from(object: Pod) -> Self {
+        let mut facts = pod::facts(&object, BTreeMap::new());
+        facts.annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
+        let status = object.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let shown = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten();
+        Self {
+            facts,
+            node: object.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
+            addresses: shown.filter_map(|ip| ip.ip.parse().ok()).collect(),
+            running: phase == Some("Running"),
+            ended: matches!(phase, Some("Succeeded" | "Failed")),
+            deleting: object.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+/// A node, as far as it matters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSeen {
+    /// Its uid.
+    pub uid: String,
+    /// Its resourceVersion is not kept: it changes with every heartbeat. Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNet>,
+    /// The ranges of its annotations, by key ([`RANGE_ANNOTATIONS`]).
+    pub annotated: BTreeMap<String, Vec<IpNet>>,
+    /// Whether it is ready, gone off, and so on.
+    pub state: NodeState,
+}
+
+impl From<Node> for NodeSeen {
+    fn from(object: Node) -> Self {
+        let spec = object.spec.as_ref();
+        let ranges = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
+        let one = spec.and_then(|spec| spec.pod_cidr.as_ref());
+        let mut pod_cidrs: Vec<IpNet> = ranges.chain(one).filter_map(|text| text.parse().ok()).collect();
+        pod_cidrs.sort();
+        pod_cidrs.dedup();
+        let annotated = RANGE_ANNOTATIONS.iter().filter_map(|key| {
+            let text = object.annotations().get(*key)?;
+            let ranges = text.split(',').filter_map(|part| part.trim().parse().ok()).collect();
+            Some(((*key).to_owned(), ranges))
+        });
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            labels: object.labels().clone(),
+            pod_cidrs,
+            annotated: annotated.collect(),
+            state: pod::node_state(Some(&object)),
+        }
+    }
+}
+
+/// A CiliumNode, as far as it matters.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CiliumNodeSeen {
+    /// Its uid.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub resource_version: String,
+    /// `spec.ipam.podCIDRs`, blocks and single addresses alike.
+    pub pod_cidrs: Vec<IpNet>,
+    /// The pool's entries that belong to a pod.
+    pub owned: BTreeMap<IpAddr, PoolEntry>,
+    /// The pool's entries that anyone may have.
+    pub unowned: BTreeSet<IpAddr>,
+    /// The addresses that Cilium says it has given out.
+    pub used: BTreeSet<IpAddr>,
+}
+
+impl CiliumNodeSeen {
+    /// The home blocks: what is more than one address.
+    pub fn blocks(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.pod_cidrs.iter().copied().filter(|net| net.prefix_len() < net.max_prefix_len())
+    }
+
+    /// Addresses that Cilium could give to anyone now.
+    #[must_use]
+    pub fn available(&self) -> usize {
+        self.unowned.iter().filter(|address| !self.used.contains(*address)).count()
+    }
+}
+
+impl From<CiliumNode> for CiliumNodeSeen {
+    fn from(object: CiliumNode) -> Self {
+        let mut seen = Self {
+            uid: object.uid().unwrap_or_default(),
+            resource_version: object.resource_version().unwrap_or_default(),
+            pod_cidrs: object.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect(),
+            ..Self::default()
+        };
+        for (text, entry) in object.spec.ipam.pool {
+            let Ok(address) = text.parse::<IpAddr>() else { continue };
+            if entry.owner.is_empty() {
+                seen.unowned.insert(address);
+            } else {
+                seen.owned.insert(address, entry);
+            }
+        }
+        let used = object.status.map(|status| status.ipam.used).unwrap_or_default();
+        seen.used = used.keys().filter_map(|text| text.parse().ok()).collect();
+        seen
+    }
+}
+
+/// A CiliumEndpoint, as far as it matters.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EndpointSeen {
+    /// Its uid.
+    pub uid: String,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// Finalizers hold the deletion up.
+    pub held: bool,
+    /// Its addresses.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl From<CiliumEndpoint> for EndpointSeen {
+    fn from(object: CiliumEndpoint) -> Self {
+        let status = object.status.as_ref();
+        let pairs = status.map(|status| status.networking.addressing.as_slice()).unwrap_or_default();
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            deleting: object.metadata.deletion_timestamp.is_some(),
+            held: !object.finalizers().is_empty(),
+            addresses: pairs
+                .iter()
+                .flat_map(|pair| [&pair.ipv4, &pair.ipv6])
+                .filter_map(|text| text.parse().ok())
+                .collect(),
+        }
+    }
+}
+
+/// The annotations of a namespace that matter.
+#[must_use]
+pub fn namespace_seen(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> {
+    let mut kept = meta.annotations.unwrap_or_default();
+    kept.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
+    kept
+}
+
+/// Everything that is known. Names are `namespace/name`, or the name of what has no namespace.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Pods.
+    pub pods: Known<PodSeen>,
+    /// The annotations of namespaces.
+    pub namespaces: Known<BTreeMap<String, String>>,
+    /// Nodes.
+    pub nodes: Known<NodeSeen>,
+    /// StickyIPs, without the record of who wrote which field.
+    pub stickies: Known<StickyIP>,
+    /// Claims, the same.
+    pub claims: Known<AddressClaim>,
+    /// Pools, the same.
+    pub pools: Known<IPPool>,
+    /// CiliumNodes.
+    pub cilium_nodes: Known<CiliumNodeSeen>,
+    /// CiliumEndpoints.
+    pub endpoints: Known<EndpointSeen>,
+    /// How many pods show an address.
+    shown: BTreeMap<IpAddr, u32>,
+}
+
+impl Index {
+    /// The kinds that have not been listed yet.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Kind> {
+        let listed = [
+            (Kind::Pod, self.pods.is_listed()),
+            (Kind::Namespace, self.namespaces.is_listed()),
+            (Kind::Node, self.nodes.is_listed()),
+            (Kind::StickyIP, self.stickies.is_listed()),
+            (Kind::AddressClaim, self.claims.is_listed()),
+            (Kind::IPPool, self.pools.is_listed()),
+            (Kind::CiliumNode, self.cilium_nodes.is_listed()),
+            (Kind::CiliumEndpoint, self.endpoints.is_listed()),
+        ];
+        listed.into_iter().filter(|(_, listed)| !listed).map(|(kind, _)| kind).collect()
+    }
+
+    /// The names of all objects of a kind.
+    #[must_use]
+    pub fn names(&self, kind: Kind) -> Vec<String> {
+        fn all<T>(known: &Known<T>) -> Vec<String> {
+            known.iter().map(|(name, _)| name.clone()).collect()
+        }
+        match kind {
+            Kind::Pod => all(&self.pods),
+            Kind::Namespace => all(&self.namespaces),
+            Kind::Node => all(&self.nodes),
+            Kind::StickyIP => all(&self.stickies),
+            Kind::AddressClaim => all(&self.claims),
+            Kind::IPPool => all(&self.pools),
+            Kind::CiliumNode => all(&self.cilium_nodes),
+            Kind::CiliumEndpoint => all(&self.endpoints),
+        }
+    }
+
+    /// Takes a change of the pods in; the names of those that are other than before.
+    pub fn take_pod(&mut self, told: Told<(String, PodSeen)>) -> Vec<String> {
+        let is_whole = matches!(told, Told::Complete);
+        let touched = match &told {
+            Told::Here((name, _)) | Told::Gone(name) => Some(name.clone()),
+            _ => None,
+        };
+        if let Some(before) = touched.as_ref().and_then(|name| self.pods.get(name)) {
+            for address in &before.addresses {
+                if let Some(count) = self.shown.get_mut(address) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.shown.remove(address);
+                    }
+                }
+            }
+        }
+        let changed = self.pods.take(told);
+        let now: Vec<IpAddr> = if is_whole {
+            self.shown.clear();
+            self.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect()
+        } else {
+            let pod = touched.as_ref().and_then(|name| self.pods.get(name));
+            pod.map(|pod| pod.addresses.clone()).unwrap_or_default()
+        };
+        for address in now {
+            *self.shown.entry(address).or_default() += 1;
+        }
+        changed
+    }
+
+    /// Whether a pod shows this address.
+    #[must_use]
+    pub fn is_shown(&self, address: IpAddr) -> bool {
+        self.shown.contains_key(&address)
+    }
+
+    /// Everything that decides about a pod, its namespace's word included.
+    #[must_use]
+    pub fn facts(&self, pod: &PodSeen) -> PodFacts {
+        let of_namespace = self.namespaces.get(&pod.facts.namespace).cloned().unwrap_or_default();
+        PodFacts { namespace_annotations: of_namespace, ..pod.facts.clone() }
+    }
+
+    /// The StickyIP that is attached to this pod, or that bears its claimant's fixed name.
+    #[must_use]
+    pub fn sticky_of(&self, pod: &PodSeen) -> Option<&StickyIP> {
+        let named =
+            Claimant::of(&pod.facts).fixed_name().map(|name| format!("{}/{name}", pod.facts.namespace));
+        let attached = |sticky: &&StickyIP| attached_uid(sticky) == Some(pod.facts.uid.as_str());
+        named.and_then(|name| self.stickies.get(&name)).or_else(|| {
+            let first = format!("{}/", pod.facts.namespace);
+            self.stickies
+                .from(&first)
+                .take_while(|(name, _)| name.starts_with(&first))
+                .map(|(_, s)| s)
+                .find(attached)
+        })
+    }
+
+    /// The node whose home block an address is of, and the block.
+    #[must_use]
+    pub fn home_of(&self, address: IpAddr) -> Option<(&str, IpNet)> {
+        self.cilium_nodes.iter().find_map(|(name, node)| {
+            node.blocks().find(|block| block.contains(&address)).map(|block| (name.as_str(), block))
+        })
+    }
+}
+
+/// The uid of the pod that a StickyIP is attached to.
+#[must_use]
+pub fn attached_uid(sticky: &StickyIP) -> Option<&str> {
+    Some(sticky.status.as_ref()?.attachment.as_ref()?.pod_uid.as_str())
+}
+
+/// A StickyIP's namespace and name.
+#[must_use]
+pub fn key_of(sticky: &StickyIP) -> Holder {
+    Holder { namespace: sticky.namespace().unwrap_or_default(), name: sticky.name_any() }
+}
+
+/// An object without the record of who wrote which field: half its size, and nobody here reads it.
+#[must_use]
+pub fn trimmed<K: ResourceExt>(mut object: K) -> K {
+    object.managed_fields_mut().clear();
+    object
+}

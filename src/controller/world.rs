@@ -1,0 +1,195 @@
+//! What the duties share: the index, their inboxes, the time, hands, settings and counts. And the loop that every duty runs in.
+//!
+//! A duty looks at the index under its lock, for as long as it decides and no longer, and writes after it has let go of it. Must
+//! never be held locked over an await.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::act::Hands;
+use super::index::{Index, Kind};
+use super::metrics::Metrics;
+use super::queue::{Key, Queue};
+use super::settings::Settings;
+use crate::policy::facts::Moment;
+
+/// Everything that a duty works with.
+pub struct World {
+    index: Mutex<Index>,
+    inboxes: Mutex<Vec<Arc<Inbox>>>,
+    /// What carries writes out.
+    pub hands: Hands,
+    /// What the operator has set.
+    pub settings: Settings,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    started: Instant,
+    started_at: i64,
+}
+
+impl World {
+    /// A world in which nothing is known yet.
+    #[must_use]
+    pub fn new(hands: Hands, settings: Settings, metrics: Arc<Metrics>) -> Self {
+        Self {
+            index: Mutex::default(),
+            inboxes: Mutex::default(),
+            hands,
+            settings,
+            metrics,
+            started: Instant::now(),
+            started_at: Timestamp::now().as_second(),
+        }
+    }
+
+    /// The index. Never over an await.
+    pub fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time: the wall clock as it stood at the start, and since then a clock that nobody sets.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        let since = i64::try_from(self.started.elapsed().as_secs()).unwrap_or(i64::MAX);
+        Moment(self.started_at.saturating_add(since))
+    }
+
+    /// The time since the start, for queues.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Tells everyone who asked for this kind that these objects are other than before.
+    pub fn changed(&self, kind: Kind, names: Vec<String>) {
+        if names.is_empty() {
+            return;
+        }
+        let inboxes = self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let now = self.elapsed();
+        for inbox in inboxes.iter().filter(|inbox| inbox.kinds.contains(&kind)) {
+            for name in &names {
+                inbox.put(Key::new(kind, name.clone()), now);
+            }
+        }
+    }
+
+    /// An inbox for changes of these kinds. What is known already is put into it.
+    pub fn inbox(&self, kinds: &'static [Kind]) -> Arc<Inbox> {
+        let inbox = Arc::new(Inbox { kinds, queue: Mutex::default(), arrived: Notify::new() });
+        let index = self.index();
+        let now = self.elapsed();
+        for kind in kinds {
+            for name in index.names(*kind) {
+                inbox.put(Key::new(*kind, name), now);
+            }
+        }
+        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).push(inbox.clone());
+        inbox
+    }
+}
+
+/// What a duty has yet to look at.
+pub struct Inbox {
+    kinds: &'static [Kind],
+    queue: Mutex<Queue>,
+    arrived: Notify,
+}
+
+impl Inbox {
+    /// Puts a key in, due at this time since the start.
+    pub fn put(&self, key: Key, at: Duration) {
+        self.queue().put(key, at);
+        self.arrived.notify_one();
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something is due, and takes all of it.
+    pub async fn due(&self, world: &World) -> Vec<Key> {
+        loop {
+            let next = {
+                let mut queue = self.queue();
+                let due = queue.take_due(world.elapsed());
+                if !due.is_empty() {
+                    return due;
+                }
+                queue.next()
+            };
+            match next {
+                None => self.arrived.notified().await,
+                Some(at) => tokio::select! {
+                    () = self.arrived.notified() => {}
+                    () = tokio::time::sleep_until(world.started + at) => {}
+                },
+            }
+        }
+    }
+
+    /// How many keys are due.
+    #[must_use]
+    pub fn depth(&self, now: Duration) -> usize {
+        self.queue().depth(now)
+    }
+}
+
+/// What a round came to.
+#[derive(Debug, Default)]
+pub struct Done {
+    /// What to look at again, and after how long.
+    pub again: Vec<(Key, Duration)>,
+    /// How many steps failed; they are counted, told in the log by the duty itself, and tried again by `again`.
+    pub failures: usize,
+}
+
+/// One of the controller's duties. A round decides by a pure function from the index, and carries out by [`World::hands`].
+pub trait Duty {
+    /// For logs and metrics.
+    const NAME: &'static str;
+    /// Whose changes wake it.
+    const WAKES: &'static [Kind];
+    /// Changes are gathered for so long before a round, and rounds are at least so far apart.
+    const CALM: Duration = Duration::from_millis(5);
+    /// A round also takes place this often, with no keys. None: only when woken.
+    const TICK: Option<Duration> = None;
+
+    /// One round over what is due.
+    fn round(&mut self, world: &World, due: Vec<Key>) -> impl Future<Output = Done>;
+}
+
+/// Runs a duty until it is dropped.
+pub async fn keep<D: Duty>(mut duty: D, world: &World) {
+    let inbox = world.inbox(D::WAKES);
+    let mut tick = D::TICK.map(|every| Instant::now() + every);
+    loop {
+        let due = match tick {
+            None => inbox.due(world).await,
+            Some(at) => tokio::select! {
+                due = inbox.due(world) => due,
+                () = tokio::time::sleep_until(at) => Vec::new(),
+            },
+        };
+        if tick.is_some_and(|at| Instant::now() >= at) {
+            tick = D::TICK.map(|every| Instant::now() + every);
+        }
+        // What changes now changes more than once.
+        tokio::time::sleep(D::CALM).await;
+        let mut due = due;
+        due.extend(inbox.queue().take_due(world.elapsed()));
+        due.sort();
+        due.dedup();
+        let began = Instant::now();
+        let done = duty.round(world, due).await;
+        world.metrics.round(D::NAME, began.elapsed(), done.failures, inbox.depth(world.elapsed()));
+        let now = world.elapsed();
+        for (key, after) in done.again {
+            inbox.put(key, now + after);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! What every long-running part has in common: watches into an index, log, pages for probes and Prometheus, signals.
+//!
+//! Must never know what the part is for: nothing here decides about an address.
+
+pub mod known;
+pub mod log;
+pub mod pages;
+pub mod signals;
+pub mod watch;

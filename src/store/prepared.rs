@@ -1,0 +1,260 @@
+//! Prepared decisions: what the node's agent has found out about a pod before its ADD comes, in `.sticky/prepared`, one
+//! small file a pod uid. ADD then needs no API server.
+//!
+//! A decision about a sticky pod says that its StickyIP **is attached** to this node under the container id
+//! [`Prepared::known_as`]. It is used once: the record that takes it over bears that container id, and a decision whose
+//! container id a record bears already is used up, whatever lies in the folder. Must never be believed when it is torn,
+//! of another pod, or from before a reboot.
+
+use std::io;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Disk, Locked, Moment, Phase, Record, Store, StoreError, Stored, inode_of, look, open, read_file,
+};
+use crate::cni::{ContainerId, IfName, PodIdentity};
+
+const PREPARED: &str = ".sticky/prepared";
+/// A decision before it has its name.
+const NEW: &str = ".sticky/decision";
+/// The version of the files.
+const VERSION: u32 = 1;
+
+/// What is decided about one pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    version: u32,
+    /// The pod's uid as the runtime passes it.
+    pub uid: String,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The StickyIP that is attached for it; none: the pod is not sticky.
+    pub sticky: Option<Prepared>,
+    /// Why, for people.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// A StickyIP that is attached to this node and waits for its pod's sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepared {
+    /// The StickyIP's namespace.
+    pub namespace: String,
+    /// The StickyIP's name.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The workload as a CiliumNode's pool shows it, `namespace/Kind/name`.
+    pub resource: String,
+    /// The container id under which the API server knows the attachment.
+    pub known_as: String,
+}
+
+impl Decision {
+    /// A decision about this pod, which must have a uid. None if it has none.
+    pub fn about(pod: &PodIdentity, sticky: Option<Prepared>, reason: &str, at: Moment) -> Option<Self> {
+        Some(Self {
+            version: VERSION,
+            uid: pod.uid()?.to_owned(),
+            namespace: pod.namespace().to_owned(),
+            pod: pod.name().to_owned(),
+            sticky,
+            reason: reason.to_owned(),
+            at,
+        })
+    }
+
+    /// The container id under which the API server knows a prepared attachment of this pod.
+    pub fn known_as(uid: &str) -> String {
+        format!("prepared-{uid}")
+    }
+
+    /// The pod.
+    pub fn pod(&self) -> Option<PodIdentity> {
+        PodIdentity::new(&self.namespace, &self.pod, Some(&self.uid)).ok()
+    }
+
+    /// Whether it speaks of this pod and may be believed now: a sandbox of an earlier boot had its own.
+    pub fn is_for(&self, pod: &PodIdentity, now: &Moment) -> bool {
+        self.pod().as_ref() == Some(pod) && (self.sticky.is_none() || self.at.boot() == now.boot())
+    }
+
+    fn from_bytes(name: &str, bytes: &[u8]) -> Option<Self> {
+        let decision: Self = serde_json::from_slice(bytes).ok()?;
+        let sound = decision.version == VERSION && decision.uid == name && decision.pod().is_some();
+        let usable = decision.sticky.as_ref().is_none_or(|sticky| {
+            !sticky.addresses.is_empty()
+                && ContainerId::new(&sticky.known_as).is_ok()
+                && PodIdentity::new(&sticky.namespace, &sticky.name, None).is_ok()
+        });
+        (sound && usable).then_some(decision)
+    }
+}
+
+/// What became of a decision that is to be withdrawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Withdrawn {
+    /// There is none about this pod.
+    Nothing,
+    /// It is gone, and nobody has used it. What it attached is the caller's to detach.
+    Unused(Box<Decision>),
+    /// A sandbox has it: its DEL detaches. The file is gone if it was still there.
+    InUse,
+}
+
+impl<D: Disk> Locked<'_, D> {
+    /// Puts a decision in place of an earlier one about the same pod. It is on the disk when this returns.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn prepare(&mut self, decision: &Decision) -> Result<(), StoreError> {
+        let (folder, new) = (self.store.path(PREPARED), self.store.path(NEW));
+        let path = folder.join(checked(&decision.uid, &folder)?);
+        let disk = &self.store.disk;
+        if inode_of(&folder)?.is_none() {
+            disk.make_dir(&folder).map_err(|source| StoreError::io("make the directory", &folder, source))?;
+            open::sync_dir(disk, &self.store.path(super::DERIVED))?;
+        }
+        // Left by a process that ended before the decision had its name.
+        if inode_of(&new)?.is_some() {
+            disk.remove(&new).map_err(|source| StoreError::io("remove", &new, source))?;
+        }
+        serde_json::to_vec_pretty(decision)
+            .map_err(io::Error::from)
+            .and_then(|bytes| disk.create(&new, &bytes))
+            .and_then(|file| disk.sync(&file))
+            .and_then(|()| disk.rename(&new, &path))
+            .map_err(|source| StoreError::io("write the decision", &path, source))?;
+        open::sync_dir(disk, &folder)
+    }
+
+    /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used up is taken
+    /// away. Either way there is none then.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn prepared(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>, StoreError> {
+        let folder = self.store.path(PREPARED);
+        let name = checked(uid, &folder)?;
+        let path = folder.join(name);
+        let bytes = match read_file(&path) {
+            Ok((bytes, _)) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if super::no_plain_file(&error) => Vec::new(),
+            Err(source) => return Err(StoreError::io("read the decision", &path, source)),
+        };
+        let Some(decision) = Decision::from_bytes(name, &bytes) else {
+            self.set_aside_from(PREPARED, name, "it is no prepared decision")?;
+            return Ok(None);
+        };
+        if self.user_of(&decision, interface)?.is_some() {
+            self.remove(&path)?;
+            return Ok(None);
+        }
+        Ok(Some(decision))
+    }
+
+    /// Has a record take a decision over: the record is put in place, then the file goes. Whoever finds both after a crash
+    /// finds the decision used up. Durable with the commit.
+    ///
+    /// # Errors
+    /// As [`Locked::put`]; the decision stands then.
+    pub fn consume(
+        &mut self,
+        decision: &Decision,
+        record: &Record,
+        replacing: Option<&Stored>,
+    ) -> Result<(), StoreError> {
+        self.put(record, replacing)?;
+        self.forget_prepared(&decision.uid)
+    }
+
+    /// Takes the decision about a pod away if it is there.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
+        let folder = self.store.path(PREPARED);
+        let path = folder.join(checked(uid, &folder)?);
+        if inode_of(&path)?.is_some() { self.remove(&path) } else { Ok(()) }
+    }
+
+    /// Takes a decision back whose pod will not come. The caller detaches what is unused, after it gave the lock back.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn withdraw(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn, StoreError> {
+        let folder = self.store.path(PREPARED);
+        let name = checked(uid, &folder)?.to_owned();
+        let path = folder.join(&name);
+        let decision = match read_file(&path) {
+            Ok((bytes, _)) => Decision::from_bytes(&name, &bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Withdrawn::Nothing),
+            Err(error) if super::no_plain_file(&error) => None,
+            Err(source) => return Err(StoreError::io("read the decision", &path, source)),
+        };
+        let Some(decision) = decision else {
+            self.set_aside_from(PREPARED, &name, "it is no prepared decision")?;
+            return Ok(Withdrawn::Nothing);
+        };
+        let user = self.user_of(&decision, interface)?;
+        self.remove(&path)?;
+        open::sync_dir(&self.store.disk, &folder)?;
+        Ok(match user {
+            Some(Phase::Attached) => Withdrawn::InUse,
+            // Its sandbox has come and gone, and DEL has detached or left a note.
+            Some(Phase::Kept) => Withdrawn::Nothing,
+            None => Withdrawn::Unused(Box::new(decision)),
+        })
+    }
+
+    /// Whether a record bears the container id of this decision, and in which phase it is.
+    fn user_of(&mut self, decision: &Decision, interface: &IfName) -> Result<Option<Phase>, StoreError> {
+        let Some(sticky) = &decision.sticky else { return Ok(None) };
+        let claimant = super::Claimant::bound(&sticky.namespace, &sticky.name, interface);
+        let stored = self.of_claimant(&claimant)?;
+        Ok(stored
+            .filter(|stored| {
+                stored.record.binding.as_ref().is_some_and(|binding| binding.container == sticky.known_as)
+            })
+            .map(|stored| stored.record.phase))
+    }
+}
+
+impl<D: Disk> Store<D> {
+    /// Every decision as it stands now, by uid. Files that are none are passed over.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn decisions(&self) -> Result<Vec<Decision>, StoreError> {
+        let folder = self.path(PREPARED);
+        let mut decisions = Vec::new();
+        for (name, _) in look::names(&folder)? {
+            match read_file(&folder.join(&name)) {
+                Ok((bytes, _)) => decisions.extend(Decision::from_bytes(&name, &bytes)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound || super::no_plain_file(&error) => {}
+                Err(source) => return Err(StoreError::io("read the decision", &folder.join(name), source)),
+            }
+        }
+        decisions.sort_by(|a, b| a.uid.cmp(&b.uid));
+        Ok(decisions)
+    }
+}
+
+/// The uid as a file's name, if it can be one: it came from outside.
+fn checked<'a>(uid: &'a str, folder: &std::path::Path) -> Result<&'a str, StoreError> {
+    match PodIdentity::new("n", "p", Some(uid)) {
+        Ok(pod) if pod.uid().is_some() => Ok(uid),
+        _ => {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, format!("{uid:?} is no pod's uid"));
+            Err(StoreError::io("look for a decision in", folder, source))
+        }
+    }
+}
