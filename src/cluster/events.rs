@@ -116,8 +116,9 @@ impl Told {
 /// Tells it, if that is quickly done.
 pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) {
     let api = carrier.api().clone();
+    // What has no namespace is told of in this one: the API server takes it nowhere else.
     let events: Api<Event> =
-        Api::namespaced(api.client(), told.about.namespace.as_deref().unwrap_or_default());
+        Api::namespaced(api.client(), told.about.namespace.as_deref().unwrap_or("default"));
     let (name, event) = (told.name(), told.event());
     let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let what = format!("create Event {name}");

@@ -5,8 +5,10 @@
 //! something is read live.
 
 pub mod act;
+pub mod blocks;
 pub mod index;
 pub mod metrics;
 pub mod queue;
 pub mod settings;
+pub mod tell;
 pub mod world;
