@@ -10,5 +10,6 @@ pub mod index;
 pub mod metrics;
 pub mod queue;
 pub mod settings;
+pub mod survey;
 pub mod tell;
 pub mod world;
