@@ -185,6 +185,8 @@ pub struct EndpointSeen {
     pub deleting: bool,
     /// Finalizers hold the deletion up.
     pub held: bool,
+    /// The uid of the pod that it was made for, if it says so.
+    pub made_for: Option<String>,
     /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
 }
@@ -197,6 +199,7 @@ impl From<CiliumEndpoint> for EndpointSeen {
             uid: object.uid().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
             held: !object.finalizers().is_empty(),
+            made_for: made_for(&object.metadata),
             addresses: pairs
                 .iter()
                 .flat_map(|pair| [&pair.ipv4, &pair.ipv6])
@@ -204,6 +207,13 @@ impl From<CiliumEndpoint> for EndpointSeen {
                 .collect(),
         }
     }
+}
+
+/// The uid of the pod that an endpoint was made for.
+#[must_use]
+pub fn made_for(meta: &kube::core::ObjectMeta) -> Option<String> {
+    let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
+    owner.map(|owner| owner.uid.clone())
 }
 
 /// The annotations of a namespace that matter.

@@ -6,6 +6,7 @@
 
 pub mod act;
 pub mod blocks;
+pub mod endpoints;
 pub mod index;
 pub mod metrics;
 pub mod queue;

@@ -11,6 +11,7 @@ mod bench_peer;
 mod blocks;
 mod crashes;
 mod desk;
+mod endpoints;
 mod node;
 mod objects;
 mod plugin;
