@@ -1,2 +1,19 @@
 //! The cluster's controller `sticky-ipam-controller`: parses, calls and maps the exit.
-fn main() {}
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use sticky_ipam::controller;
+
+fn main() -> ExitCode {
+    match controller::main(std::env::args_os().collect()) {
+        Ok(text) => {
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            let _ = writeln!(std::io::stderr(), "{}", failure.text.trim_end());
+            ExitCode::from(failure.status)
+        }
+    }
+}

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::claims::carry::{Carrier, FIELD_MANAGER, Sent};
 use super::client::ApiError;
-use super::objects::StickyIP;
+use super::objects::{IPPool, StickyIP};
 
 /// How long a told event may take away from a verb.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -59,6 +59,30 @@ pub fn sticky_ip(object: &StickyIP) -> ObjectReference {
     }
 }
 
+/// A node, as an event names it.
+#[must_use]
+pub fn node(name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(name.into()),
+        uid: Some(uid.into()),
+        ..ObjectReference::default()
+    }
+}
+
+/// A pool, as an event names it.
+#[must_use]
+pub fn pool(object: &IPPool) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("sticky-ipam.io/v1alpha1".into()),
+        kind: Some("IPPool".into()),
+        name: object.metadata.name.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
 /// What is told when this very attachment moved the address from another node: from, to, and why.
 #[must_use]
 pub fn move_of(object: &StickyIP) -> Option<String> {
@@ -91,13 +115,18 @@ impl Told {
         format!("{}.{digest}", &object[..object.floor_char_boundary(LONGEST_NAME)])
     }
 
+    /// Where the event stands: with its object, or where Kubernetes keeps those of objects without a namespace.
+    fn namespace(&self) -> &str {
+        self.about.namespace.as_deref().unwrap_or("default")
+    }
+
     fn event(&self) -> Event {
         let now = Timestamp::now();
         let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
         Event {
             metadata: ObjectMeta {
                 name: Some(self.name()),
-                namespace: self.about.namespace.clone(),
+                namespace: Some(self.namespace().to_owned()),
                 ..ObjectMeta::default()
             },
             involved_object: self.about.clone(),
@@ -116,9 +145,7 @@ impl Told {
 /// Tells it, if that is quickly done.
 pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) {
     let api = carrier.api().clone();
-    // What has no namespace is told of in this one: the API server takes it nowhere else.
-    let events: Api<Event> =
-        Api::namespaced(api.client(), told.about.namespace.as_deref().unwrap_or("default"));
+    let events: Api<Event> = Api::namespaced(api.client(), told.namespace());
     let (name, event) = (told.name(), told.event());
     let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let what = format!("create Event {name}");

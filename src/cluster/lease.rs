@@ -179,6 +179,12 @@ pub struct Seat {
     terms: Terms,
 }
 
+/// A time of leadership that has begun.
+pub struct Term {
+    candidate: Candidate,
+    started: Instant,
+}
+
 /// How a time of leadership ended.
 #[derive(Debug, Error)]
 pub enum Ended {
@@ -210,15 +216,31 @@ impl Seat {
     /// # Errors
     /// [`Ended::Lost`]: whatever `work` was doing was dropped in the middle.
     pub async fn lead<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
+        let term = self.win().await;
+        self.hold(term, work).await
+    }
+
+    /// Waits until this replica leads. Whoever stops waiting calls [`Seat::give_back`]: the last write may have won.
+    pub async fn win(&mut self) -> Term {
         let started = Instant::now();
         let mut candidate = Candidate::new(&self.me, self.terms);
         while !self.attempt(&mut candidate, started).await {
             tokio::time::sleep(self.terms.retry_period).await;
         }
         tracing::info!(lease = %self.lease(), me = self.me, "leading");
+        Term { candidate, started }
+    }
+
+    /// Does `work` until it ends by itself or the lease is lost. The lease is given back when `work` ends by itself.
+    ///
+    /// # Errors
+    /// [`Ended::Lost`]: whatever `work` was doing was dropped in the middle.
+    pub async fn hold<T>(&mut self, mut term: Term, work: impl Future<Output = T>) -> Result<T, Ended> {
         let outcome = tokio::select! {
+            // Looked at first: work that is always busy must not keep the process from seeing that its time is over.
+            biased;
+            why = self.renew(&mut term.candidate, term.started) => Err(Ended::Lost { lease: self.lease(), why }),
             done = work => Ok(done),
-            why = self.renew(&mut candidate, started) => Err(Ended::Lost { lease: self.lease(), why }),
         };
         if outcome.is_ok() {
             self.give_back().await;
@@ -315,7 +337,7 @@ impl Seat {
     }
 
     /// Gives the lease back, so that another need not wait for it to run out. Best effort.
-    async fn give_back(&mut self) {
+    pub async fn give_back(&mut self) {
         self.api.restart_time();
         let leases = self.leases();
         let what = format!("get Lease {}", self.lease());

@@ -18,12 +18,11 @@ use super::index::{Index, Kind, attached_uid};
 use super::metrics::{Metrics, What};
 use super::queue::{Bucket, Key};
 use super::settings::CiliumIpam;
-use super::tell::Teller;
 use super::world::{Done, Duty, World};
 use crate::cluster::cilium::CiliumEndpoint;
 use crate::cluster::claims::write::Unchanged;
 use crate::cluster::client::ApiError;
-use crate::cluster::events;
+use crate::cluster::events::{self, Told};
 use crate::policy::endpoint::{Deed, Disagreement, Endpoint, Keeper, Patience, Said};
 
 /// The label that nudges. It counts to [`VALUES`] and begins again: each value is another identity for Cilium, which is what
@@ -42,7 +41,6 @@ pub struct Endpoints {
     patience: Patience,
     pools: bool,
     bucket: Bucket,
-    teller: Teller,
     deeds: Family<What, Counter>,
     disagreements: Family<What, Counter>,
 }
@@ -56,7 +54,6 @@ impl Endpoints {
             patience,
             pools: mode == CiliumIpam::Crd,
             bucket: Bucket::new(RATE.0, RATE.1),
-            teller: Teller::default(),
             deeds: Family::default(),
             disagreements: Family::default(),
         };
@@ -83,7 +80,7 @@ impl Endpoints {
                         self.patience.nudges
                     );
                     let about = events::pod(namespace, pod, &uid);
-                    self.teller.tell(hands, about, "EndpointMissing", message, true).await;
+                    world.tell(Told { about, reason: "EndpointMissing", message, warning: true }).await;
                 }
             }
             Deed::Free { uid } => {
@@ -93,14 +90,16 @@ impl Endpoints {
                         "its deletion hung for more than {} s: the finalizers were taken off",
                         self.patience.terminating
                     );
-                    self.teller.tell(hands, at.endpoint(&uid), "EndpointFreed", message, false).await;
+                    let about = at.endpoint(&uid);
+                    world.tell(Told { about, reason: "EndpointFreed", message, warning: false }).await;
                 }
             }
             Deed::Remove { uid } => {
                 if at.remove(&uid).await? {
                     Metrics::count(&self.deeds, "removed");
                     let message = "it was made for an earlier pod of this name and was removed".to_owned();
-                    self.teller.tell(hands, at.endpoint(&uid), "EndpointLeftOver", message, false).await;
+                    let about = at.endpoint(&uid);
+                    world.tell(Told { about, reason: "EndpointLeftOver", message, warning: false }).await;
                 }
             }
             Deed::Tell(what) => {
@@ -108,7 +107,8 @@ impl Endpoints {
                 tracing::warn!(pod = name, reason = what.reason(), "{}", told(&what));
                 let uid = world.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
                 let about = events::pod(namespace, pod, &uid);
-                self.teller.tell(hands, about, what.reason(), told(&what), true).await;
+                let message = told(&what);
+                world.tell(Told { about, reason: what.reason(), message, warning: true }).await;
             }
         }
         Ok(())

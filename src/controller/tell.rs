@@ -1,63 +1,70 @@
-//! Events of the controller, each told once a process. Must never hold up or fail what it tells of.
+//! Events: each thing is told once, however often it is decided. Must never hold a duty up, nor decide anything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Mutex, PoisonError};
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::ResourceExt;
+use super::world::World;
+use crate::cluster::events::{self, Told};
 
-use super::act::Hands;
-use crate::cluster::events::{Told, tell};
-use crate::cluster::objects::IPPool;
-
-/// Beyond so many remembered events all are forgotten: some are told again, which the server keeps apart by name.
+/// How many things are remembered as told. What falls out may be told again, and then stands there already.
 const MOST_REMEMBERED: usize = 10_000;
 
-/// What was told already.
+/// What was told.
 #[derive(Debug, Default)]
-pub struct Teller {
-    told: BTreeSet<String>,
+pub struct Teller(Mutex<Memory>);
+
+#[derive(Debug, Default)]
+struct Memory {
+    names: BTreeSet<String>,
+    order: VecDeque<String>,
 }
 
 impl Teller {
-    /// Tells it, unless it was told.
-    pub async fn tell(
-        &mut self,
-        hands: &Hands,
-        about: ObjectReference,
-        reason: &'static str,
-        message: String,
-        warning: bool,
-    ) {
-        let told = Told { about, reason, message, warning };
-        if self.told.len() >= MOST_REMEMBERED {
-            self.told.clear();
+    /// Whether this is new; from now on it is not.
+    fn is_new(&self, told: &Told) -> bool {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = told.name();
+        if !memory.names.insert(name.clone()) {
+            return false;
         }
-        if self.told.insert(told.name()) {
-            tell(&mut hands.carrier(), &told).await;
+        memory.order.push_back(name);
+        if memory.order.len() > MOST_REMEMBERED
+            && let Some(oldest) = memory.order.pop_front()
+        {
+            memory.names.remove(&oldest);
+        }
+        true
+    }
+}
+
+impl World {
+    /// Tells an event, unless it was told before.
+    pub async fn tell(&self, told: Told) {
+        if self.teller.is_new(&told) {
+            events::tell(&mut self.hands.carrier(), &told).await;
         }
     }
 }
 
-/// A node, as an event names it.
-#[must_use]
-pub fn about_node(name: &str, uid: &str) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".into()),
-        kind: Some("Node".into()),
-        name: Some(name.into()),
-        uid: Some(uid.into()),
-        ..ObjectReference::default()
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A pool, as an event names it.
-#[must_use]
-pub fn about_pool(pool: &IPPool) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("sticky-ipam.io/v1alpha1".into()),
-        kind: Some("IPPool".into()),
-        name: Some(pool.name_any()),
-        uid: pool.uid(),
-        ..ObjectReference::default()
+    #[test]
+    fn the_same_thing_is_told_once_and_memory_has_an_end() {
+        let teller = Teller::default();
+        let told = |message: String| Told {
+            about: events::pod("db", "db-0", "u"),
+            reason: "Test",
+            message,
+            warning: false,
+        };
+        assert!(teller.is_new(&told("a".into())));
+        assert!(!teller.is_new(&told("a".into())));
+        for n in 0..MOST_REMEMBERED {
+            assert!(teller.is_new(&told(n.to_string())));
+        }
+        assert!(teller.is_new(&told("a".into())), "it was forgotten");
+        assert_eq!(teller.0.lock().unwrap().names.len(), MOST_REMEMBERED);
     }
 }

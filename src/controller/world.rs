@@ -15,7 +15,9 @@ use super::index::{Index, Kind};
 use super::metrics::Metrics;
 use super::queue::{Key, Queue};
 use super::settings::Settings;
+use super::tell::Teller;
 use crate::policy::facts::Moment;
+use crate::process::pages::Ready;
 
 /// Everything that a duty works with.
 pub struct World {
@@ -27,6 +29,10 @@ pub struct World {
     pub settings: Settings,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Whether this process is in step.
+    pub ready: Ready,
+    pub(super) teller: Teller,
+    listed: Notify,
     started: Instant,
     started_at: i64,
 }
@@ -34,13 +40,16 @@ pub struct World {
 impl World {
     /// A world in which nothing is known yet.
     #[must_use]
-    pub fn new(hands: Hands, settings: Settings, metrics: Arc<Metrics>) -> Self {
+    pub fn new(hands: Hands, settings: Settings, metrics: Arc<Metrics>, ready: Ready) -> Self {
         Self {
             index: Mutex::default(),
             inboxes: Mutex::default(),
             hands,
             settings,
             metrics,
+            ready,
+            teller: Teller::default(),
+            listed: Notify::new(),
             started: Instant::now(),
             started_at: Timestamp::now().as_second(),
         }
@@ -62,6 +71,26 @@ impl World {
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Takes a change into the index and tells whom it concerns.
+    pub fn told(&self, kind: Kind, take: impl FnOnce(&mut Index) -> Vec<String>) {
+        let changed = take(&mut self.index());
+        self.changed(kind, changed);
+        self.listed.notify_waiters();
+    }
+
+    /// Returns when every kind has been listed once.
+    pub async fn listed(&self) {
+        self.ready.no("not every kind has been listed yet; see the log");
+        loop {
+            let told = self.listed.notified();
+            if self.index().missing().is_empty() {
+                self.ready.yes();
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Tells everyone who asked for this kind that these objects are other than before.
@@ -164,8 +193,12 @@ pub trait Duty {
 }
 
 /// Runs a duty until it is dropped.
-pub async fn keep<D: Duty>(mut duty: D, world: &World) {
-    let inbox = world.inbox(D::WAKES);
+pub async fn keep<D: Duty>(duty: D, world: &World) {
+    keep_from(duty, world, &world.inbox(D::WAKES)).await;
+}
+
+/// The same with an inbox that others put keys into too.
+pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
     let mut tick = D::TICK.map(|every| Instant::now() + every);
     loop {
         let due = match tick {

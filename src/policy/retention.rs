@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::PolicyError;
+use super::duration::parse_duration;
 
 /// What ends the keeping of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -72,9 +73,44 @@ impl Retention {
     }
 }
 
+/// The longest TTL that an object takes: ten years.
+const LONGEST_TTL: u64 = 315_360_000;
+
+/// What an annotation says: `WithWorkload`, `Forever`, or a time after the pod was last seen. Scale-down stays as `default` has it.
+///
+/// # Errors
+/// Names the annotation and its value.
+pub fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Retention, PolicyError> {
+    let (keep, ttl_seconds) = match text {
+        "WithWorkload" => (Keep::WithWorkload, None),
+        "Forever" => (Keep::Forever, None),
+        time => {
+            let seconds =
+                parse_duration(time).map(|time| time.as_secs()).filter(|s| (1..=LONGEST_TTL).contains(s));
+            let seconds = seconds.and_then(|seconds| u32::try_from(seconds).ok());
+            let why = "must be WithWorkload, Forever, or a time from 1s to ten years such as 72h";
+            let wrong = || PolicyError::Annotation { key: key.into(), value: text.into(), why: why.into() };
+            (Keep::Ttl, Some(seconds.ok_or_else(wrong)?))
+        }
+    };
+    Ok(Retention { keep, ttl_seconds, ..default })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_annotation_is_a_word_or_a_time() {
+        let read = |text: &str| from_annotation("k", text, Retention::default());
+        assert_eq!(read("Forever").unwrap().keep, Keep::Forever);
+        assert_eq!(read("WithWorkload").unwrap(), Retention::default());
+        assert_eq!(read("1h").unwrap().ttl_seconds, Some(3600));
+        for bad in ["", "forever", "0s", "-1h", "10", "900000h"] {
+            let message = read(bad).unwrap_err().to_string();
+            assert!(message.contains(&format!("k: {bad:?}")), "{message}");
+        }
+    }
 
     #[test]
     fn the_written_form_is_the_one_in_the_manual_and_a_ttl_needs_its_time() {

@@ -2,6 +2,7 @@
 //!
 //! Must never know what the part is for: nothing here decides about an address.
 
+pub mod client;
 pub mod known;
 pub mod log;
 pub mod pages;

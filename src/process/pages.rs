@@ -40,7 +40,9 @@ impl Ready {
     }
 
     /// Whether it is.
-    #[must_use]
+    ///
+    /// # Errors
+    /// Why it is not.
     pub fn get(&self) -> Result<(), String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

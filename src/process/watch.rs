@@ -86,7 +86,6 @@ pub async fn feed_trimmed<K, T>(
     mut trouble: impl FnMut(Trouble<'_>),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-    K::DynamicType: Default,
 {
     let watched = kube::runtime::watcher(api, config.page_size(PAGE)).default_backoff();
     let mut watched = std::pin::pin!(watched);

@@ -19,6 +19,7 @@ use sticky_ipam::controller::settings::{Settings, load};
 use sticky_ipam::controller::survey::survey;
 use sticky_ipam::controller::world::World;
 use sticky_ipam::process::known::{Known, Told};
+use sticky_ipam::process::pages::Ready;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;
@@ -84,7 +85,10 @@ impl<'a> Desk<'a> {
         overseer: Box<dyn Overseer>,
     ) -> Self {
         let hands = Hands::new(client, PathBuf::from("the test's"), overseer);
-        Self { case, world: World::new(hands, settings(case, flags), Arc::new(Metrics::default())) }
+        Self {
+            case,
+            world: World::new(hands, settings(case, flags), Arc::new(Metrics::default()), Ready::default()),
+        }
     }
 
     /// Looks at the test's own objects, live.

@@ -34,6 +34,11 @@ pub trait Surroundings {
     fn shown(&self, address: IpAddr) -> bool;
     /// Where an address comes from, for a claim that was lost.
     fn origin(&self, address: IpAddr) -> Origin;
+    /// Whether a StickyIP of this name is there that cannot be read.
+    fn unreadable(&self, holder: &Holder) -> bool {
+        let _ = holder;
+        false
+    }
 }
 
 /// What became of a finding.
@@ -63,7 +68,7 @@ impl Mender {
         Self { times, patience: Patience::default() }
     }
 
-    /// One pass. Objects that break their own rules are left alone: they say nothing that could be relied on.
+    /// One pass: finds every fault and cures one after the other.
     pub async fn pass(
         &mut self,
         carrier: &mut Carrier<'_>,
@@ -72,50 +77,47 @@ impl Mender {
         around: &impl Surroundings,
         now: Moment,
     ) -> Vec<(Finding, Outcome)> {
-        let known: BTreeMap<Holder, &StickyIP> = stickies
-            .iter()
-            .filter(|sticky| sticky.unsound().is_none())
-            .map(|sticky| (StickyView::from(sticky).key, sticky))
-            .collect();
-        let views: Vec<StickyView> = known.values().copied().map(StickyView::from).collect();
+        let mut told = Vec::new();
+        for finding in self.find(stickies.iter(), claims.iter(), around, now) {
+            let known = stickies.iter().find(|sticky| StickyView::from(*sticky).key == finding.sticky);
+            let outcome = cure(carrier, &finding, known).await;
+            told.push((finding, outcome));
+        }
+        told
+    }
+
+    /// Finds every fault. Objects that break their own rules are left alone: they say nothing that could be relied on.
+    pub fn find<'a>(
+        &mut self,
+        stickies: impl Iterator<Item = &'a StickyIP>,
+        claims: impl Iterator<Item = &'a AddressClaim>,
+        around: &impl Surroundings,
+        now: Moment,
+    ) -> Vec<Finding> {
+        let (mut views, mut unsound) = (Vec::new(), BTreeSet::new());
+        for sticky in stickies {
+            let view = StickyView::from(sticky);
+            if sticky.unsound().is_none() {
+                views.push(view);
+            } else {
+                unsound.insert(view.key);
+            }
+        }
         let claims: Vec<ClaimView> = claims
-            .iter()
             .filter(|claim| claim.unsound().is_none())
             // An unreadable StickyIP may well hold it.
-            .filter(|claim| known.contains_key(&claim.spec.holder) || !is_among(stickies, &claim.spec.holder))
+            .filter(|claim| !unsound.contains(&claim.spec.holder) && !around.unreadable(&claim.spec.holder))
             .map(ClaimView::from)
             .collect();
         let waited = self.waited(&claims, now);
         let judge = Waited { waited: &waited, times: self.times, around };
-        let mut told = Vec::new();
-        for finding in repair(&views, &claims, &judge) {
-            let outcome = match &finding.cure {
-                None => Outcome::ForAPerson,
-                Some(cure) => {
-                    match carrier.carry(cure, known.get(&finding.sticky).copied(), "").await {
-                        Ok(Carried::Lost) => Outcome::Overtaken,
-                        Ok(_) => Outcome::Cured,
-                        // It may have happened; whether it did is seen in the next pass.
-                        Err(error) => Outcome::Failed(error),
-                    }
-                }
-            };
-            let (address, holder) = (finding.address, &finding.sticky);
-            match &outcome {
-                Outcome::Cured => tracing::info!(%address, %holder, fault = %finding, "repaired"),
-                Outcome::Overtaken => {
-                    tracing::debug!(%address, %holder, fault = %finding, "somebody was faster")
-                }
-                Outcome::ForAPerson => {
-                    tracing::warn!(%address, %holder, fault = %finding, "a person must look")
-                }
-                Outcome::Failed(error) => {
-                    tracing::warn!(%address, %holder, fault = %finding, %error, "cannot repair; trying again later");
-                }
-            }
-            told.push((finding, outcome));
-        }
-        told
+        repair(&views, &claims, &judge)
+    }
+
+    /// Whether a claim stands whose time has yet to come: there is something to find later although nothing changes.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        !self.patience.is_empty()
     }
 
     /// For how many seconds each claim has stood exactly as it does.
@@ -133,11 +135,27 @@ impl Mender {
     }
 }
 
-fn is_among(stickies: &[StickyIP], holder: &Holder) -> bool {
-    stickies.iter().any(|sticky| {
-        sticky.metadata.name.as_deref() == Some(&holder.name)
-            && sticky.metadata.namespace.as_deref() == Some(&holder.namespace)
-    })
+/// Carries out a finding's cure. `known` is its StickyIP as it was read.
+pub async fn cure(carrier: &mut Carrier<'_>, finding: &Finding, known: Option<&StickyIP>) -> Outcome {
+    let outcome = match &finding.cure {
+        None => Outcome::ForAPerson,
+        Some(cure) => match carrier.carry(cure, known, "").await {
+            Ok(Carried::Lost) => Outcome::Overtaken,
+            Ok(_) => Outcome::Cured,
+            // It may have happened; whether it did is seen in the next pass.
+            Err(error) => Outcome::Failed(error),
+        },
+    };
+    let (address, holder) = (finding.address, &finding.sticky);
+    match &outcome {
+        Outcome::Cured => tracing::info!(%address, %holder, fault = %finding, "repaired"),
+        Outcome::Overtaken => tracing::debug!(%address, %holder, fault = %finding, "somebody was faster"),
+        Outcome::ForAPerson => tracing::debug!(%address, %holder, fault = %finding, "a person must look"),
+        Outcome::Failed(error) => {
+            tracing::warn!(%address, %holder, fault = %finding, %error, "cannot repair; trying again later");
+        }
+    }
+    outcome
 }
 
 struct Waited<'a, S> {

@@ -149,6 +149,28 @@ impl Walker {
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
     ) -> Result<StickyIP, WalkError> {
+        self.go(carrier, ground, sticky, false).await
+    }
+
+    /// Walks for a pod that runs already, and stops at any attachment of that pod: its own sandbox's is better than ours.
+    ///
+    /// # Errors
+    /// As [`Walker::walk`].
+    pub async fn adopt(
+        &self,
+        carrier: &mut Carrier<'_>,
+        ground: &mut dyn Ground,
+    ) -> Result<StickyIP, WalkError> {
+        self.go(carrier, ground, None, true).await
+    }
+
+    async fn go(
+        &self,
+        carrier: &mut Carrier<'_>,
+        ground: &mut dyn Ground,
+        sticky: Option<Option<StickyIP>>,
+        yields: bool,
+    ) -> Result<StickyIP, WalkError> {
         let started = Instant::now();
         let mut known = match sticky {
             Some(known) => known,
@@ -161,6 +183,10 @@ impl Walker {
         let mut claims: Option<BTreeMap<IpAddr, ClaimView>> = None;
         while carrier.count() < MOST_STEPS {
             let view = sound_view(known.as_ref())?;
+            let attached = view.as_ref().and_then(|view| view.attached.as_ref());
+            if yields && attached.is_some_and(|attached| attached.pod_uid == self.asker.pod_uid) {
+                return known.ok_or_else(|| WalkError::Outrun { key: self.key.clone() });
+            }
             let mut ask = self.ask();
             if view.is_none() && candidates.is_none() {
                 let offer = match &mut offer {

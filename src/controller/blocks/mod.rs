@@ -26,11 +26,11 @@ use super::act::Hands;
 use super::index::Kind;
 use super::metrics::{Metrics, What};
 use super::queue::Key;
-use super::tell::{Teller, about_node, about_pool};
 use super::world::{Done, Duty, World};
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::write::Unchanged;
 use crate::cluster::client::ApiError;
+use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{AddressClaim, labels};
 use crate::policy::blocks::{Lock, Memory, Plan, Step, Terms, Why, decide};
 
@@ -48,7 +48,6 @@ pub struct Blocks {
     memory: Memory,
     locks: Option<Vec<Lock>>,
     namespace: String,
-    teller: Teller,
     given: MetricFamily<What, Gauge>,
     total: MetricFamily<What, Gauge>,
     steps: MetricFamily<What, Counter>,
@@ -75,7 +74,6 @@ impl Blocks {
             memory: Memory::default(),
             locks: None,
             namespace: namespace.to_owned(),
-            teller: Teller::default(),
             given: MetricFamily::default(),
             total: MetricFamily::default(),
             steps: MetricFamily::default(),
@@ -221,7 +219,8 @@ impl Blocks {
                     tracing::info!(%block, node, %why, "gave a block");
                     let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
                     let message = format!("block {block} is this node's: {why}");
-                    self.teller.tell(hands, about_node(node, &uid), "BlockGiven", message, false).await;
+                    let about = events::node(node, &uid);
+                    world.tell(Told { about, reason: "BlockGiven", message, warning: false }).await;
                 }
             }
         }
@@ -267,14 +266,15 @@ impl Blocks {
             self.troubles.get_or_create(&What { what: trouble.reason().to_owned() }).inc();
             let uid =
                 world.index().nodes.get(trouble.node()).map(|node| node.uid.clone()).unwrap_or_default();
-            let node = about_node(trouble.node(), &uid);
-            self.teller.tell(&world.hands, node, trouble.reason(), trouble.to_string(), true).await;
+            let about = events::node(trouble.node(), &uid);
+            let message = trouble.to_string();
+            world.tell(Told { about, reason: trouble.reason(), message, warning: true }).await;
         }
         for refused in &seen.refused {
             let object = world.index().pools.get(&refused.name).cloned();
             if let Some(pool) = object {
-                let why = refused.why.clone();
-                self.teller.tell(&world.hands, about_pool(&pool), refused.reason, why, true).await;
+                let (about, message) = (events::pool(&pool), refused.why.clone());
+                world.tell(Told { about, reason: refused.reason, message, warning: true }).await;
             }
         }
         for name in &seen.in_doubt {

@@ -18,7 +18,7 @@ use crate::policy::sticky::DEFAULT_EXCLUDE_KEY;
 use crate::process::log::{Format, Level};
 
 pub use check::Refused;
-pub use file::{Loaded, load, reread};
+pub use file::{Loaded, NoSettings, load, reread};
 pub use reference::reference;
 pub use values::{PoolRange, Span};
 

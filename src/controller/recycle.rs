@@ -1,0 +1,324 @@
+//! Letting go of addresses whose workload is gone. The proof is `policy::recycle`'s: two live looks, far enough apart, with the
+//! StickyIP unchanged. Must never let go on one look, on the index alone, or faster than the operator allows.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use tokio::sync::OnceCell;
+
+use super::index::{Index, Kind, attached_uid, key_of};
+use super::metrics::Metrics;
+use super::queue::{Bucket, Key};
+use super::settings::Settings;
+use super::workloads::Workloads;
+use super::world::{Done, Duty, World, keep_from};
+use crate::cluster::claims::carry::Carried;
+use crate::cluster::claims::write::{Unchanged, Write};
+use crate::cluster::events::{self, Told};
+use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
+use crate::policy::claimant::Claimant;
+use crate::policy::facts::Moment;
+use crate::policy::recycle::{
+    Absence, KeepReason, Kept, PodLook, Proof, Recycle as Decision, ReleaseReason, WorkloadLook, decide,
+};
+use crate::policy::retention::Keep;
+
+/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests.
+const SIDE_BY_SIDE: usize = 16;
+/// After a look that failed.
+const AFTER_DOUBT: Duration = Duration::from_secs(60);
+/// The longest time to the next look at an address whose time runs.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+/// While pods of a workload that is gone are still there.
+const WHILE_PODS_REMAIN: Duration = Duration::from_secs(5);
+
+/// The duty's memory: first looks. Lost with the process at no harm, the proof begins anew.
+pub struct Recycle<'a> {
+    workloads: &'a Workloads,
+    proof: Proof,
+    absences: BTreeMap<String, Absence>,
+    bucket: Mutex<Bucket>,
+}
+
+/// Runs the duty, and the watches of workloads that wake it.
+pub async fn keep_recycling(world: &World) {
+    let workloads = Workloads::default();
+    let inbox = world.inbox(Recycle::WAKES);
+    let duty = Recycle::new(&world.settings, &workloads);
+    tokio::join!(workloads.watch(world, &inbox), keep_from(duty, world, &inbox));
+}
+
+/// The StickyIPs among what is due that may be let go, as the index has them.
+fn suspects(index: &Index, due: &[Key]) -> Vec<(String, StickyIP)> {
+    let named = due.iter().filter_map(|key| match key.kind {
+        Kind::StickyIP => Some(key.name.clone()),
+        // The end of a pod whose StickyIP bears its name.
+        Kind::Pod if index.pods.get(&key.name).is_none() => Some(key.name.clone()),
+        _ => None,
+    });
+    let mut names: Vec<String> = named.collect();
+    names.sort();
+    names.dedup();
+    let of = |name: String| index.stickies.get(&name).map(|sticky| (name, sticky.clone()));
+    names.into_iter().filter_map(of).filter(|(name, sticky)| is_suspect(index, name, sticky)).collect()
+}
+
+fn is_suspect(index: &Index, name: &str, sticky: &StickyIP) -> bool {
+    attached_uid(sticky).is_none()
+        && sticky.metadata.deletion_timestamp.is_none()
+        && sticky.spec.retention.keep != Keep::Forever
+        // Its pod is there: nothing to look at until that is gone.
+        && !(sticky.spec.claimant.kind == ClaimantKind::Pod && index.pods.is_there(name))
+}
+
+/// Whether pods of this workload are still there, as far as the index knows: they are being collected, or were orphaned.
+fn pods_remain(index: &Index, namespace: &str, workload: &WorkloadRef) -> bool {
+    let first = format!("{namespace}/");
+    let mut pods = index.pods.from(&first).take_while(|(name, _)| name.starts_with(&first));
+    pods.any(|(_, pod)| {
+        let claimant = Claimant::of(&pod.facts);
+        let of = claimant.workload();
+        of.kind == workload.kind && of.name == workload.name && !pod.ended
+    })
+}
+
+fn kept(sticky: &StickyIP) -> Kept {
+    let status = sticky.status.as_ref();
+    Kept {
+        uid: sticky.metadata.uid.clone().unwrap_or_default(),
+        resource_version: sticky.metadata.resource_version.clone().unwrap_or_default(),
+        attached: attached_uid(sticky).is_some(),
+        workload_uid: sticky.spec.workload.uid.clone(),
+        ordinal: sticky.spec.claimant.ordinal,
+        retention: sticky.spec.retention,
+        last_seen: status
+            .and_then(|status| status.last_seen.as_ref())
+            // One that was never attached counts from its making.
+            .or(sticky.metadata.creation_timestamp.as_ref())
+            .map(|time| Moment(time.0.as_second())),
+    }
+}
+
+/// What came of one look.
+enum Looked {
+    Kept { again: Option<Duration> },
+    First(Absence),
+    Released,
+    Failed,
+}
+
+impl<'a> Recycle<'a> {
+    /// A duty that has seen nothing yet.
+    #[must_use]
+    pub fn new(settings: &Settings, workloads: &'a Workloads) -> Self {
+        Self {
+            workloads,
+            proof: settings.proof(),
+            absences: BTreeMap::new(),
+            bucket: Mutex::new(Bucket::new(settings.recycle_rate, settings.recycle_rate.div_ceil(10))),
+        }
+    }
+
+    /// Waits for a token; how many wait is shown.
+    async fn token(&self, world: &World) {
+        let waiting = &world.metrics.recycle_waiting;
+        waiting.inc();
+        loop {
+            let taken = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(world.elapsed());
+            match taken {
+                Ok(()) => break,
+                Err(pause) => tokio::time::sleep(pause).await,
+            }
+        }
+        waiting.dec();
+    }
+
+    async fn look(&self, world: &World, name: &str, sticky: &StickyIP, round: &Round) -> Looked {
+        let kept = kept(sticky);
+        let before = self.absences.get(name);
+        let proves = before.is_some_and(|absence| {
+            absence.resource_version == kept.resource_version
+                && world.now().seconds_since(absence.first_look) >= self.proof.gap_seconds
+        });
+        if proves {
+            // Before the look, so that nothing has to wait between the proof and the deed.
+            self.token(world).await;
+        }
+        let key = key_of(sticky);
+        let workload = round.look(self.workloads, world, &key.namespace, &sticky.spec.workload, proves).await;
+        self.workloads.keep_an_eye_on(&sticky.spec.workload);
+        if workload == WorkloadLook::Absent
+            && pods_remain(&world.index(), &key.namespace, &sticky.spec.workload)
+        {
+            return Looked::Kept { again: Some(WHILE_PODS_REMAIN) };
+        }
+        let pod = match sticky.spec.claimant.kind {
+            ClaimantKind::Pod => look_at_pod(world, &key.namespace, &key.name).await,
+            // A slot or a machine is not of one pod: whoever has it is attached to it.
+            ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLook::Absent,
+        };
+        match decide(&kept, &workload, pod, before, world.now(), self.proof) {
+            Decision::Keep(reason) => self.keep(world, sticky, &reason).await,
+            Decision::LookAgain(absence) => Looked::First(absence),
+            Decision::Release { uid, resource_version, reason } => {
+                let write = Write::DeleteSticky { key, at: Unchanged { uid, resource_version } };
+                match world.hands.carrier().carry(&write, None, "").await {
+                    Ok(Carried::Deleted) => {
+                        released(world, sticky, reason).await;
+                        Looked::Released
+                    }
+                    // Somebody wrote it: the watch tells of that.
+                    Ok(_) => Looked::Kept { again: None },
+                    Err(error) => {
+                        tracing::warn!(sticky = name, %error, "cannot let go; trying again");
+                        Looked::Failed
+                    }
+                }
+            }
+        }
+    }
+
+    async fn keep(&self, world: &World, sticky: &StickyIP, reason: &KeepReason) -> Looked {
+        let again = match reason {
+            KeepReason::TtlRunning { seconds_left } => {
+                Some(Duration::from_secs((*seconds_left).max(1)).min(LONGEST_SLEEP))
+            }
+            KeepReason::Doubt { why } => {
+                tracing::warn!(sticky = %key_of(sticky), why, "in doubt whether an address may be let go; keeping it");
+                world
+                    .tell(Told {
+                        about: events::sticky_ip(sticky),
+                        reason: "KeptInDoubt",
+                        message: format!(
+                            "the address is kept, because its workload cannot be looked at: {why}"
+                        ),
+                        warning: true,
+                    })
+                    .await;
+                Some(AFTER_DOUBT)
+            }
+            // A watch tells when any of these ends.
+            KeepReason::Attached
+            | KeepReason::PodExists
+            | KeepReason::Forever
+            | KeepReason::WorkloadWantsIt => None,
+        };
+        Looked::Kept { again }
+    }
+}
+
+async fn look_at_pod(world: &World, namespace: &str, name: &str) -> PodLook {
+    let pods: Api<Pod> = Api::namespaced(world.hands.client(), namespace);
+    let what = format!("get Pod {namespace}/{name}");
+    match world.hands.connection().read(&what, || pods.get_metadata_opt(name)).await {
+        Ok(Some(_)) => PodLook::Present,
+        Ok(None) => PodLook::Absent,
+        Err(_) => PodLook::Unknown,
+    }
+}
+
+async fn released(world: &World, sticky: &StickyIP, reason: ReleaseReason) {
+    let (word, why) = match reason {
+        ReleaseReason::WorkloadGone => ("WorkloadGone", "its workload is gone"),
+        ReleaseReason::WorkloadReplaced => {
+            ("WorkloadReplaced", "another workload has taken its workload's name")
+        }
+        ReleaseReason::ScaledDown => ("ScaledDown", "its workload was scaled below it"),
+        ReleaseReason::TtlOver => ("TtlOver", "its time is over"),
+    };
+    Metrics::count(&world.metrics.recycled, word);
+    let addresses: Vec<String> = sticky.spec.addresses.iter().map(ToString::to_string).collect();
+    let (addresses, workload) = (addresses.join(", "), &sticky.spec.workload);
+    tracing::info!(sticky = %key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "let go");
+    world
+        .tell(Told {
+            about: events::sticky_ip(sticky),
+            reason: "Released",
+            message: format!(
+                "{addresses} let go: {why} ({} {}); it rests for {} before another may have it",
+                workload.kind, workload.name, world.settings.quarantine
+            ),
+            warning: false,
+        })
+        .await;
+}
+
+type SharedLook = Arc<OnceCell<WorkloadLook>>;
+
+/// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the same.
+#[derive(Default)]
+struct Round {
+    looks: Mutex<BTreeMap<(String, WorkloadRef), SharedLook>>,
+}
+
+impl Round {
+    async fn look(
+        &self,
+        workloads: &Workloads,
+        world: &World,
+        namespace: &str,
+        workload: &WorkloadRef,
+        proves: bool,
+    ) -> WorkloadLook {
+        if proves {
+            // The proof is a look of its own: one that is shared could be older than the wait for a token.
+            return workloads.look(world, namespace, workload).await;
+        }
+        let cell = {
+            let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+            looks.entry((namespace.to_owned(), workload.clone())).or_default().clone()
+        };
+        cell.get_or_init(|| workloads.look(world, namespace, workload)).await.clone()
+    }
+}
+
+impl Duty for Recycle<'_> {
+    const NAME: &'static str = "recycle";
+    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let suspects = {
+            let index = world.index();
+            self.absences.retain(|name, _| {
+                index.stickies.get(name).is_some_and(|sticky| attached_uid(sticky).is_none())
+            });
+            suspects(&index, &due)
+        };
+        let mut done = Done::default();
+        let round = Round::default();
+        let this = &*self;
+        let (round, world) = (&round, world);
+        let looks = suspects
+            .iter()
+            .map(|(name, sticky)| async move { (name, this.look(world, name, sticky, round).await) });
+        let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let gap = Duration::from_secs(self.proof.gap_seconds);
+        for (name, looked) in looked {
+            let key = Key::new(Kind::StickyIP, name.clone());
+            match looked {
+                Looked::First(absence) => {
+                    let again = gap
+                        .saturating_sub(Duration::from_secs(world.now().seconds_since(absence.first_look)));
+                    self.absences.insert(name.clone(), absence);
+                    done.again.push((key, again));
+                }
+                Looked::Kept { again } => {
+                    self.absences.remove(name);
+                    done.again.extend(again.map(|after| (key, after)));
+                }
+                Looked::Released => {
+                    self.absences.remove(name);
+                }
+                Looked::Failed => {
+                    done.failures += 1;
+                    done.again.push((key, Duration::from_secs(1)));
+                }
+            }
+        }
+        done
+    }
+}

@@ -1,0 +1,190 @@
+//! How long each address is kept: what the pod's annotation says, else its namespace's, else the flags. Written to the StickyIP.
+//! Must never change what a person wrote there: only what is as it was made, or as this duty left it.
+
+use std::time::Duration;
+
+use kube::ResourceExt;
+use kube::api::Api;
+use serde_json::json;
+
+use super::index::{Index, Kind, PodSeen, RETENTION, attached_uid, key_of};
+use super::queue::Key;
+use super::world::{Done, Duty, World};
+use crate::cluster::claims::write::Unchanged;
+use crate::cluster::events::{self, Told};
+use crate::cluster::objects::StickyIP;
+use crate::policy::PolicyError;
+use crate::policy::retention::{Retention, from_annotation};
+
+/// The annotation of a StickyIP with the retention that this duty wrote.
+pub const SET: &str = "sticky-ipam.io/retention-set";
+/// After a write that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// The duty. It remembers nothing.
+#[derive(Debug, Default)]
+pub struct Retain {}
+
+/// What a StickyIP's retention shall be; none if it stands.
+///
+/// # Errors
+/// The annotation cannot be read.
+fn wanted(
+    sticky: &StickyIP,
+    pod: Option<&PodSeen>,
+    index: &Index,
+    default: Retention,
+) -> Result<Option<Retention>, PolicyError> {
+    // Without its pod nobody says anything: what stands stays.
+    let Some(pod) = pod else { return Ok(None) };
+    let of_namespace = index.namespaces.get(&pod.facts.namespace).and_then(|all| all.get(RETENTION));
+    let wanted = match pod.facts.annotations.get(RETENTION).or(of_namespace) {
+        Some(text) => from_annotation(RETENTION, text, default)?,
+        None => default,
+    };
+    let now = sticky.spec.retention;
+    let ours = sticky.annotations().get(SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
+    let may_change = now == Retention::default() || ours == Some(now);
+    Ok((may_change && now != wanted).then_some(wanted))
+}
+
+/// The pod that a StickyIP is attached to.
+fn pod_of<'a>(index: &'a Index, sticky: &StickyIP) -> Option<&'a PodSeen> {
+    let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+    let pod = index.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
+    (attached_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
+}
+
+impl Duty for Retain {
+    const NAME: &'static str = "retain";
+    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
+    const CALM: Duration = Duration::from_millis(50);
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let default = world.settings.default_retention();
+        let (mut todo, mut bad) = (Vec::new(), Vec::new());
+        {
+            let index = world.index();
+            let mut look = |sticky: &StickyIP| {
+                let pod = pod_of(&index, sticky);
+                match (wanted(sticky, pod, &index, default), pod) {
+                    (Ok(Some(wanted)), _) => todo.push((sticky.clone(), wanted)),
+                    (Err(why), Some(pod)) => bad.push((pod.facts.clone(), why)),
+                    _ => {}
+                }
+            };
+            for key in &due {
+                match key.kind {
+                    Kind::StickyIP => index.stickies.get(&key.name).into_iter().for_each(&mut look),
+                    Kind::Pod => {
+                        let pod = index
+                            .pods
+                            .get(&key.name)
+                            .filter(|pod| pod.facts.annotations.contains_key(RETENTION));
+                        pod.and_then(|pod| index.sticky_of(pod)).into_iter().for_each(&mut look);
+                    }
+                    _ => {
+                        let first = format!("{}/", key.name);
+                        let of_it =
+                            index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+                        of_it.for_each(|(_, sticky)| look(sticky));
+                    }
+                }
+            }
+        }
+        for (facts, why) in bad {
+            let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
+            let message = format!("how long its address is kept cannot be told: {why}");
+            world.tell(Told { about, reason: "BadAnnotation", message, warning: true }).await;
+        }
+        let mut done = Done::default();
+        for (sticky, wanted) in todo {
+            let key = key_of(&sticky);
+            let api: Api<StickyIP> = Api::namespaced(world.hands.client(), &key.namespace);
+            let at = Unchanged {
+                uid: sticky.uid().unwrap_or_default(),
+                resource_version: sticky.resource_version().unwrap_or_default(),
+            };
+            // A merge patch: times that are no more must be named to go.
+            let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
+                              "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
+            let set = serde_json::to_string(&wanted).unwrap_or_default();
+            let patch = json!({"metadata": {"annotations": {SET: set}}, "spec": {"retention": spec}});
+            let what = format!("patch the retention of StickyIP {key}");
+            match world.hands.patch(&what, &api, &key.name, &at, patch).await {
+                Ok(Some(_)) => tracing::info!(sticky = %key, ?wanted, "retention written"),
+                // Somebody wrote it: the watch tells of that.
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(sticky = %key, %error, "cannot write the retention; trying again");
+                    done.failures += 1;
+                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), AFTER_FAILURE));
+                }
+            }
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::retention::Keep;
+    use crate::process::known::Told as Event;
+
+    fn sticky(retention: serde_json::Value, set: Option<Retention>) -> StickyIP {
+        let mut annotations = json!({});
+        if let Some(set) = set {
+            annotations[SET] = json!(serde_json::to_string(&set).unwrap());
+        }
+        serde_json::from_value(json!({
+            "metadata": {"name": "db-0", "namespace": "db", "annotations": annotations},
+            "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod"}, "retention": retention,
+                     "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"}}}))
+        .unwrap()
+    }
+
+    fn pod(annotation: Option<&str>) -> PodSeen {
+        let annotations = annotation.map_or(json!({}), |text| json!({RETENTION: text}));
+        let pod =
+            json!({"metadata": {"name": "db-0", "namespace": "db", "uid": "u", "annotations": annotations}});
+        PodSeen::from(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap())
+    }
+
+    fn ttl(seconds: u32) -> Retention {
+        Retention { keep: Keep::Ttl, ttl_seconds: Some(seconds), ..Retention::default() }
+    }
+
+    #[test]
+    fn the_pods_word_counts_before_its_namespaces_and_that_before_the_flags() {
+        let mut index = Index::default();
+        let plain = sticky(json!({}), None);
+        let ask = |index: &Index, annotation: Option<&str>| {
+            wanted(&plain, Some(&pod(annotation)), index, ttl(60)).unwrap()
+        };
+        assert_eq!(ask(&index, None), Some(ttl(60)));
+        let of_namespace = [(RETENTION.to_owned(), "Forever".to_owned())].into();
+        index.namespaces.take(Event::Here(("db".into(), of_namespace)));
+        assert_eq!(ask(&index, None).unwrap().keep, Keep::Forever);
+        assert_eq!(ask(&index, Some("2m")), Some(ttl(120)));
+        assert_eq!(ask(&index, Some("WithWorkload")), None, "it stands");
+        assert!(
+            wanted(&plain, Some(&pod(Some("soon"))), &index, ttl(60))
+                .unwrap_err()
+                .to_string()
+                .contains("soon")
+        );
+        assert_eq!(wanted(&plain, None, &index, ttl(60)).unwrap(), None, "nobody asks");
+    }
+
+    #[test]
+    fn what_a_person_wrote_stays_and_what_was_written_here_may_change() {
+        let index = Index::default();
+        let by_hand = sticky(json!({"keep": "Forever"}), None);
+        assert_eq!(wanted(&by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
+        let ours = sticky(json!(ttl(30)), Some(ttl(30)));
+        assert_eq!(wanted(&ours, Some(&pod(None)), &index, ttl(60)).unwrap(), Some(ttl(60)));
+        let changed_by_hand = sticky(json!(ttl(31)), Some(ttl(30)));
+        assert_eq!(wanted(&changed_by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
+    }
+}

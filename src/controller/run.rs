@@ -1,0 +1,246 @@
+//! The controller's life: win the lease, watch, do the duties, give the lease back. Must never go on working after the lease is
+//! lost: the process ends, and a fresh one stands for election.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::Api;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::runtime::watcher;
+
+use super::act::{Hands, Overseer, Unwatched};
+use super::index::{CiliumNodeSeen, EndpointSeen, Kind, NodeSeen, PodSeen, namespace_seen, trimmed};
+use super::metrics::{Metrics, What};
+use super::settings::{Loaded, Settings, reread};
+use super::world::{World, keep};
+use super::{Failure, mark, recycle, remove, repair, retain, tally};
+use crate::cluster::cilium::{CiliumEndpoint, CiliumNode};
+use crate::cluster::lease::Seat;
+use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
+use crate::process::client::{IN_CLUSTER, client};
+use crate::process::known::Told;
+use crate::process::pages::{Pages, Ready};
+use crate::process::signals::End;
+use crate::process::watch::{Trouble, feed, feed_trimmed};
+
+/// How often the settings file is looked at.
+const FILE_LOOK: Duration = Duration::from_secs(5);
+
+/// Runs until told to end.
+///
+/// # Errors
+/// The process ends with a status: 1 if the lease was lost, 2 if it could not start.
+pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), Failure> {
+    let settings = loaded.line.settings.clone();
+    for remark in settings.remarks() {
+        tracing::warn!("{remark}");
+    }
+    let mut end =
+        End::listen().map_err(|error| Failure::start(format!("cannot listen for signals: {error}")))?;
+    let metrics = Arc::new(Metrics::default());
+    let ready = Ready::default();
+    let counts = metrics.clone();
+    let pages = Pages::bind(settings.metrics_address, Arc::new(move || counts.page()), ready.clone()).await;
+    let pages = pages.map_err(|error| {
+        Failure::start(format!("cannot listen on --metrics-address {}: {error}", settings.metrics_address))
+    })?;
+    if let Ok(address) = pages.address() {
+        tracing::info!(%address, "serving /metrics, /healthz and /readyz");
+    }
+    tokio::spawn(pages.serve());
+    let counts = metrics.clone();
+    let count = move |method: &str| Metrics::count(&counts.requests, method);
+    let client = client(settings.kubeconfig.as_deref(), count).await;
+    let client = client.map_err(|error| Failure::start(error.to_string()))?;
+    let world = world(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(Unwatched));
+    let (stop, mut stopped) = tokio::sync::watch::channel(false);
+    let (file, counts) = (loaded.file, metrics.clone());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = end.told() => {}
+            () = file_changes(&arguments, file.as_ref(), &counts) => {}
+        }
+        let _ = stop.send(true);
+    });
+    let mut work_stopped = stopped.clone();
+    let work = async {
+        metrics.leader.set(1);
+        tokio::select! {
+            () = work(&world) => {}
+            _ = work_stopped.wait_for(|stopped| *stopped) => {}
+        }
+    };
+    if !settings.enable_leader_election {
+        work.await;
+        return Ok(());
+    }
+    // Whoever waits to lead is as ready as it can be.
+    ready.yes();
+    let name = identity();
+    let (namespace, id) = (&settings.leader_election_namespace, &settings.leader_election_id);
+    let mut seat = Seat::new(world.hands.client(), namespace, id, &name, settings.terms());
+    let term = tokio::select! {
+        term = seat.win() => Some(term),
+        _ = stopped.wait_for(|stopped| *stopped) => None,
+    };
+    let Some(term) = term else {
+        seat.give_back().await;
+        return Ok(());
+    };
+    let held = seat.hold(term, work).await;
+    metrics.leader.set(0);
+    held.map_err(|lost| Failure { text: lost.to_string(), status: 1 })
+}
+
+/// A world for these hands.
+#[must_use]
+pub fn world(
+    client: kube::Client,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+    ready: Ready,
+    overseer: Box<dyn Overseer>,
+) -> World {
+    let from = settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
+    World::new(Hands::new(client, from, overseer), settings, metrics, ready)
+}
+
+/// Watches and does all duties, until dropped.
+pub async fn work(world: &World) {
+    let duties = async {
+        world.listed().await;
+        tracing::info!("everything is listed; at work");
+        tokio::join!(
+            keep(tally::Tally::default(), world),
+            keep(repair::Repair::new(&world.settings), world),
+            recycle::keep_recycling(world),
+            keep(remove::Remove::default(), world),
+            keep(retain::Retain::default(), world),
+            async {
+                if world.settings.mark {
+                    keep(mark::Mark::new(&world.settings), world).await;
+                }
+            },
+        );
+    };
+    tokio::join!(watch(world), duties);
+}
+
+/// Feeds the index.
+async fn watch(world: &World) {
+    let client = || world.hands.client();
+    let calm = watcher::Config::default;
+    macro_rules! into {
+        ($field:ident, $kind:expr) => {
+            move |told| world.told($kind, |index| index.$field.take(told))
+        };
+    }
+    macro_rules! ours {
+        ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
+            feed::<$object>(
+                Api::<DeserializeGuard<$object>>::all(client()),
+                calm(),
+                move |told| {
+                    let told = map(told, $trim);
+                    world.told($kind, |index| index.$field.take(told))
+                },
+                trouble(world, $kind),
+            )
+        };
+    }
+    tokio::join!(
+        feed_trimmed(
+            Api::<Pod>::all(client()),
+            calm(),
+            PodSeen::from,
+            move |told| world.told(Kind::Pod, |index| index.take_pod(told)),
+            trouble(world, Kind::Pod),
+        ),
+        feed_trimmed(
+            Api::<Node>::all(client()),
+            calm(),
+            NodeSeen::from,
+            into!(nodes, Kind::Node),
+            trouble(world, Kind::Node),
+        ),
+        feed_trimmed(
+            Api::<PartialObjectMeta<Namespace>>::all(client()),
+            calm(),
+            |object: PartialObjectMeta<Namespace>| namespace_seen(object.metadata),
+            into!(namespaces, Kind::Namespace),
+            trouble(world, Kind::Namespace),
+        ),
+        ours!(StickyIP, stickies, Kind::StickyIP, trimmed),
+        ours!(AddressClaim, claims, Kind::AddressClaim, trimmed),
+        ours!(IPPool, pools, Kind::IPPool, trimmed),
+        ours!(CiliumNode, cilium_nodes, Kind::CiliumNode, CiliumNodeSeen::from),
+        ours!(CiliumEndpoint, endpoints, Kind::CiliumEndpoint, EndpointSeen::from),
+    );
+}
+
+fn map<A, B>(told: Told<(String, A)>, trim: impl Fn(A) -> B) -> Told<(String, B)> {
+    match told {
+        Told::Listing => Told::Listing,
+        Told::Listed((name, object)) => Told::Listed((name, trim(object))),
+        Told::Complete => Told::Complete,
+        Told::Here((name, object)) => Told::Here((name, trim(object))),
+        Told::Gone(name) => Told::Gone(name),
+        Told::Broken(name) => Told::Broken(name),
+    }
+}
+
+fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
+    move |trouble| match trouble {
+        Trouble::Skipped(skipped) => {
+            world.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
+            tracing::warn!("{skipped}");
+        }
+        Trouble::NoSuchKind => {
+            tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute")
+        }
+        Trouble::Forbidden(why) => {
+            tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
+            world.ready.no(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
+        }
+        Trouble::Broken(error) => tracing::warn!(?kind, %error, "the watch broke off; listing anew"),
+    }
+}
+
+/// Returns when the settings file has changed and is accepted: the next process starts with it.
+async fn file_changes(
+    arguments: &[OsString],
+    file: Option<&(std::path::PathBuf, String)>,
+    metrics: &Metrics,
+) {
+    let Some((path, before)) = file else { return std::future::pending().await };
+    let mut told = None;
+    loop {
+        tokio::time::sleep(FILE_LOOK).await;
+        match reread(arguments, path, before) {
+            None => {
+                metrics.config_valid.set(1);
+                told = None;
+            }
+            Some(Ok(())) => {
+                tracing::info!(file = %path.display(), "the settings file has changed; ending, to start with it");
+                return;
+            }
+            Some(Err(refused)) => {
+                metrics.config_valid.set(0);
+                if told.as_ref() != Some(&refused) {
+                    tracing::error!(file = %path.display(), %refused, "the settings file has changed and is refused; going on with the old settings");
+                }
+                told = Some(refused);
+            }
+        }
+    }
+}
+
+/// A name that no other process has.
+fn identity() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let (host, random) = (read("/proc/sys/kernel/hostname"), read("/proc/sys/kernel/random/uuid"));
+    format!("{}_{}", host.trim(), random.trim())
+}
