@@ -66,6 +66,13 @@ impl Endpoints {
         duty
     }
 
+    /// The duty as it is set.
+    #[must_use]
+    pub fn for_world(world: &World) -> Self {
+        let terminating = world.settings.cep_termination_timeout.seconds();
+        Self::new(Patience { terminating, ..Patience::default() }, world.settings.cilium_ipam, &world.metrics)
+    }
+
     async fn carry(&mut self, world: &World, name: &str, deed: Deed) -> Result<(), ApiError> {
         let hands = &world.hands;
         let Some((namespace, pod)) = name.split_once('/') else { return Ok(()) };

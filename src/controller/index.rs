@@ -30,6 +30,9 @@ pub const RANGE_ANNOTATIONS: &[&str] = &[
     "io.cilium.network.ipv6-pod-cidr",
 ];
 
+/// The condition of a Node of whose addresses two objects say different things.
+pub const DRIFT: &str = "AddressDrift";
+
 /// The kinds of object that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -99,6 +102,8 @@ pub struct NodeSeen {
     pub annotated: BTreeMap<String, Vec<IpNet>>,
     /// Whether it is ready, gone off, and so on.
     pub state: NodeState,
+    /// The words of its condition [`DRIFT`], if that is True.
+    pub drift: Option<String>,
 }
 
 impl From<Node> for NodeSeen {
@@ -120,8 +125,15 @@ impl From<Node> for NodeSeen {
             pod_cidrs,
             annotated: annotated.collect(),
             state: pod::node_state(Some(&object)),
+            drift: drift(&object),
         }
     }
+}
+
+fn drift(node: &Node) -> Option<String> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let ours = conditions.iter().find(|condition| condition.type_ == DRIFT && condition.status == "True")?;
+    Some(ours.message.clone().unwrap_or_default())
 }
 
 /// A CiliumNode, as far as it matters.
@@ -139,6 +151,8 @@ pub struct CiliumNodeSeen {
     pub unowned: BTreeSet<IpAddr>,
     /// The addresses that Cilium says it has given out.
     pub used: BTreeSet<IpAddr>,
+    /// The addresses that Cilium itself has: router, health, ingress.
+    pub own: BTreeSet<IpAddr>,
 }
 
 impl CiliumNodeSeen {
@@ -160,6 +174,7 @@ impl From<CiliumNode> for CiliumNodeSeen {
             uid: object.uid().unwrap_or_default(),
             resource_version: object.resource_version().unwrap_or_default(),
             pod_cidrs: object.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect(),
+            own: object.spec.own().collect(),
             ..Self::default()
         };
         for (text, entry) in object.spec.ipam.pool {

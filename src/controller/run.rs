@@ -15,7 +15,7 @@ use super::index::{CiliumNodeSeen, EndpointSeen, Kind, NodeSeen, PodSeen, namesp
 use super::metrics::{Metrics, What};
 use super::settings::{Loaded, Settings, reread};
 use super::world::{World, keep};
-use super::{Failure, mark, recycle, remove, repair, retain, tally};
+use super::{Failure, audit, blocks, endpoints, mark, recycle, remove, repair, retain, tally};
 use crate::cluster::cilium::{CiliumEndpoint, CiliumNode};
 use crate::cluster::lease::Seat;
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
@@ -118,6 +118,13 @@ pub async fn work(world: &World) {
             recycle::keep_recycling(world),
             keep(remove::Remove::default(), world),
             keep(retain::Retain::default(), world),
+            keep(audit::Audit::new(&world.metrics), world),
+            keep(endpoints::Endpoints::for_world(world), world),
+            async {
+                if let Some(blocks) = blocks::Blocks::for_world(world) {
+                    keep(blocks, world).await;
+                }
+            },
             async {
                 if world.settings.mark {
                     keep(mark::Mark::new(&world.settings), world).await;

@@ -90,6 +90,19 @@ impl Blocks {
         duty
     }
 
+    /// The duty as it is set; none if Cilium's operator hands out the blocks.
+    #[must_use]
+    pub fn for_world(world: &World) -> Option<Self> {
+        let settings = &world.settings;
+        let place = Place::of(settings.cilium_ipam)?;
+        let terms = Terms {
+            low: u128::from(settings.block_low),
+            most: settings.blocks_per_node,
+            rest: settings.block_rest.seconds(),
+        };
+        Some(Self::new(place, &settings.leader_election_namespace, terms, &world.metrics))
+    }
+
     fn decide(&mut self, world: &World, locks: Vec<Lock>) -> (Seen, Plan) {
         let pool = world.settings.cluster_pool();
         let seen = seen(&world.index(), self.place, pool.as_ref(), locks);
