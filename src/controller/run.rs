@@ -5,6 +5,9 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
@@ -109,44 +112,57 @@ pub fn world(
 
 /// Watches and does all duties, until dropped.
 pub async fn work(world: &World) {
-    let duties = async {
+    let mut all: FuturesUnordered<Part<'_>> = watches(world).into_iter().collect();
+    all.push(Box::pin(async {
         world.listed().await;
         tracing::info!("everything is listed; at work");
-        tokio::join!(
-            keep(tally::Tally::default(), world),
-            keep(repair::Repair::new(&world.settings), world),
-            recycle::keep_recycling(world),
-            keep(remove::Remove::default(), world),
-            keep(retain::Retain::default(), world),
-            keep(audit::Audit::new(&world.metrics), world),
-            keep(endpoints::Endpoints::for_world(world), world),
-            async {
-                if let Some(blocks) = blocks::Blocks::for_world(world) {
-                    keep(blocks, world).await;
-                }
-            },
-            async {
-                if world.settings.mark {
-                    keep(mark::Mark::new(&world.settings), world).await;
-                }
-            },
-        );
-    };
-    tokio::join!(watch(world), duties);
+        let mut duties: FuturesUnordered<Part<'_>> = duties(world).into_iter().collect();
+        while duties.next().await.is_some() {}
+    }));
+    // Each is polled only when it is woken, and lies on the heap: together they are large.
+    while all.next().await.is_some() {}
 }
 
-/// Feeds the index.
-async fn watch(world: &World) {
+/// A part of the work that goes on until it is dropped.
+type Part<'a> = LocalBoxFuture<'a, ()>;
+
+fn duties(world: &World) -> Vec<Part<'_>> {
+    let mut duties: Vec<Part<'_>> = vec![
+        Box::pin(keep(tally::Tally::default(), world)),
+        Box::pin(keep(repair::Repair::new(&world.settings), world)),
+        Box::pin(recycle::keep_recycling(world)),
+        Box::pin(keep(remove::Remove::default(), world)),
+        Box::pin(keep(retain::Retain::default(), world)),
+        Box::pin(keep(audit::Audit::new(&world.metrics), world)),
+        Box::pin(keep(endpoints::Endpoints::for_world(world), world)),
+    ];
+    if let Some(blocks) = blocks::Blocks::for_world(world) {
+        duties.push(Box::pin(keep(blocks, world)));
+    }
+    if world.settings.mark {
+        duties.push(Box::pin(keep(mark::Mark::new(&world.settings), world)));
+    }
+    duties
+}
+
+/// What feeds the index.
+fn watches(world: &World) -> Vec<Part<'_>> {
     let client = || world.hands.client();
     let calm = watcher::Config::default;
-    macro_rules! into {
-        ($field:ident, $kind:expr) => {
-            move |told| world.told($kind, |index| index.$field.take(told))
+    macro_rules! theirs {
+        ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
+            Box::pin(feed_trimmed(
+                Api::<$object>::all(client()),
+                calm(),
+                $trim,
+                move |told| world.told($kind, |index| index.$field.take(told)),
+                trouble(world, $kind),
+            ))
         };
     }
     macro_rules! ours {
         ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
-            feed::<$object>(
+            Box::pin(feed::<$object>(
                 Api::<DeserializeGuard<$object>>::all(client()),
                 calm(),
                 move |told| {
@@ -154,37 +170,26 @@ async fn watch(world: &World) {
                     world.told($kind, |index| index.$field.take(told))
                 },
                 trouble(world, $kind),
-            )
+            ))
         };
     }
-    tokio::join!(
-        feed_trimmed(
+    let namespace = |object: PartialObjectMeta<Namespace>| namespace_seen(object.metadata);
+    vec![
+        Box::pin(feed_trimmed(
             Api::<Pod>::all(client()),
             calm(),
             PodSeen::from,
             move |told| world.told(Kind::Pod, |index| index.take_pod(told)),
             trouble(world, Kind::Pod),
-        ),
-        feed_trimmed(
-            Api::<Node>::all(client()),
-            calm(),
-            NodeSeen::from,
-            into!(nodes, Kind::Node),
-            trouble(world, Kind::Node),
-        ),
-        feed_trimmed(
-            Api::<PartialObjectMeta<Namespace>>::all(client()),
-            calm(),
-            |object: PartialObjectMeta<Namespace>| namespace_seen(object.metadata),
-            into!(namespaces, Kind::Namespace),
-            trouble(world, Kind::Namespace),
-        ),
+        )),
+        theirs!(Node, nodes, Kind::Node, NodeSeen::from),
+        theirs!(PartialObjectMeta<Namespace>, namespaces, Kind::Namespace, namespace),
         ours!(StickyIP, stickies, Kind::StickyIP, trimmed),
         ours!(AddressClaim, claims, Kind::AddressClaim, trimmed),
         ours!(IPPool, pools, Kind::IPPool, trimmed),
         ours!(CiliumNode, cilium_nodes, Kind::CiliumNode, CiliumNodeSeen::from),
         ours!(CiliumEndpoint, endpoints, Kind::CiliumEndpoint, EndpointSeen::from),
-    );
+    ]
 }
 
 fn map<A, B>(told: Told<(String, A)>, trim: impl Fn(A) -> B) -> Told<(String, B)> {

@@ -9,6 +9,7 @@ mod bench_identities;
 mod bench_levers;
 mod bench_peer;
 mod blocks;
+mod controller;
 mod crashes;
 mod desk;
 mod drift;

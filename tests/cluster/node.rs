@@ -274,6 +274,11 @@ impl Witness for EndAt {
 
 /// Runs until the end, or until the witness ends it; whether it did.
 pub async fn ended_by_the_witness(work: impl Future<Output = ()>) -> bool {
+    ended_by(ENDED, work).await
+}
+
+/// The same for a panic with these words.
+pub async fn ended_by(words: &str, work: impl Future<Output = ()>) -> bool {
     use std::panic::AssertUnwindSafe;
     let mut work = std::pin::pin!(work);
     let polled = std::future::poll_fn(|context| {
@@ -284,7 +289,7 @@ pub async fn ended_by_the_witness(work: impl Future<Output = ()>) -> bool {
     });
     let Some(ended) = polled.await else { return false };
     let why = *ended.downcast::<&str>().expect("not the witness ended it");
-    assert_eq!(why, ENDED);
+    assert_eq!(why, words);
     true
 }
 

@@ -1,0 +1,140 @@
+//! Running pods that came up without the plugin get a binding from the addresses they show.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
+
+use super::{Desk, HURRIED, rounds, until, while_at_work};
+use crate::node::{TestNode, assert_in_step, sandbox, set_ready, sticky_pool};
+
+impl Desk {
+    /// The kubelet's word: the pod runs with this address.
+    pub async fn runs(&self, pod: &str, address: &str) {
+        let api: Api<Pod> = Api::namespaced(self.case.client(), self.case.namespace());
+        let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+        api.patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
+    /// What the agent of the home node would say.
+    async fn answer(&self, address: &str, spec: Value) {
+        let api: Api<AddressClaim> = Api::all(self.case.client());
+        api.patch(address, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.unwrap();
+    }
+
+    async fn claim(&self, address: &str) -> Option<AddressClaim> {
+        Api::<AddressClaim>::all(self.case.client()).get_opt(address).await.unwrap()
+    }
+}
+
+fn attachment(sticky: &StickyIP) -> Option<(String, String)> {
+    let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+    Some((attachment.node.clone(), attachment.container_id.clone()))
+}
+
+#[tokio::test]
+async fn an_address_of_a_sticky_pool_is_bound_at_once() {
+    let desk = Desk::take().await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    let owner = desk.stateful_set("db", 1).await;
+    let world = desk.world(&HURRIED[1..]);
+    while_at_work(&world, async {
+        let pod = desk.pod("db-0", "n1", Some(&owner), json!({})).await;
+        desk.pod("plain", "n1", None, json!({"sticky-ipam.io/sticky": "false"})).await;
+        desk.runs("plain", &desk.address(8)).await;
+        desk.runs("db-0", &desk.address(7)).await;
+        until("the binding", || async {
+            let found = desk.stickies().get_opt("db-0").await.unwrap();
+            found.as_ref().and_then(attachment).is_some()
+        })
+        .await;
+        let sticky = desk.stickies().get("db-0").await.unwrap();
+        assert_eq!(sticky.spec.addresses[0].to_string(), desk.address(7));
+        assert_eq!(
+            (sticky.spec.workload.kind.as_str(), sticky.spec.workload.name.as_str()),
+            ("StatefulSet", "db")
+        );
+        let adopted = format!("adopted-{}", pod.metadata.uid.unwrap());
+        assert_eq!(attachment(&sticky), Some(("n1".to_owned(), adopted)));
+        assert_eq!(desk.names().await, ["db-0"], "the other one is not sticky");
+        until("the event", || async { desk.told("Marked").await.len() == 1 }).await;
+    })
+    .await;
+    assert_in_step(&desk.case, &[]).await;
+}
+
+#[tokio::test]
+async fn an_address_of_a_nodes_block_is_asked_of_that_node_and_bound_when_it_grants() {
+    let desk = Desk::take().await;
+    let world = desk.world(&[&HURRIED[..2], &HURRIED[3..]].concat());
+    let (granted, refused) = (desk.address(7), desk.address(8));
+    while_at_work(&world, async {
+        for (pod, address) in [("db-0", &granted), ("db-1", &refused)] {
+            desk.pod(pod, "n1", None, json!({})).await;
+            desk.runs(pod, address).await;
+            until("the request", || async { desk.claim(address).await.is_some() }).await;
+            let claim = desk.claim(address).await.unwrap().spec;
+            assert_eq!((claim.phase, claim.home_node.as_deref()), (ClaimPhase::Requested, Some("n1")));
+        }
+        assert!(desk.names().await.is_empty());
+        desk.answer(&granted, json!({"phase": "Granted"})).await;
+        until("the binding", || async {
+            let found = desk.stickies().get_opt("db-0").await.unwrap();
+            found.as_ref().and_then(attachment).is_some()
+        })
+        .await;
+        desk.answer(&refused, json!({"phase": "Refused", "reason": "another pod has it"})).await;
+        until("the refusal's event", || async { !desk.told("NotMarked").await.is_empty() }).await;
+        let told = desk.told("NotMarked").await;
+        assert!(told[0].contains("another pod has it"), "{told:?}");
+        assert_eq!(desk.names().await, ["db-0"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pod_that_the_plugin_attached_is_left_alone() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    set_ready(&desk.case, &node.name, true).await;
+    let pod = sandbox(&desk.pod("db-0", &node.name, None, json!({})).await);
+    let address = node.add(&pod).await.unwrap();
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        desk.runs("db-0", &address.to_string()).await;
+        let so_far = rounds(&world, "mark");
+        until("a look", || async { rounds(&world, "mark") > so_far }).await;
+        let sticky = desk.stickies().get("db-0").await.unwrap();
+        assert_eq!(attachment(&sticky), Some((node.name.clone(), pod.container.clone())));
+    })
+    .await;
+    assert_eq!(world.hands.count(), 0);
+    node.del(&pod).await;
+    assert_in_step(&desk.case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn pods_of_a_deployment_get_a_slot_each() {
+    let desk = Desk::take().await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    let owner = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web", "uid": "f", "controller": true});
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        for n in 0..5u8 {
+            desk.pod(&format!("web-{n}x"), "n1", Some(&owner), json!({})).await;
+            desk.runs(&format!("web-{n}x"), &desk.address(10 + n)).await;
+        }
+        until("five slots", || async {
+            let names = desk.names().await;
+            let mut attached = 0;
+            for name in &names {
+                attached += usize::from(attachment(&desk.stickies().get(name).await.unwrap()).is_some());
+            }
+            attached == 5
+        })
+        .await;
+        assert_eq!(desk.names().await, ["web-0", "web-1", "web-2", "web-3", "web-4"]);
+    })
+    .await;
+    assert_in_step(&desk.case, &[]).await;
+}

@@ -1,0 +1,204 @@
+//! The controller on a real API server. It acts on every object of a kind, so these tests have a server of their own, and one
+//! has it at a time.
+
+mod dead_nodes;
+mod faults;
+mod leading;
+mod marking;
+mod program;
+mod recycling;
+mod repairing;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::core::NamespaceResourceScope;
+use serde_json::{Value, json};
+use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::objects::{AddressClaim, IPPool, StickyIP};
+use sticky_ipam::controller::act::{Overseer, Unwatched};
+use sticky_ipam::controller::metrics::Metrics;
+use sticky_ipam::controller::settings::{Settings, load};
+use sticky_ipam::controller::{run, world::World};
+use sticky_ipam::process::pages::Ready;
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
+
+use crate::bench::ApiServer;
+use crate::bench::case::Case;
+use crate::bench::comes_true;
+
+/// Far more than anything here takes on an idle machine.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Everything at once, but for what a test is about.
+pub const HURRIED: &[&str] = &[
+    "--proof-gap=0s",
+    "--quarantine=0s",
+    "--orphan-after=0s",
+    r#"--label-selector={"matchLabels":{"sticky":"yes"}}"#,
+];
+
+static SERVER: OnceCell<ApiServer> = OnceCell::const_new();
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// A test's place at the controllers' server, which is empty when it comes.
+pub struct Desk {
+    pub case: Case<'static>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Desk {
+    pub async fn take() -> Self {
+        let turn = TURN.lock().await;
+        let server = SERVER.get_or_init(ApiServer::start).await;
+        server.install_our_kinds().await;
+        server.install_cilium_kinds().await;
+        let case = server.case().await;
+        let client = case.client();
+        let all = DeleteParams::default;
+        let now = || DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        for namespace in Api::<Namespace>::all(client.clone()).list(&ListParams::default()).await.unwrap() {
+            let name = namespace.metadata.name.unwrap();
+            clear::<Pod>(&client, &name, now()).await;
+            clear::<StickyIP>(&client, &name, all()).await;
+            clear::<StatefulSet>(&client, &name, all()).await;
+            clear::<Lease>(&client, &name, all()).await;
+        }
+        let every = ListParams::default();
+        Api::<AddressClaim>::all(client.clone()).delete_collection(&all(), &every).await.unwrap();
+        Api::<IPPool>::all(client.clone()).delete_collection(&all(), &every).await.unwrap();
+        Api::<CiliumNode>::all(client.clone()).delete_collection(&all(), &every).await.unwrap();
+        Api::<Node>::all(client).delete_collection(&all(), &every).await.unwrap();
+        Self { case, _turn: turn }
+    }
+
+    /// A controller's world, with the administrator's rights.
+    pub fn world(&self, given: &[&str]) -> World {
+        self.world_of(self.case.client(), given, Box::new(Unwatched))
+    }
+
+    pub fn world_of(&self, client: kube::Client, given: &[&str], overseer: Box<dyn Overseer>) -> World {
+        run::world(client, settings(given), Arc::new(Metrics::default()), Ready::default(), overseer)
+    }
+
+    pub fn stickies(&self) -> Api<StickyIP> {
+        Api::namespaced(self.case.client(), self.case.namespace())
+    }
+
+    /// Every claim: nobody else is here.
+    pub async fn claims(&self) -> Vec<AddressClaim> {
+        Api::<AddressClaim>::all(self.case.client()).list(&ListParams::default()).await.unwrap().items
+    }
+
+    pub async fn names(&self) -> Vec<String> {
+        let listed = self.stickies().list(&ListParams::default()).await.unwrap();
+        listed.into_iter().map(|sticky| sticky.metadata.name.unwrap()).collect()
+    }
+
+    /// The messages of events with this reason.
+    pub async fn told(&self, reason: &str) -> Vec<String> {
+        let api: Api<Event> = Api::namespaced(self.case.client(), self.case.namespace());
+        let listed = api.list(&ListParams::default()).await.unwrap();
+        let of_it = listed.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
+        of_it.map(|event| event.message.unwrap_or_default()).collect()
+    }
+
+    pub async fn stateful_set(&self, name: &str, replicas: u32) -> Value {
+        let api: Api<StatefulSet> = Api::namespaced(self.case.client(), self.case.namespace());
+        let set = json!({"metadata": {"name": name}, "spec": {"replicas": replicas, "serviceName": name,
+            "selector": {"matchLabels": {"set": name}}, "template": {"metadata": {"labels": {"set": name}},
+            "spec": {"containers": [{"name": "main", "image": "none"}]}}}});
+        let made = api.create(&Default::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
+        json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name, "uid": made.metadata.uid, "controller": true})
+    }
+
+    pub async fn delete_set(&self, name: &str) {
+        let api: Api<StatefulSet> = Api::namespaced(self.case.client(), self.case.namespace());
+        api.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    pub async fn scale(&self, name: &str, replicas: u32) {
+        let api: Api<StatefulSet> = Api::namespaced(self.case.client(), self.case.namespace());
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        api.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// A sticky pod with these owners.
+    pub async fn pod(&self, name: &str, node: &str, owner: Option<&Value>, annotations: Value) -> Pod {
+        let pods: Api<Pod> = Api::namespaced(self.case.client(), self.case.namespace());
+        let owners: Vec<&Value> = owner.into_iter().collect();
+        let pod = json!({
+            "metadata": {"name": name, "labels": {"sticky": "yes"}, "annotations": annotations, "ownerReferences": owners},
+            "spec": {"nodeName": node, "containers": [{"name": "main", "image": "none"}]},
+        });
+        pods.create(&Default::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
+    }
+
+    /// A StickyIP with its sealed claim, attached to nobody, as its plugin's ADD and DEL would have left it.
+    pub async fn retained(&self, name: &str, address: &str, workload: Value, more: Value) -> StickyIP {
+        let mut spec = json!({"addresses": [address], "claimant": {"kind": "Pod"}, "workload": workload});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
+        let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "StickyIP", "metadata": {"name": name}, "spec": spec});
+        let api = self.stickies();
+        let made = api.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+        let claim = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "AddressClaim", "metadata": {"name": address},
+            "spec": {"address": address, "phase": "Bound", "stickyUid": made.metadata.uid,
+                     "holder": {"namespace": self.case.namespace(), "name": name}}});
+        let claims: Api<AddressClaim> = Api::all(self.case.client());
+        claims.create(&Default::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+        let status = json!({"status": {"phase": "Retained", "lastSeen": "2026-01-01T00:00:00Z"}});
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap()
+    }
+
+    /// An address of this test.
+    pub fn address(&self, last: u8) -> String {
+        let [a, b, c, _] = self.case.range().network().octets();
+        format!("{a}.{b}.{c}.{last}")
+    }
+}
+
+async fn clear<K>(client: &kube::Client, namespace: &str, how: DeleteParams)
+where
+    K: kube::Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug,
+{
+    Api::<K>::namespaced(client.clone(), namespace)
+        .delete_collection(&how, &ListParams::default())
+        .await
+        .unwrap();
+}
+
+pub fn settings(given: &[&str]) -> Settings {
+    let all = std::iter::once("sticky-ipam-controller").chain(given.iter().copied());
+    match load(&all.map(Into::into).collect::<Vec<_>>()) {
+        Ok(loaded) => loaded.line.settings,
+        Err(why) => panic!("{given:?}: {why:?}"),
+    }
+}
+
+/// Does something while a controller works.
+pub async fn while_at_work<T>(world: &World, body: impl Future<Output = T>) -> T {
+    tokio::select! {
+        () = run::work(world) => panic!("the controller ended by itself"),
+        done = body => done,
+    }
+}
+
+/// Waits for a condition; the text tells what did not come.
+pub async fn until<F: Future<Output = bool>>(what: &str, condition: impl FnMut() -> F) {
+    assert!(comes_true(DEADLINE, condition).await, "{what} did not come within {DEADLINE:?}");
+}
+
+/// How many rounds a duty has done.
+pub fn rounds(world: &World, duty: &str) -> usize {
+    let start = format!("sticky_ipam_controller_reconcile_seconds_count{{duty=\"{duty}\"}} ");
+    let page = world.metrics.page();
+    page.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,183 @@
+//! The program itself: two replicas, signals, pages, settings that are refused.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{Desk, until};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_sticky-ipam-controller");
+
+/// A running controller; ended with the test.
+struct Replica {
+    child: Child,
+    pages: SocketAddr,
+}
+
+impl Replica {
+    fn start(kubeconfig: &Path, namespace: &str, more: &[&str]) -> Self {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let pages = free.local_addr().unwrap();
+        drop(free);
+        let mut command = Command::new(PROGRAM);
+        command.env_clear().arg("run").arg(format!("--metrics-address={pages}")).args(more);
+        command.arg(format!("--kubeconfig={}", kubeconfig.display()));
+        command.env("POD_NAMESPACE", namespace).stderr(Stdio::null());
+        Self { child: command.spawn().unwrap(), pages }
+    }
+
+    /// The status and body of a page; none while nobody listens.
+    async fn page(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = tokio::net::TcpStream::connect(self.pages).await.ok()?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.ok()?;
+        let status = text.split(' ').nth(1)?.parse().ok()?;
+        Some((status, text.split_once("\r\n\r\n")?.1.to_owned()))
+    }
+
+    async fn leads(&self) -> bool {
+        self.page("/metrics").await.is_some_and(|(_, page)| page.contains("\nleader_election_status 1"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// The exit status, once it has ended.
+    async fn end(&mut self) -> Option<i32> {
+        let mut status = None;
+        until("the end of the program", || {
+            status = self.child.try_wait().unwrap();
+            let over = status.is_some();
+            async move { over }
+        })
+        .await;
+        status.unwrap().code()
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn once(given: &[&str]) -> Output {
+    Command::new(PROGRAM).env_clear().args(given).output().unwrap()
+}
+
+#[tokio::test]
+async fn of_two_replicas_one_works_and_the_other_follows_after_a_clean_stop_and_after_a_crash() {
+    let desk = Desk::take().await;
+    let access = desk.case.controller().await;
+    let short = [
+        "--leader-election-lease-duration=4s",
+        "--leader-election-renew-deadline=3s",
+        "--leader-election-retry-period=500ms",
+        "--proof-gap=0s",
+    ];
+    let start = || Replica::start(&access.kubeconfig(), desk.case.namespace(), &short);
+    let (mut first, mut second) = (start(), start());
+    until("a leader", || async { first.leads().await || second.leads().await }).await;
+    if second.leads().await {
+        std::mem::swap(&mut first, &mut second);
+    }
+    assert!(!second.leads().await);
+    until("readiness", || async { matches!(first.page("/readyz").await, Some((200, _))) }).await;
+    assert_eq!(second.page("/readyz").await.unwrap().0, 200, "whoever waits is ready too");
+    assert_eq!(first.page("/healthz").await.unwrap().0, 200);
+    assert_eq!(first.page("/other").await.unwrap().0, 404);
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.end().await, Some(0));
+    until("the follower", || second.leads()).await;
+    let third = start();
+    second.signal(Signal::SIGKILL);
+    second.end().await;
+    until("the follower after a crash", || third.leads()).await;
+    // And it works: with the rights of the controller's own account.
+    let gone = json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "gone"});
+    desk.retained("gone-0", &desk.address(1), gone, json!({})).await;
+    until("its work", || async { desk.names().await.is_empty() }).await;
+    let (_, page) = third.page("/metrics").await.unwrap();
+    for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let family =
+            ["_total", "_bucket", "_sum", "_count"].iter().fold(name, |name, end| name.trim_end_matches(end));
+        assert!(page.contains(&format!("# HELP {family} ")), "{name} has no help");
+    }
+    assert!(page.contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1"), "{page}");
+}
+
+#[tokio::test]
+async fn a_leader_whose_server_is_cut_off_ends_with_status_one() {
+    let desk = Desk::take().await;
+    let proxy = desk.case.proxy();
+    let access = desk.case.controller().await.through(&proxy);
+    let short = [
+        "--leader-election-lease-duration=3s",
+        "--leader-election-renew-deadline=2s",
+        "--leader-election-retry-period=300ms",
+    ];
+    let mut only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &short);
+    until("a leader", || only.leads()).await;
+    proxy.set(crate::bench::Weather::Blackhole);
+    assert_eq!(only.end().await, Some(1));
+}
+
+#[tokio::test]
+async fn a_missing_permission_is_told_with_verb_and_resource() {
+    let desk = Desk::take().await;
+    let rules = json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]);
+    let access = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
+    let only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &[]);
+    until("the word", || async {
+        only.page("/readyz")
+            .await
+            .is_some_and(|(status, text)| status == 503 && text.contains("cannot list resource"))
+    })
+    .await;
+}
+
+#[test]
+fn help_goes_to_standard_output_and_mistakes_to_standard_error_with_status_two() {
+    let help = once(&["--help"]);
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("Leader election:"));
+    let wrong = once(&["--quarantine=soon"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("--quarantine"));
+    let both = once(&["--ipRateNum=9", "--maxAllocatedIP=8"]);
+    assert_eq!(both.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&both.stderr).into_owned();
+    assert!(text.contains("--ip-rate-num 9") && text.contains("--max-allocated-ip 8"), "{text}");
+    let nowhere = once(&["--kubeconfig=/nowhere", "--metrics-address=127.0.0.1:0"]);
+    assert_eq!(nowhere.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/nowhere"));
+}
+
+#[tokio::test]
+async fn a_changed_settings_file_ends_the_program_and_a_bad_one_does_not() {
+    let desk = Desk::take().await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("settings.yaml");
+    std::fs::write(&file, "quarantine: 1h\n").unwrap();
+    let config = format!("--config={}", file.display());
+    let access = desk.case.controller().await;
+    let mut only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &[&config]);
+    until("a leader", || only.leads()).await;
+    std::fs::write(&file, "quarantine: soon\n").unwrap();
+    until("the refusal", || async {
+        only.page("/metrics")
+            .await
+            .is_some_and(|(_, page)| page.contains("sticky_ipam_controller_config_valid 0"))
+    })
+    .await;
+    std::fs::write(&file, "quarantine: 2h\n").unwrap();
+    assert_eq!(only.end().await, Some(0));
+}

@@ -1,0 +1,206 @@
+//! Addresses are let go when their workload is gone, by proof, and come back if it does.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
+
+use super::{Desk, HURRIED, rounds, until, while_at_work};
+use crate::node::{TestNode, delete_pod, sandbox};
+
+fn set(name: &str) -> Value {
+    json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name})
+}
+
+#[tokio::test]
+async fn a_deleted_workloads_addresses_are_let_go_and_those_of_a_standing_one_are_not() {
+    let desk = Desk::take().await;
+    desk.stateful_set("stays", 2).await;
+    desk.stateful_set("goes", 2).await;
+    desk.retained("stays-0", &desk.address(1), set("stays"), json!({})).await;
+    desk.retained("goes-0", &desk.address(2), set("goes"), json!({})).await;
+    desk.retained("goes-1", &desk.address(3), set("goes"), json!({"retention": {"keep": "Forever"}})).await;
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("a first look", || async { rounds(&world, "recycle") > 0 }).await;
+        desk.delete_set("goes").await;
+        until("the release", || async { desk.claims().await.len() == 2 }).await;
+        assert_eq!(desk.names().await, ["goes-1", "stays-0"]);
+        until("the event", || async { !desk.told("Released").await.is_empty() }).await;
+        let told = desk.told("Released").await;
+        assert!(told[0].contains(&desk.address(2)) && told[0].contains("StatefulSet goes"), "{told:?}");
+    })
+    .await;
+    assert!(world.metrics.page().contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1"));
+}
+
+#[tokio::test]
+async fn one_look_lets_nothing_go() {
+    let desk = Desk::take().await;
+    desk.retained("db-0", &desk.address(1), set("db"), json!({})).await;
+    let world = desk.world(&[&HURRIED[1..], &["--proof-gap=1h"]].concat());
+    while_at_work(&world, async {
+        until("a first look", || async { rounds(&world, "recycle") > 0 }).await;
+        let so_far = rounds(&world, "repair");
+        until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        assert_eq!(desk.names().await, ["db-0"]);
+        assert_eq!(world.hands.count(), 0, "nothing was written");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let owner = desk.stateful_set("db", 1).await;
+    let first = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
+    let address = node.add(&first).await.unwrap();
+    node.del(&first).await;
+    delete_pod(&desk.case, "db-0").await;
+    desk.delete_set("db").await;
+    let resting = [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h"]].concat();
+    let world = desk.world(&resting);
+    while_at_work(&world, async {
+        until("the rest", || async {
+            desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Resting)
+        })
+        .await;
+        assert!(desk.names().await.is_empty());
+        // Another claimant on the same node does not get it.
+        let other = sandbox(&desk.pod("other", &node.name, None, json!({})).await);
+        assert_ne!(node.add(&other).await.unwrap(), address);
+        let owner = desk.stateful_set("db", 1).await;
+        let again = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
+        assert_eq!(node.add(&again).await.unwrap(), address);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn scale_down_follows_each_bindings_own_rule() {
+    let desk = Desk::take().await;
+    desk.stateful_set("db", 9).await;
+    let binding = |ordinal: u32, retention: Value| json!({"claimant": {"kind": "Pod", "ordinal": ordinal}, "retention": retention});
+    desk.retained("db-1", &desk.address(1), set("db"), binding(1, json!({"onScaleDown": "Release"}))).await;
+    desk.retained("db-6", &desk.address(6), set("db"), binding(6, json!({"onScaleDown": "Release"}))).await;
+    desk.retained("db-7", &desk.address(7), set("db"), binding(7, json!({"onScaleDown": "Retain"}))).await;
+    let soon = json!({"onScaleDown": "TTL", "scaleDownTtlSeconds": 1});
+    desk.retained("db-8", &desk.address(8), set("db"), binding(8, soon)).await;
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("a first round", || async { rounds(&world, "recycle") > 0 }).await;
+        assert_eq!(desk.names().await.len(), 4);
+        desk.scale("db", 2).await;
+        until("the release of two", || async { desk.names().await == ["db-1", "db-7"] }).await;
+        until("their claims' end", || async { desk.claims().await.len() == 2 }).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_time_to_live_runs_from_the_last_sight_of_the_pod() {
+    let desk = Desk::take().await;
+    let ttl = |seconds: u32| json!({"retention": {"keep": "TTL", "ttlSeconds": seconds}});
+    // Last seen long ago.
+    desk.retained("over", &desk.address(1), set("gone"), ttl(60)).await;
+    desk.retained("runs", &desk.address(2), set("gone"), ttl(315_360_000)).await;
+    let world = desk.world(HURRIED);
+    while_at_work(&world, until("the release of one", || async { desk.names().await == ["runs"] })).await;
+}
+
+#[tokio::test]
+async fn pods_of_any_kind_are_looked_up_by_discovery_and_an_unknown_kind_keeps() {
+    let desk = Desk::take().await;
+    let client = desk.case.client();
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "fleets.test.example"}, "spec": {"group": "test.example", "scope": "Namespaced",
+        "names": {"plural": "fleets", "singular": "fleet", "kind": "Fleet"},
+        "versions": [{"name": "v2", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
+            "x-kubernetes-preserve-unknown-fields": true}}}]}});
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let force = PatchParams::apply("test").force();
+    crds.patch("fleets.test.example", &force, &Patch::Apply(&definition)).await.unwrap();
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("test.example", "v2", "Fleet"));
+    let fleets: Api<DynamicObject> = Api::namespaced_with(client, desk.case.namespace(), &kind);
+    until("the kind", || async {
+        fleets.create(&Default::default(), &DynamicObject::new("red", &kind)).await.is_ok()
+    })
+    .await;
+    // By a version that is no longer served: the kind counts.
+    let fleet = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "red"});
+    let slot = json!({"claimant": {"kind": "Slot", "ordinal": 0}});
+    desk.retained("red-0", &desk.address(1), fleet, slot.clone()).await;
+    let unknown = json!({"apiVersion": "nobody.example/v1", "kind": "Ghost", "name": "g"});
+    desk.retained("g-0", &desk.address(2), unknown, slot.clone()).await;
+    let odd = json!({"apiVersion": "test.example/v1", "kind": "Flotilla", "name": "g"});
+    desk.retained("g-1", &desk.address(3), odd, slot).await;
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("the doubt", || async { desk.told("KeptInDoubt").await.len() == 2 }).await;
+        let told = desk.told("KeptInDoubt").await.join("\n");
+        assert!(
+            told.contains("no kind Ghost of nobody.example") && told.contains("no kind Flotilla"),
+            "{told}"
+        );
+        assert_eq!(desk.names().await.len(), 3);
+        fleets.delete("red", &Default::default()).await.unwrap();
+        until("the release", || async { desk.names().await == ["g-0", "g-1"] }).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_living_pod_and_an_attachment_keep_an_address_whose_workload_is_gone() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let owner = json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "gone", "uid": "x", "controller": true});
+    let pod = sandbox(&desk.pod("gone-0", &node.name, Some(&owner), json!({})).await);
+    node.add(&pod).await.unwrap();
+    desk.retained("bait", &desk.address(200), set("gone"), json!({})).await;
+    let world = desk.world(&[HURRIED, &["--mark=false"]].concat());
+    while_at_work(&world, async {
+        until("a look", || async { rounds(&world, "recycle") > 0 }).await;
+        node.del(&pod).await;
+        // Detached, but its pod is there; and so the other binding of the workload stays too.
+        until("the detach", || async { is_free(&desk.stickies().get("gone-0").await.unwrap()) }).await;
+        assert_eq!(desk.names().await, ["bait", "gone-0"]);
+        delete_pod(&desk.case, "gone-0").await;
+        until("the release", || async { desk.names().await.is_empty() }).await;
+    })
+    .await;
+}
+
+fn is_free(sticky: &StickyIP) -> bool {
+    sticky.status.as_ref().is_some_and(|status| status.attachment.is_none())
+}
+
+#[tokio::test]
+async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let says = json!({"sticky-ipam.io/retention": "90m"});
+    let plain = sandbox(&desk.pod("plain", &node.name, None, json!({})).await);
+    let special = sandbox(&desk.pod("special", &node.name, None, says).await);
+    let odd = sandbox(&desk.pod("odd", &node.name, None, json!({"sticky-ipam.io/retention": "soon"})).await);
+    for pod in [&plain, &special, &odd] {
+        node.add(pod).await.unwrap();
+    }
+    let given = [HURRIED, &["--retention=TTL", "--retention-ttl=5h", "--on-scale-down=Release"]].concat();
+    let world = desk.world(&given);
+    let retention = async |name: &str| {
+        serde_json::to_value(desk.stickies().get(name).await.unwrap().spec.retention).unwrap()
+    };
+    while_at_work(&world, async {
+        let five = json!({"keep": "TTL", "ttlSeconds": 18000, "onScaleDown": "Release"});
+        until("the flags' word", || async { retention("plain").await == five }).await;
+        let pods = json!({"keep": "TTL", "ttlSeconds": 5400, "onScaleDown": "Release"});
+        until("the pod's word", || async { retention("special").await == pods }).await;
+        until("the complaint", || async {
+            desk.told("BadAnnotation").await.iter().any(|t| t.contains("soon"))
+        })
+        .await;
+        assert_eq!(retention("odd").await, json!({"keep": "WithWorkload", "onScaleDown": "Retain"}));
+    })
+    .await;
+}

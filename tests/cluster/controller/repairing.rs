@@ -1,0 +1,83 @@
+//! The repair loop inside the controller: violations are cured or told with both names, and a claim rests its time.
+
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::objects::{ClaimPhase, StickyPhase};
+
+use super::{Desk, HURRIED, rounds, until, while_at_work};
+use crate::node::sticky_pool;
+
+fn set() -> Value {
+    json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"})
+}
+
+#[tokio::test]
+async fn two_bindings_of_one_address_are_told_with_both_names() {
+    let desk = Desk::take().await;
+    desk.stateful_set("db", 9).await;
+    desk.retained("rightful", &desk.address(1), set(), json!({})).await;
+    let api = desk.stickies();
+    let thief = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "StickyIP", "metadata": {"name": "thief"},
+        "spec": {"addresses": [desk.address(1)], "claimant": {"kind": "Pod"}, "workload": set()}});
+    api.create(&Default::default(), &serde_json::from_value(thief).unwrap()).await.unwrap();
+    let status = json!({"status": {"phase": "Attached", "attachment": {"node": "n", "podName": "thief", "podUid": "u",
+        "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
+    api.patch_status("thief", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    let pod = desk.pod("thief", "n", None, json!({})).await;
+    assert!(pod.metadata.uid.is_some());
+    let world = desk.world(&[HURRIED, &["--mark=false"]].concat());
+    while_at_work(&world, async {
+        until("the mark", || async {
+            api.get("thief").await.unwrap().status.unwrap().phase == Some(StickyPhase::Conflict)
+        })
+        .await;
+        until("the event", || async { !desk.told("Repaired").await.is_empty() }).await;
+        let told = desk.told("Repaired").await;
+        assert!(told.iter().any(|text| text.contains("thief") && text.contains("rightful")), "{told:?}");
+        until("the metric", || async { world.metrics.page().contains("sticky_ipam_controller_conflicts 1") })
+            .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_claim_is_made_anew_and_nothing_is_written_at_rest() {
+    let desk = Desk::take().await;
+    desk.stateful_set("db", 9).await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    desk.retained("db-0", &desk.address(1), set(), json!({})).await;
+    let claims = kube::Api::<sticky_ipam::cluster::objects::AddressClaim>::all(desk.case.client());
+    claims.delete(&desk.address(1), &Default::default()).await.unwrap();
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("the claim", || async {
+            desk.claims().await.first().is_some_and(|claim| claim.spec.phase == ClaimPhase::Bound)
+        })
+        .await;
+        let so_far = rounds(&world, "repair");
+        until("quiet", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        let writes = world.hands.count();
+        let so_far = rounds(&world, "repair");
+        until("some time at rest", || async { rounds(&world, "repair") > so_far + 3 }).await;
+        assert_eq!(world.hands.count(), writes, "nothing is written at rest");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claim_rests_for_the_whole_quarantine() {
+    let desk = Desk::take().await;
+    desk.retained("db-0", &desk.address(1), set(), json!({})).await;
+    let world = desk.world(&["--proof-gap=0s", "--quarantine=1h"]);
+    while_at_work(&world, async {
+        until("the rest", || async { desk.claims().await[0].spec.phase == ClaimPhase::Resting }).await;
+        until("the metric", || async {
+            world.metrics.page().contains("sticky_ipam_controller_quarantined 1")
+        })
+        .await;
+        let so_far = rounds(&world, "repair");
+        until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        assert_eq!(desk.claims().await.len(), 1);
+    })
+    .await;
+}
