@@ -2,9 +2,11 @@
 //!
 //! The rooms of the house, each knowing only those to its left:
 //! `alloc` and `policy` decide and know no clock, disk or network; `cni` speaks the protocol, `store` remembers
-//! on the node, `cluster` remembers in the API server; `process` is what long-running parts have in common; `plugin` and
-//! `controller` carry out, and `cli` is what people call.
+//! on the node, `cluster` remembers in the API server; `process` is what long-running parts have in common; `plugin` carries
+//! out, `agent` keeps a node and `controller` the cluster in step, and `cli` is what people call.
 
+#[cfg(feature = "agent")]
+pub mod agent;
 pub mod alloc;
 pub mod cli;
 #[cfg(feature = "cluster")]

@@ -42,7 +42,8 @@ fn get(socket: &Path, path: &str) -> io::Result<(u16, String)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     // Version 1.0: the answer ends where the connection does.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n")?;
+    let asked = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
+    stream.write_all(asked.as_bytes())?;
     let mut answer = Vec::new();
     stream.take(LONGEST_ANSWER).read_to_end(&mut answer)?;
     let text = String::from_utf8_lossy(&answer);

@@ -83,10 +83,15 @@ pub fn pool(object: &IPPool) -> ObjectReference {
     }
 }
 
-/// What is told when this very attachment moved the address from another node: from, to, and why.
+/// What is told when this very attachment moved the address from another node: from, to, and why. `before` is the
+/// StickyIP as it was read before, where it was: two attachments of one second look alike.
 #[must_use]
-pub fn move_of(object: &StickyIP) -> Option<String> {
+pub fn move_of(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
     let status = object.status.as_ref()?;
+    let known = before.and_then(|before| before.status.as_ref()?.handovers.first());
+    if known.is_some() && known == status.handovers.first() {
+        return None;
+    }
     let attachment = status.attachment.as_ref()?;
     let last = status.handovers.first()?;
     let just_now = last.at == attachment.since && last.to == attachment.node;
@@ -193,10 +198,13 @@ mod tests {
                            "handovers": [{"from": from, "to": "n2", "reason": "the address was free", "at": at}]}}))
             .unwrap()
         };
-        let told = move_of(&sticky("n1", "2026-01-01T00:00:05Z")).unwrap();
+        let moved = sticky("n1", "2026-01-01T00:00:05Z");
+        let told = move_of(None, &moved).unwrap();
         assert!(told.contains("10.0.0.7 moved from node n1 to node n2"), "{told}");
-        assert_eq!(move_of(&sticky("n1", "2026-01-01T00:00:04Z")), None);
-        assert_eq!(move_of(&sticky("", "2026-01-01T00:00:05Z")), None);
-        assert_eq!(move_of(&sticky("n2", "2026-01-01T00:00:05Z")), None);
+        assert_eq!(move_of(Some(&sticky("n3", "2026-01-01T00:00:05Z")), &moved), Some(told));
+        assert_eq!(move_of(Some(&moved), &moved), None);
+        assert_eq!(move_of(None, &sticky("n1", "2026-01-01T00:00:04Z")), None);
+        assert_eq!(move_of(None, &sticky("", "2026-01-01T00:00:05Z")), None);
+        assert_eq!(move_of(None, &sticky("n2", "2026-01-01T00:00:05Z")), None);
     }
 }

@@ -44,6 +44,13 @@ pub fn is_meant(pod: &Pod, uid: &str) -> bool {
     pod.metadata.uid.as_deref() == Some(uid) || mirrored.is_some_and(|hash| hash == uid)
 }
 
+/// The uid by which the runtime knows a pod: a static pod's own, not its mirror's.
+#[must_use]
+pub fn runtime_uid(pod: &Pod) -> &str {
+    let mirrored = pod.metadata.annotations.as_ref().and_then(|all| all.get(CONFIG_HASH));
+    mirrored.or(pod.metadata.uid.as_ref()).map_or("", String::as_str)
+}
+
 /// The state of a node; none means that it does not exist.
 #[must_use]
 pub fn node_state(node: Option<&Node>) -> NodeState {

@@ -48,7 +48,7 @@ fn in_cluster<D: Disk>(
 ) -> Result<Option<Vec<IpAddr>>, CniError> {
     match (&scene.sticky.cluster, &request.pod) {
         (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
-            super::bound::add(request, scene, conf, pod, wanted, story)
+            super::bound::add(&super::bound::Errand { request, scene, conf, pod, crd: false }, wanted, story)
         }
         _ => Ok(None),
     }

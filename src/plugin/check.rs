@@ -23,7 +23,7 @@ pub(super) fn run<D: Disk>(
     story.tell(has, "as ADD left it");
     #[cfg(feature = "cluster")]
     if let (Some(conf), Some(binding)) = (&scene.sticky.cluster, &stored.record.binding) {
-        super::bound::check(conf, binding, attachment)?;
+        super::ended::check(conf, binding, attachment)?;
     }
     let Some(prev) = &request.config.prev_result else { return Ok(()) };
     let told: Vec<_> = prev.ips.iter().map(|ip| ip.address.addr()).collect();

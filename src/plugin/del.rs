@@ -4,7 +4,7 @@
 
 use super::{Scene, Story, attachment};
 use crate::cni::{Attachment, CniError, Request};
-use crate::store::{Disk, Keep, Locked, Moment, Note, Phase, Record, StoreError, Stored, Told};
+use crate::store::{Decision, Disk, Keep, Locked, Moment, Note, Phase, Record, StoreError, Stored, Told};
 
 pub(super) fn run<D: Disk>(
     scene: &Scene<'_, D>,
@@ -23,6 +23,12 @@ pub(super) fn run<D: Disk>(
                 None
             }
             Some(stored) => {
+                // A repeated DEL could not find it by its container id: somebody else must know how to.
+                let known_as = stored.record.binding.as_ref().map(|binding| binding.container.as_str());
+                if known_as.is_some_and(|known_as| known_as != attachment.container.as_str()) {
+                    let note = ended_note(attachment, Some(&stored.record), scene.store.now());
+                    locked.leave_note(attachment, &note)?;
+                }
                 let why = let_go(&mut locked, &stored, scene.store.now())?;
                 story.tell(&stored.record.addresses, why);
                 locked.commit()?;
@@ -30,7 +36,7 @@ pub(super) fn run<D: Disk>(
             }
         },
     };
-    tell_cluster(scene, attachment, stored.as_ref(), story)
+    tell_cluster(scene, request, stored.as_ref(), story)
 }
 
 /// Has the API server know that the sandbox has ended: at once, or by a note for the agent. An attachment of which this
@@ -38,16 +44,20 @@ pub(super) fn run<D: Disk>(
 #[cfg(feature = "cluster")]
 fn tell_cluster<D: Disk>(
     scene: &Scene<'_, D>,
-    attachment: &Attachment,
+    request: &Request,
     stored: Option<&Stored>,
     story: &mut Story<'_>,
 ) -> Result<(), CniError> {
+    let attachment = attachment(request)?;
     let record = stored.map(|stored| &stored.record);
+    if record.is_none() && is_not_sticky(scene, request, attachment)? {
+        return Ok(());
+    }
     let outcome = match (&scene.sticky.cluster, record.map(|record| &record.binding)) {
         (_, Some(None)) | (None, None) => return Ok(()),
         (None, Some(Some(_))) => Err("sticky.cluster is missing or cannot be read".to_owned()),
         (Some(conf), binding) => {
-            super::bound::detach(conf, attachment, binding.and_then(Option::as_ref), story)
+            super::ended::detach(scene, conf, attachment, binding.and_then(Option::as_ref), story)
         }
     };
     let Err(why) = outcome else {
@@ -61,14 +71,32 @@ fn tell_cluster<D: Disk>(
     Ok(locked.leave_note(attachment, &ended_note(attachment, record, scene.store.now()))?)
 }
 
+/// Whether this node knows, without asking anybody, that the pod has nothing in the cluster. Where Cilium picks the
+/// addresses, pods that are not sticky leave no record, and there are many of them.
+#[cfg(feature = "cluster")]
+fn is_not_sticky<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    attachment: &Attachment,
+) -> Result<bool, CniError> {
+    let Some(pod) = &request.pod else { return Ok(false) };
+    if !scene.sticky.selects(pod) {
+        return Ok(true);
+    }
+    let (Some(uid), Some(mut locked)) = (pod.uid(), scene.store.lock_existing()?) else { return Ok(false) };
+    let decision = locked.prepared(uid, &attachment.interface)?;
+    Ok(decision.is_some_and(|decision| decision.sticky.is_none() && decision.is_for(pod, scene.store.now())))
+}
+
 /// Without the cluster's part only a note can be left, for one that has it.
 #[cfg(not(feature = "cluster"))]
 fn tell_cluster<D: Disk>(
     scene: &Scene<'_, D>,
-    attachment: &Attachment,
+    request: &Request,
     stored: Option<&Stored>,
     _: &mut Story<'_>,
 ) -> Result<(), CniError> {
+    let attachment = attachment(request)?;
     if let Some(stored) = stored.filter(|stored| stored.record.binding.is_some()) {
         let mut locked = scene.store.lock()?;
         locked.leave_note(attachment, &ended_note(attachment, Some(&stored.record), scene.store.now()))?;
@@ -98,6 +126,12 @@ pub(super) fn let_go<D: Disk>(
     stored: &Stored,
     now: &Moment,
 ) -> Result<&'static str, StoreError> {
+    if let Some(uid) = stored.record.pod.as_ref().and_then(|pod| pod.uid())
+        && stored.record.binding.as_ref().is_some_and(|known| known.container == Decision::known_as(uid))
+    {
+        // Used up; a crash may have left it.
+        locked.forget_prepared(uid)?;
+    }
     if stored.record.keep == Keep::No {
         locked.free(stored)?;
         return Ok("freed");

@@ -1,8 +1,8 @@
 //! Running another plugin in our place (`delegate` in the configuration): cilium-cni in `crd` mode, where Cilium
-//! picks the address and we make sure which one it is.
+//! picks the address and [`super::crd`] makes sure which one it is.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -10,56 +10,118 @@ use serde_json::{Value, json};
 use super::Story;
 use crate::cni::{CniError, Request, Verb, code};
 
-/// Runs the delegate with our environment, and passes its answer on as it is.
+/// Carries a verb out through the delegate.
 ///
 /// # Errors
-/// The delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by then, so that it
-/// leaves nothing behind, as the specification asks.
+/// As [`Delegate::pass`]; or the cluster's.
 pub(super) fn run(
     request: &Request,
     delegate: &Value,
     story: &mut Story<'_>,
 ) -> Result<Option<Value>, CniError> {
-    let kind = delegate.get("type").and_then(Value::as_str).unwrap_or_default();
-    let program = find(request, kind)?;
-    let config = config_for(request, delegate);
-    story.tell(&[], format!("answered by {kind}"));
-    let outcome = ask(&program, &config, request.verb, kind);
-    if request.verb == Verb::Add
-        && outcome.is_err()
-        && let Err(error) = ask(&program, &config, Verb::Del, kind)
-    {
-        tracing::warn!(delegate = kind, %error, "the delegate could not clean up after its failed ADD");
+    let delegate = Delegate::find(request, delegate)?;
+    #[cfg(feature = "cluster")]
+    if let Some(conf) = request.config.sticky().and_then(|sticky| sticky.cluster.as_ref()) {
+        return super::crd::run(request, conf, &delegate, story);
     }
-    outcome
+    delegate.pass(story)
 }
 
-fn ask(program: &Path, config: &Value, verb: Verb, kind: &str) -> Result<Option<Value>, CniError> {
-    let output = execute(program, config, verb).map_err(|error| {
-        CniError::new(
-            code::DELEGATE_FAILED,
-            format!("cannot run the delegate {}: {error}", program.display()),
-        )
-    })?;
-    // What it says to people is for people; nobody is left to tell if they have gone.
-    let _ = std::io::stderr().write_all(&output.stderr);
-    let answer = if output.stdout.trim_ascii().is_empty() {
-        None
-    } else {
-        let parsed = serde_json::from_slice(&output.stdout).map_err(|error| {
-            let message = format!("the delegate {} answered what is not JSON: {error}", program.display());
-            CniError::new(code::DELEGATE_FAILED, message)
-        })?;
-        Some(parsed)
-    };
-    match (output.status.success(), answer) {
-        (true, answer) => Ok(answer),
-        (false, Some(error)) => Err(error_of(&error, kind)),
-        (false, None) => {
-            let message = format!("the delegate {} ended with {}", program.display(), output.status);
-            Err(CniError::new(code::DELEGATE_FAILED, message)
-                .with_details(String::from_utf8_lossy(&output.stderr).trim()))
+/// The other plugin.
+pub(super) struct Delegate<'a> {
+    request: &'a Request,
+    kind: String,
+    program: PathBuf,
+    config: Value,
+}
+
+impl<'a> Delegate<'a> {
+    fn find(request: &'a Request, delegate: &Value) -> Result<Self, CniError> {
+        let kind = delegate.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let program = find(request, &kind)?;
+        Ok(Self { request, kind, program, config: config_for(request, delegate) })
+    }
+
+    /// Runs the delegate with our environment, and passes its answer on as it is.
+    ///
+    /// # Errors
+    /// The delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by then, so that it
+    /// leaves nothing behind, as the specification asks.
+    pub(super) fn pass(&self, story: &mut Story<'_>) -> Result<Option<Value>, CniError> {
+        story.tell(&[], format!("answered by {}", self.kind));
+        let outcome = self.ask(self.request.verb);
+        if self.request.verb == Verb::Add && outcome.is_err() {
+            self.clean_up();
         }
+        outcome
+    }
+
+    /// Has the delegate take back what an ADD may have left.
+    pub(super) fn clean_up(&self) {
+        if let Err(error) = self.ask(Verb::Del) {
+            tracing::warn!(delegate = self.kind, %error, "the delegate could not clean up after its ADD");
+        }
+    }
+
+    /// Runs one verb of the delegate.
+    ///
+    /// # Errors
+    /// The delegate's own, or why it could not be run.
+    pub(super) fn ask(&self, verb: Verb) -> Result<Option<Value>, CniError> {
+        let (program, kind) = (&self.program, &self.kind);
+        let output = self.execute(verb).map_err(|error| {
+            CniError::new(
+                code::DELEGATE_FAILED,
+                format!("cannot run the delegate {}: {error}", program.display()),
+            )
+        })?;
+        // What it says to people is for people; nobody is left to tell if they have gone.
+        let _ = std::io::stderr().write_all(&output.stderr);
+        let answer = if output.stdout.trim_ascii().is_empty() {
+            None
+        } else {
+            let parsed = serde_json::from_slice(&output.stdout).map_err(|error| {
+                let message =
+                    format!("the delegate {} answered what is not JSON: {error}", program.display());
+                CniError::new(code::DELEGATE_FAILED, message)
+            })?;
+            Some(parsed)
+        };
+        match (output.status.success(), answer) {
+            (true, answer) => Ok(answer),
+            (false, Some(error)) => Err(error_of(&error, kind)),
+            (false, None) => {
+                let message = format!("the delegate {} ended with {}", program.display(), output.status);
+                Err(CniError::new(code::DELEGATE_FAILED, message)
+                    .with_details(String::from_utf8_lossy(&output.stderr).trim()))
+            }
+        }
+    }
+
+    fn execute(&self, verb: Verb) -> std::io::Result<std::process::Output> {
+        let mut command = Command::new(&self.program);
+        command.env("CNI_COMMAND", verb.as_str());
+        if let Some(attachment) = &self.request.attachment {
+            command.env("CNI_CONTAINERID", attachment.container.as_str());
+            command.env("CNI_IFNAME", attachment.interface.as_str());
+        }
+        let paths = std::env::join_paths(&self.request.cni_path).ok().filter(|paths| !paths.is_empty());
+        for (name, value) in [
+            ("CNI_ARGS", self.request.cni_args.as_deref()),
+            ("CNI_NETNS", self.request.netns.as_ref().map(|path| path.as_os_str())),
+            ("CNI_PATH", paths.as_deref()),
+        ] {
+            if let Some(value) = value {
+                command.env(name, value);
+            }
+        }
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A delegate that answers without reading is none of our business.
+            let _ = stdin.write_all(self.config.to_string().as_bytes());
+        }
+        child.wait_with_output()
     }
 }
 
@@ -96,17 +158,6 @@ fn find(request: &Request, kind: &str) -> Result<PathBuf, CniError> {
         );
         CniError::new(code::DELEGATE_FAILED, message)
     })
-}
-
-fn execute(program: &Path, config: &Value, verb: Verb) -> std::io::Result<std::process::Output> {
-    let mut command = Command::new(program);
-    command.env("CNI_COMMAND", verb.as_str());
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A delegate that answers without reading is none of our business.
-        let _ = stdin.write_all(config.to_string().as_bytes());
-    }
-    child.wait_with_output()
 }
 
 fn error_of(error: &Value, kind: &str) -> CniError {

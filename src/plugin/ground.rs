@@ -4,24 +4,72 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use super::Scene;
 use crate::alloc::RangeSet;
-use crate::alloc::range::Family;
+use crate::alloc::range::{Family, Range, RangeSpec};
+use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::step::Candidate;
 use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError};
 use crate::cluster::objects::Holder;
+use crate::cluster::projection::{Shape, home_blocks};
 use crate::cni::{Attachment, CniError, ContainerId, PodIdentity, Request, code};
 use crate::policy::handover::{OldPod, OldSandbox};
-use crate::store::{Binding, Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+use crate::store::{Binding, Claimant, Decision, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
 
 /// How many addresses that others hold are passed over before the node counts as full.
 const MOST_PASSED: usize = 1024;
+
+/// Where a node's addresses come from, and what is shown of them.
+#[derive(Debug)]
+pub(super) struct Home {
+    sets: Vec<RangeSet>,
+    /// Addresses that Cilium gives to others, whatever the store says.
+    barred: BTreeSet<IpAddr>,
+    /// What the node's CiliumNode shows.
+    pub(super) shape: Shape,
+}
+
+impl Home {
+    /// The ranges of the node's configuration: this plugin picks, and every range set gives an address.
+    pub(super) fn of_ranges(sets: &[RangeSet]) -> Self {
+        let ranges = sets.iter().flat_map(|set| set.ranges()).map(Range::subnet).collect();
+        Self { sets: sets.to_vec(), barred: BTreeSet::new(), shape: Shape { pool: false, ranges } }
+    }
+
+    /// Nothing is picked here, in `crd` mode.
+    pub(super) fn elsewhere() -> Self {
+        let shape = Shape { pool: true, ranges: Vec::new() };
+        Self { sets: Vec::new(), barred: BTreeSet::new(), shape }
+    }
+
+    /// The home blocks of the node's CiliumNode (`crd` mode). What stands in its pool for anybody else than `owner`, or is
+    /// in use, Cilium may have given away.
+    pub(super) fn of_cilium_node(node: &CiliumNode, owner: &str) -> Self {
+        let blocks = home_blocks(node);
+        let of_family = |family| {
+            let ranges = blocks.iter().filter(|block| Family::of(block.addr()) == family);
+            let range = |block: &IpNet| {
+                let spec = RangeSpec { subnet: &block.to_string(), ..RangeSpec::default() };
+                Range::from_spec(&spec).ok()
+            };
+            RangeSet::new(ranges.filter_map(range).collect()).ok()
+        };
+        let sets = [Family::V4, Family::V6].into_iter().filter_map(of_family).collect();
+        let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
+        let used = node.status.iter().flat_map(|status| status.ipam.used.keys());
+        let barred = pool.chain(used).filter_map(|key| key.parse().ok()).collect();
+        Self { sets, barred, ..Self::elsewhere() }
+    }
+}
 
 /// This node, for one claimant.
 pub(super) struct Here<'a, D: Disk> {
     pub(super) request: &'a Request,
     pub(super) scene: &'a Scene<'a, D>,
+    pub(super) home: &'a Home,
     pub(super) node: &'a str,
     pub(super) attachment: &'a Attachment,
     pub(super) key: Holder,
@@ -35,7 +83,7 @@ impl<D: Disk> Here<'_, D> {
         Claimant::bound(&self.key.namespace, &self.key.name, &self.attachment.interface)
     }
 
-    fn record(&self, addresses: Vec<IpAddr>, phase: Phase) -> Record {
+    fn record(&self, addresses: Vec<IpAddr>, phase: Phase, known_as: &str) -> Record {
         Record {
             addresses,
             attachment: self.attachment.clone(),
@@ -46,10 +94,7 @@ impl<D: Disk> Here<'_, D> {
             binding: Some(Binding {
                 namespace: self.key.namespace.clone(),
                 name: self.key.name.clone(),
-                container: match phase {
-                    Phase::Attached => self.attachment.container.as_str().to_owned(),
-                    Phase::Kept => String::new(),
-                },
+                container: known_as.to_owned(),
             }),
             since: self.scene.store.now().clone(),
         }
@@ -86,13 +131,13 @@ impl<D: Disk> Here<'_, D> {
         }
         addresses.retain(|other| Family::of(*other) != Family::of(address));
         addresses.push(address);
-        locked.put(&self.record(addresses, Phase::Kept), kept.as_ref()).map_err(ground)?;
+        locked.put(&self.record(addresses, Phase::Kept, ""), kept.as_ref()).map_err(ground)?;
         locked.commit().map_err(ground)?;
         self.reserved.push(address);
         Ok(())
     }
 
-    /// Lets go of what was reserved in this walk and is not claimed.
+    /// Lets go of what was reserved in this walk. Only if it is not claimed: the caller has looked.
     pub(super) fn unreserve(&self) -> Result<(), StoreError> {
         if self.reserved.is_empty() {
             return Ok(());
@@ -110,11 +155,40 @@ impl<D: Disk> Here<'_, D> {
     }
 
     /// Writes down that the sandbox has these addresses, and one of this node's ranges for every range set that they do
-    /// not serve. Tells the addresses by range set.
-    pub(super) fn settle(&self, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
-        let mut locked = self.scene.store.lock()?;
+    /// not serve. Tells the addresses by range set; where Cilium picks the address there are none. With a `decision`,
+    /// that is used up in the same hold of the lock.
+    pub(super) fn settle(
+        &self,
+        mut locked: Locked<'_, D>,
+        addresses: &[IpAddr],
+        decision: Option<&Decision>,
+    ) -> Result<Vec<IpAddr>, CniError> {
+        let kept = self.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
+        for address in addresses {
+            let there = locked.at(*address)?;
+            let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(self.claimant()));
+            if let (false, Some(there)) = (ours, there) {
+                let message = format!("{address} of StickyIP {} is with {}", self.key, there.record.holder());
+                return Err(CniError::try_again(message));
+            }
+        }
+        let all =
+            if self.home.shape.pool { addresses.to_vec() } else { self.by_set(&mut locked, addresses)? };
+        let prepared = decision.and_then(|decision| decision.sticky.as_ref());
+        let known_as =
+            prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.known_as.as_str());
+        let record = self.record(all.clone(), Phase::Attached, known_as);
+        match decision {
+            Some(decision) => locked.consume(decision, &record, kept.as_ref())?,
+            None => locked.put(&record, kept.as_ref())?,
+        }
+        locked.commit()?;
+        Ok(all)
+    }
+
+    fn by_set(&self, locked: &mut Locked<'_, D>, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
         let mut all: Vec<Option<IpAddr>> = Vec::new();
-        for set in &self.scene.ipam.sets {
+        for set in &self.home.sets {
             let bound = addresses.iter().find(|address| Family::of(**address) == set.family());
             all.push(bound.copied().filter(|address| !all.contains(&Some(*address))));
         }
@@ -125,16 +199,7 @@ impl<D: Disk> Here<'_, D> {
             );
             return Err(CniError::new(code::REQUEST_REFUSED, message));
         }
-        let kept = self.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
-        for address in all.iter().flatten() {
-            let there = locked.at(*address)?;
-            let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(self.claimant()));
-            if let (false, Some(there)) = (ours, there) {
-                let message = format!("{address} of StickyIP {} is with {}", self.key, there.record.holder());
-                return Err(CniError::try_again(message));
-            }
-        }
-        for (index, set) in self.scene.ipam.sets.iter().enumerate() {
+        for (index, set) in self.home.sets.iter().enumerate() {
             if all[index].is_none() {
                 let next = locked.next_free(index, set)?.ok_or_else(|| {
                     CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}"))
@@ -143,19 +208,16 @@ impl<D: Disk> Here<'_, D> {
                 all[index] = Some(next);
             }
         }
-        let all: Vec<IpAddr> = all.into_iter().flatten().collect();
-        locked.put(&self.record(all.clone(), Phase::Attached), kept.as_ref())?;
-        locked.commit()?;
-        Ok(all)
+        Ok(all.into_iter().flatten().collect())
     }
 
     fn own(&self, address: IpAddr) -> Option<Origin> {
-        let range = self.scene.ipam.sets.iter().find_map(|set| set.contains(address))?;
+        let range = self.home.sets.iter().find_map(|set| set.contains(address))?;
         range.usable(address).then(|| Origin::OwnBlock { node: self.node.to_owned(), block: range.subnet() })
     }
 
     fn set_of(&self, family: Family) -> Option<(usize, &RangeSet)> {
-        self.scene.ipam.sets.iter().enumerate().find(|(_, set)| set.family() == family)
+        self.home.sets.iter().enumerate().find(|(_, set)| set.family() == family)
     }
 }
 
@@ -166,25 +228,40 @@ impl<D: Disk> Ground for Here<'_, D> {
 
     fn families(&self) -> Vec<Family> {
         let mut families = Vec::new();
-        for set in &self.scene.ipam.sets {
+        for set in &self.home.sets {
             if !families.contains(&set.family()) {
                 families.push(set.family());
             }
         }
-        families
+        // A CiliumNode without blocks: what stands in its pool tells.
+        let pool = self.home.barred.iter().map(|address| Family::of(*address)).collect::<BTreeSet<_>>();
+        if families.is_empty() { pool.into_iter().collect() } else { families }
     }
 
     fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
         let Ok(container) = ContainerId::new(container_id) else { return Ok(OldSandbox::Gone) };
         let old = Attachment { container, interface: self.attachment.interface.clone() };
         let mut locked = self.scene.store.lock().map_err(ground)?;
-        Ok(match locked.of_attachment(&old).map_err(ground)? {
+        let known = match locked.of_attachment(&old).map_err(ground)? {
+            Some(stored) => Some(stored),
+            // The record may bear the id of a sandbox that took its place, or for which it was prepared.
+            None => locked.of_claimant(&self.claimant()).map_err(ground)?.filter(|stored| {
+                stored.record.binding.as_ref().is_some_and(|binding| binding.container == container_id)
+            }),
+        };
+        Ok(match known {
             Some(stored) if self.lives(&stored.record) => OldSandbox::MayLive,
             Some(_) => OldSandbox::Gone,
             // Its DEL came by here, or its ADD never got to the end; a store that was lost would look the same, so a pod that
             // is supposed to run is believed to.
             None if pod == OldPod::Running => OldSandbox::MayLive,
-            None => OldSandbox::Gone,
+            None => {
+                // Prepared for a pod that will not come: from here on it could not use it.
+                if let Some(uid) = container_id.strip_prefix("prepared-") {
+                    locked.withdraw(uid, &self.attachment.interface).map_err(ground)?;
+                }
+                OldSandbox::Gone
+            }
         })
     }
 
@@ -204,7 +281,7 @@ impl<D: Disk> Ground for Here<'_, D> {
         for _ in 0..MOST_PASSED {
             let Some(address) = locked.next_free(index, set).map_err(ground)? else { return Ok(None) };
             locked.move_cursor(index, address);
-            if avoid.contains(&address) {
+            if avoid.contains(&address) || self.home.barred.contains(&address) {
                 continue;
             }
             let Some(origin) = self.own(address) else { continue };
@@ -216,6 +293,10 @@ impl<D: Disk> Ground for Here<'_, D> {
 
     fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
         let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
+        if self.home.barred.contains(&address) {
+            let holder = "Cilium, which gives it to any pod".to_owned();
+            return Err(WalkError::HeldHere { address, holder });
+        }
         let mut locked = self.scene.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
             Some(there) if there.record.claimant() != Some(self.claimant()) => {

@@ -5,10 +5,16 @@
 
 mod add;
 #[cfg(feature = "cluster")]
+mod ask;
+#[cfg(feature = "cluster")]
 mod bound;
 mod check;
+#[cfg(feature = "cluster")]
+mod crd;
 mod del;
 mod delegate;
+#[cfg(feature = "cluster")]
+mod ended;
 mod gc;
 #[cfg(feature = "cluster")]
 mod ground;
@@ -162,6 +168,9 @@ struct Scene<'a, D: Disk> {
     ipam: &'a IpamConf,
     sticky: StickyConf,
     store: Store<D>,
+    /// Cilium picks the address from its pool (`crd` mode).
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code, reason = "only the cluster knows this mode"))]
+    crd: bool,
 }
 
 impl<'a, D: Disk> Scene<'a, D> {
@@ -171,7 +180,7 @@ impl<'a, D: Disk> Scene<'a, D> {
         })?;
         let sticky = request.config.sticky().cloned().unwrap_or_default();
         let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-        Ok(Self { ipam, sticky, store })
+        Ok(Self { ipam, sticky, store, crd: false })
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) fn run<D: Disk>(
     scene.store.is_usable().map_err(|error| CniError::not_available(error.to_string()))?;
     #[cfg(feature = "cluster")]
     if let Some(conf) = &scene.sticky.cluster {
-        super::bound::is_ready(conf)?;
+        super::ended::is_ready(conf)?;
     }
     story.tell(&[], "ready");
     // Without our settings the specification decides: an ADD that cannot succeed is not ready.

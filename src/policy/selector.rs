@@ -101,6 +101,22 @@ impl Selector {
         Ok(Self { tests })
     }
 
+    /// The selector as it could be written; read again, it is the same one.
+    #[must_use]
+    pub fn written(&self) -> LabelSelector {
+        let expression = |(key, test): &(String, Test)| {
+            let (operator, values) = match test {
+                Test::In(values) => ("In", values.clone()),
+                Test::NotIn(values) => ("NotIn", values.clone()),
+                Test::Exists => ("Exists", Vec::new()),
+                Test::DoesNotExist => ("DoesNotExist", Vec::new()),
+            };
+            Expression { key: key.clone(), operator: operator.to_owned(), values }
+        };
+        let match_expressions = self.tests.iter().map(expression).collect();
+        LabelSelector { match_labels: BTreeMap::new(), match_expressions }
+    }
+
     /// Whether these labels satisfy every requirement.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
@@ -203,6 +219,16 @@ mod tests {
         ];
         for (text, pod, expected) in cases {
             assert_eq!(Selector::parse(text).unwrap().matches(&labels(pod)), expected, "{text} on {pod:?}");
+        }
+    }
+
+    #[test]
+    fn a_selector_that_is_written_down_and_read_again_is_the_same() {
+        let text = r#"{"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "c", "operator": "NotIn", "values": ["d"]},
+            {"key": "e", "operator": "Exists"}, {"key": "f", "operator": "DoesNotExist"}]}"#;
+        for text in [text, "{}"] {
+            let selector = Selector::parse(text).unwrap();
+            assert_eq!(Selector::check(&selector.written()), Ok(selector));
         }
     }
 

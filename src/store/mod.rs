@@ -17,6 +17,7 @@ mod look;
 mod moment;
 mod notes;
 mod occupied;
+mod offered;
 mod open;
 mod prepared;
 mod reconcile;

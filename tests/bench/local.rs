@@ -13,6 +13,10 @@ pub struct Plugins {
     pub host_local: PathBuf,
 }
 
+/// What the table is about.
+pub const ABOUT: &str = "Wall-clock of a whole run of the plugin, median (99th percentile) in milliseconds. Ours has every change on stable\n\
+    storage before it answers, host-local does not.";
+
 /// How many addresses a large node has here.
 const MANY: usize = 60_000;
 /// Rounds of a fast verb, and of one that takes host-local half a second.
@@ -37,7 +41,7 @@ impl Side<'_> {
     }
 
     fn run(&self, verb: &str, container: &str, subnet: &str) -> Duration {
-        Call { plugin: self.plugin, verb, container, config: &self.config(subnet) }.run()
+        Call { plugin: self.plugin, verb, container, config: &self.config(subnet), args: "" }.run()
     }
 
     fn network(&self) -> PathBuf {
@@ -179,7 +183,8 @@ fn with_many(plugins: &Plugins, scratch: &Path, empty: [f64; 3]) -> Vec<Row> {
         });
     }
     let config = ours.config(subnet);
-    let memory = Call { plugin: &plugins.ours, verb: "ADD", container: "memory", config: &config }.memory();
+    let memory =
+        Call { plugin: &plugins.ours, verb: "ADD", container: "memory", config: &config, args: "" }.memory();
     rows.push(Row {
         work: "memory of one ADD at 60,000".into(),
         peer: "–".into(),
@@ -206,7 +211,7 @@ fn collected(ours: &Side<'_>, subnet: &str) -> Vec<Row> {
     );
     let mut took = Duration::ZERO;
     let held = longest_hold(&ours.network().join("lock"), || {
-        took = Call { plugin: ours.plugin, verb: "GC", container: "", config: &config }.run();
+        took = Call { plugin: ours.plugin, verb: "GC", container: "", config: &config, args: "" }.run();
     });
     let milliseconds = held.as_secs_f64() * 1e3;
     vec![
@@ -257,7 +262,7 @@ fn turns(
     times
 }
 
-fn compared(work: &str, theirs: &Times, ours: &Times, bar: Option<f64>) -> Row {
+pub fn compared(work: &str, theirs: &Times, ours: &Times, bar: Option<f64>) -> Row {
     let ratio = ours.median() / theirs.median();
     let told = |times: &Times| format!("{:.2} ({:.2}), n={}", times.median(), times.p99(), times.count());
     Row {
@@ -270,10 +275,10 @@ fn compared(work: &str, theirs: &Times, ours: &Times, bar: Option<f64>) -> Row {
     }
 }
 
-fn plain(work: &str, ours: String) -> Row {
+pub fn plain(work: &str, ours: String) -> Row {
     Row { work: work.to_owned(), peer: "–".into(), ours, ratio: None, bar: "–".into(), met: None }
 }
 
-fn progress(what: &str) {
+pub fn progress(what: &str) {
     println!("… {what}");
 }

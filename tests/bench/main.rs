@@ -1,26 +1,47 @@
 //! `make bench`: our plugin against its peers, turn by turn on the same machine in the same run.
 //!
-//! Prints a table of ratios and writes it to docs/benchmarks.md. Asserts on nothing: a figure is for people, and
-//! each row says what the bar is and whether it was met.
+//! Prints tables of ratios and writes them to docs/benchmarks.md. Asserts on nothing: a figure is for people, and
+//! each row says what the bar is and whether it was met. The parts that are not named keep their tables.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
+#[path = "../cluster/bench/mod.rs"]
+mod bench;
+mod cluster;
+mod lab;
 mod local;
 mod measure;
 mod report;
 
 use std::path::PathBuf;
 
+/// What is measured unless parts are named.
+const WITHOUT_ROOT: [&str; 2] = ["local", "cluster"];
+
 fn main() {
-    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let mut arguments: Vec<String> =
+        std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     // A process of its own, because only its children's memory is asked for.
-    if arguments.next().as_deref() == Some("--memory-of") {
-        measure::print_memory_of(&arguments.collect::<Vec<_>>());
+    if arguments.first().is_some_and(|first| first == "--memory-of") {
+        measure::print_memory_of(&arguments[1..]);
         return;
     }
-    let plugins = local::Plugins { ours: path_from("STICKY_IPAM"), host_local: path_from("HOST_LOCAL") };
-    let rows = local::rows(&plugins);
-    report::print_and_write(&rows);
+    if arguments.is_empty() {
+        arguments = WITHOUT_ROOT.map(str::to_owned).into();
+    }
+    for part in arguments {
+        let (heading, about, rows) = match &*part {
+            "local" => {
+                let plugins =
+                    local::Plugins { ours: path_from("STICKY_IPAM"), host_local: path_from("HOST_LOCAL") };
+                (report::LOCAL, local::ABOUT, local::rows(&plugins))
+            }
+            "cluster" => (report::CLUSTER, cluster::ABOUT, cluster::rows(&path_from("STICKY_IPAM"))),
+            "lab" => (report::LAB, lab::ABOUT, lab::rows()),
+            other => panic!("there is no part {other}; there are: local, cluster, lab"),
+        };
+        report::print_and_write(&heading, about, &rows);
+    }
 }
 
 fn path_from(variable: &str) -> PathBuf {

@@ -15,6 +15,8 @@ pub struct Call<'a> {
     pub verb: &'a str,
     pub container: &'a str,
     pub config: &'a str,
+    /// CNI_ARGS; empty where the runtime has none.
+    pub args: &'a str,
 }
 
 impl Call<'_> {
@@ -27,6 +29,7 @@ impl Call<'_> {
             .env("CNI_NETNS", "/run/netns/bench")
             .env("CNI_IFNAME", "eth0")
             .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_ARGS", self.args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());

@@ -14,9 +14,25 @@ pub struct Row {
     pub met: Option<bool>,
 }
 
-pub fn print_and_write(rows: &[Row]) {
+/// A table of the page: its heading, and the name of the peer.
+pub struct Heading {
+    pub title: &'static str,
+    pub peer: &'static str,
+}
+
+pub const LOCAL: Heading = Heading { title: "One node, against host-local", peer: "host-local v1.9.1" };
+pub const CLUSTER: Heading =
+    Heading { title: "By an API server, against whereabouts", peer: "whereabouts v0.8.0" };
+pub const LAB: Heading = Heading { title: "On the lab, against stock Cilium", peer: "Cilium v1.19.5 alone" };
+
+const PAGE: &str = "docs/benchmarks.md";
+const INTRODUCTION: &str = "# Benchmarks\n\nWritten by `make bench` and `make bench-lab`; each table is of the last run that \
+    was committed. A row is told\nwith its bar. Both sides take turns on the same machine in the same run.\n";
+
+/// Prints a table, and puts it in place of the one with this heading.
+pub fn print_and_write(heading: &Heading, about: &str, rows: &[Row]) {
     let mut text = String::new();
-    writeln!(text, "| work | host-local v1.9.1 | sticky-ipam | ratio | bar | met |").unwrap();
+    writeln!(text, "| work | {} | sticky-ipam | ratio | bar | met |", heading.peer).unwrap();
     writeln!(text, "|---|---|---|---|---|---|").unwrap();
     for row in rows {
         let ratio = row.ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"));
@@ -24,16 +40,29 @@ pub fn print_and_write(rows: &[Row]) {
         writeln!(text, "| {} | {} | {} | {ratio} | {} | {met} |", row.work, row.peer, row.ours, row.bar)
             .unwrap();
     }
-    println!("\n{text}");
-    let page = format!(
-        "# Benchmarks\n\nWritten by `make bench`; the table is of the last run that was committed. Times are wall-clock of a whole\n\
-         run of the plugin, median (99th percentile) in milliseconds; both plugins take turns in the same run. Ours has\n\
-         every change on stable storage before it answers, host-local does not.\n\nMachine: {}. Date: {}.\n\n{text}",
+    println!("\n## {}\n\n{text}", heading.title);
+    let section = format!(
+        "\n## {}\n\n{about}\n\nMachine: {}. Date: {}.\n\n{text}",
+        heading.title,
         machine(),
         output_of("date", &["-u", "+%Y-%m-%d"]),
     );
-    fs::write("docs/benchmarks.md", page).expect("docs/benchmarks.md can be written");
-    println!("written to docs/benchmarks.md");
+    let before = fs::read_to_string(PAGE).unwrap_or_default();
+    fs::write(PAGE, with_section(&before, heading, &section)).expect("the page can be written");
+    println!("written to {PAGE}");
+}
+
+/// The page with one section replaced, the others as they were.
+fn with_section(page: &str, heading: &Heading, section: &str) -> String {
+    let old = |title: &str| {
+        let start = page.find(&format!("\n## {title}\n"))?;
+        let length = page[start + 1..].find("\n## ").map_or(page.len() - start, |next| next + 1);
+        Some(&page[start..start + length])
+    };
+    let sections = [&LOCAL, &CLUSTER, &LAB].map(|one| {
+        if one.title == heading.title { Some(section) } else { old(one.title) }.unwrap_or_default()
+    });
+    format!("{INTRODUCTION}{}", sections.concat())
 }
 
 fn machine() -> String {

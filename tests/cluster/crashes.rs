@@ -1,13 +1,16 @@
 //! A verb that ends before or after every write to the API server, counted and not listed by hand, and whoever comes next.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use kube::api::Api;
 use serde_json::json;
 use sticky_ipam::cluster::objects::StickyIP;
+use sticky_ipam::cluster::projection::single_routes;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;
+use crate::cilium::{assert_in_one_pool, cilium_nodes, owned};
 use crate::node::{
     EndAt, Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod, sticky_pool,
 };
@@ -36,18 +39,67 @@ struct Stage {
     n2: TestNode,
 }
 
+/// Where the addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// A Sticky pool: away from every node's home.
+    Pool,
+    /// The node's own block.
+    Block,
+    /// The node's own block, out of which Cilium picks.
+    Cilium,
+    /// A Sticky pool, and Cilium picks.
+    PoolByCilium,
+}
+
 impl Stage {
-    async fn new(pool: bool) -> Self {
+    async fn new(from: From) -> Self {
         let server = ApiServer::shared().await;
         server.install_our_kinds().await;
         let case = server.case().await;
         let parts: Vec<_> = case.range().subnets(26).unwrap().collect();
-        if pool {
+        if matches!(from, From::Pool | From::PoolByCilium) {
             sticky_pool(&case, parts[2]).await;
         }
-        let n1 = TestNode::ready(&case, "n1", parts[0]).await;
-        let n2 = TestNode::ready(&case, "n2", parts[1]).await;
+        let (n1, n2) = if matches!(from, From::Cilium | From::PoolByCilium) {
+            (
+                TestNode::ready_crd(&case, "n1", parts[0]).await,
+                TestNode::ready_crd(&case, "n2", parts[1]).await,
+            )
+        } else {
+            (TestNode::ready(&case, "n1", parts[0]).await, TestNode::ready(&case, "n2", parts[1]).await)
+        };
         Self { case, n1, n2 }
+    }
+
+    /// No address is in two pools; what the pools and routes show is attached there, and all of that is shown where
+    /// Cilium picks.
+    async fn assert_shown(&self) {
+        let nodes = cilium_nodes(&self.case).await;
+        assert_in_one_pool(&nodes);
+        let mut attached = BTreeSet::new();
+        for sticky in stickies(&self.case).await {
+            let Some(at) = sticky.status.and_then(|status| status.attachment) else { continue };
+            let owner = format!("{}/{}", self.case.namespace(), at.pod_name);
+            attached.extend(sticky.spec.addresses.iter().map(|ip| (at.node.clone(), *ip, owner.clone())));
+        }
+        for node in &nodes {
+            let name = node.metadata.name.clone().unwrap();
+            for (key, entry) in node.spec.ipam.pool.iter().filter(|(_, entry)| !entry.owner.is_empty()) {
+                let shown = (name.clone(), key.parse().unwrap(), entry.owner.clone());
+                assert!(attached.contains(&shown), "{shown:?} is shown and not attached");
+            }
+            for address in single_routes(node) {
+                let there = attached.iter().any(|(at, ip, _)| *at == name && *ip == address);
+                assert!(there, "{address} is routed to {name} and not attached there");
+            }
+        }
+        if self.n1.cilium.is_some() {
+            for (node, address, owner) in &attached {
+                let shown = owned(&nodes, owner);
+                assert_eq!(shown, [(node.clone(), *address)], "{owner}");
+            }
+        }
     }
 
     async fn new_pod(&self, name: &str, node: &TestNode) -> Sandbox {
@@ -76,12 +128,14 @@ impl Stage {
             Next::Repair => {
                 mend(case).await;
                 assert_in_step(case, &[n1, n2]).await;
+                self.assert_shown().await;
                 return;
             }
         };
         let address = node.add(&sandbox).await.unwrap();
         assert!(expected.is_none_or(|expected| expected == address), "{expected:?} became {address}");
         assert_in_step(case, &[n1, n2]).await;
+        self.assert_shown().await;
         let own =
             stickies(case).await.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some(name));
         let own = own.unwrap();
@@ -92,12 +146,13 @@ impl Stage {
         let own =
             stickies(case).await.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some(name));
         assert!(own.unwrap().status.unwrap().attachment.is_none());
+        self.assert_shown().await;
         delete_pod(case, name).await;
     }
 }
 
-async fn every_crash_of_a_first_add(pool: bool) {
-    let stage = Stage::new(pool).await;
+async fn every_crash_of_a_first_add(from: From) {
+    let stage = Stage::new(from).await;
     for next in ALL {
         for after in [false, true] {
             let mut number = 1;
@@ -114,51 +169,98 @@ async fn every_crash_of_a_first_add(pool: bool) {
                 stage.go_on(next, &name, &first, None).await;
                 number += 1;
             }
-            // Claim, bind, seal, attach.
-            assert_eq!(number, 5, "{next:?}");
+            // Claim, bind, seal, attach; away from home, or where Cilium picks, it is shown.
+            let writes = if from == From::Block { 4 } else { 5 };
+            assert_eq!(number, writes + 1, "{next:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_first_add_that_ends_at_any_write_is_gone_on_with_or_undone_from_a_sticky_pool() {
-    every_crash_of_a_first_add(true).await;
+    every_crash_of_a_first_add(From::Pool).await;
 }
 
 #[tokio::test]
 async fn a_first_add_that_ends_at_any_write_is_gone_on_with_or_undone_from_the_nodes_block() {
-    every_crash_of_a_first_add(false).await;
+    every_crash_of_a_first_add(From::Block).await;
 }
 
 #[tokio::test]
-async fn an_add_or_del_of_a_bound_pod_that_ends_at_any_write_loses_no_address() {
-    let stage = Stage::new(false).await;
-    for next in ALL {
+async fn a_first_add_that_ends_at_any_write_is_gone_on_with_or_undone_where_cilium_picks() {
+    every_crash_of_a_first_add(From::Cilium).await;
+}
+
+/// What ends half way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    /// The ADD of a pod that is back on its node.
+    Add,
+    /// The ADD of a pod that comes from the other node.
+    Move,
+    /// The DEL.
+    Del,
+}
+
+/// Every write of the ADD and the DEL of a pod that has its address already. `writes` is how many each of them sends.
+async fn every_crash_of_a_bound_pod(from: From, nexts: &[Next], writes: [(Ends, usize); 3]) {
+    let stage = Stage::new(from).await;
+    for next in nexts {
         for after in [false, true] {
-            for crash_in_del in [false, true] {
-                let name = format!("{next:?}-{after}-{crash_in_del}").to_lowercase();
-                let first = stage.new_pod(&name, &stage.n1).await;
-                let address = stage.n1.add(&first).await.unwrap();
-                let ended = if crash_in_del {
-                    let del = stage.n1.del_before(&first, EndAt::new(1, after)).await;
-                    assert!(del.is_none(), "DEL of an attached sandbox writes once");
-                    assert!(stage.n1.in_use().is_empty());
-                    first
-                } else {
-                    stage.n1.del(&first).await;
-                    let second = stage.new_pod(&name, &stage.n1).await;
-                    assert!(stage.n1.add_before(&second, EndAt::new(1, after)).await.is_none());
-                    second
-                };
-                stage.go_on(next, &name, &ended, Some(address)).await;
+            for (ends, writes) in writes {
+                let mut number = 1;
+                loop {
+                    let name = format!("{next:?}-{after}-{ends:?}").to_lowercase();
+                    let before = if ends == Ends::Move { &stage.n2 } else { &stage.n1 };
+                    let mut ended = stage.new_pod(&name, before).await;
+                    let address = before.add(&ended).await.unwrap();
+                    let end = EndAt::new(number, after);
+                    let done = if ends == Ends::Del {
+                        stage.n1.del_before(&ended, end).await.is_some()
+                    } else {
+                        before.del(&ended).await;
+                        ended = stage.new_pod(&name, &stage.n1).await;
+                        stage.n1.add_before(&ended, end).await.is_some()
+                    };
+                    if ends == Ends::Del {
+                        assert!(stage.n1.in_use().is_empty());
+                    }
+                    if done {
+                        stage.n1.del(&ended).await;
+                        delete_pod(&stage.case, &name).await;
+                        break;
+                    }
+                    stage.go_on(*next, &name, &ended, Some(address)).await;
+                    number += 1;
+                }
+                assert_eq!(number, writes + 1, "{from:?} {ends:?}");
             }
         }
     }
 }
 
 #[tokio::test]
+async fn an_add_or_del_of_a_bound_pod_that_ends_at_any_write_loses_no_address() {
+    // A move shows the route and tells two events.
+    let writes = [(Ends::Add, 1), (Ends::Move, 4), (Ends::Del, 1)];
+    every_crash_of_a_bound_pod(From::Block, &ALL, writes).await;
+}
+
+#[tokio::test]
+async fn an_add_or_del_of_a_bound_pod_that_ends_at_any_write_loses_no_address_where_cilium_picks() {
+    let writes = [(Ends::Add, 2), (Ends::Move, 4), (Ends::Del, 2)];
+    every_crash_of_a_bound_pod(From::Cilium, &ALL, writes).await;
+}
+
+#[tokio::test]
+async fn an_add_or_del_that_ends_at_any_write_leaves_no_key_and_no_route_of_a_sticky_pools_address() {
+    let writes = [(Ends::Add, 2), (Ends::Move, 4), (Ends::Del, 2)];
+    every_crash_of_a_bound_pod(From::PoolByCilium, &[Next::NoDel, Next::OtherNode], writes).await;
+}
+
+#[tokio::test]
 async fn a_stickyip_deleted_by_hand_lets_its_claim_rest_and_the_claimant_gets_it_back() {
-    let stage = Stage::new(true).await;
+    let stage = Stage::new(From::Pool).await;
     let first = stage.new_pod("db-0", &stage.n1).await;
     let address = stage.n1.add(&first).await.unwrap();
     stage.n1.del(&first).await;

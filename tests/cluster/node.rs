@@ -13,6 +13,7 @@ use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
+use sticky_ipam::cluster::cilium::CiliumNode;
 use sticky_ipam::cluster::claims::carry::{Nobody, Sent, Witness};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
 use sticky_ipam::plugin;
@@ -20,6 +21,7 @@ use sticky_ipam::store::{Moment, Note, RealDisk, Store};
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
+use crate::cilium::{FakeCilium, cilium_node};
 
 /// One node.
 pub struct TestNode {
@@ -30,6 +32,8 @@ pub struct TestNode {
     timeout: &'static str,
     patience: &'static str,
     on_unavailable: &'static str,
+    /// In `crd` mode.
+    pub cilium: Option<FakeCilium>,
 }
 
 /// A sandbox of a pod.
@@ -57,12 +61,35 @@ impl TestNode {
     /// A node that exists, is Ready, and whose pods get addresses of `range`.
     pub async fn ready(case: &Case<'_>, name: &str, range: Ipv4Net) -> Self {
         let name = case.unique(name);
-        let access = case.agent(&name).await;
+        let access = case.plugin(&name).await;
         set_ready(case, &name, true).await;
         let nodes: Api<Node> = Api::all(case.client());
         let label = json!({"metadata": {"labels": {"case": case.namespace()}}});
         nodes.patch(&name, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+        cilium_node(case, &name, &[range.to_string()], json!({})).await;
         Self::with(name, &access, range)
+    }
+
+    /// A node in `crd` mode. Cilium may give the last two addresses of the range to anybody.
+    pub async fn ready_crd(case: &Case<'_>, name: &str, range: Ipv4Net) -> Self {
+        let mut node = Self::ready(case, name, range).await;
+        let nodes: Api<CiliumNode> = Api::all(case.client());
+        let offered: serde_json::Map<String, Value> = range
+            .hosts()
+            .collect::<Vec<_>>()
+            .iter()
+            .rev()
+            .take(2)
+            .map(|ip| (ip.to_string(), json!({})))
+            .collect();
+        let pool = json!({"spec": {"ipam": {"pool": offered}}});
+        nodes.patch(&node.name, &PatchParams::default(), &Patch::Merge(pool)).await.unwrap();
+        node.cilium = Some(FakeCilium::start(case, &node.name, node.dir.path()).await);
+        node
+    }
+
+    pub fn cilium(&self) -> &FakeCilium {
+        self.cilium.as_ref().unwrap()
     }
 
     pub fn with(name: String, access: &Access, range: Ipv4Net) -> Self {
@@ -75,12 +102,17 @@ impl TestNode {
             timeout: "20s",
             patience: "0s",
             on_unavailable: "fail",
+            cilium: None,
         }
     }
 
     /// With other credentials, or by another way.
     pub fn by(&mut self, access: &Access) {
         self.kubeconfig = access.kubeconfig();
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig.clone()
     }
 
     pub fn by_file(&mut self, kubeconfig: PathBuf) {
@@ -100,18 +132,27 @@ impl TestNode {
     }
 
     fn config(&self) -> Value {
+        let mut sticky = json!({
+            "waitForOldPod": self.patience, "logFile": self.dir.path().join("log"),
+            "cluster": {
+                "kubeconfig": self.kubeconfig, "node": self.name, "timeout": self.timeout,
+                "onUnavailable": self.on_unavailable,
+                "selector": {"matchLabels": {"sticky": "yes"}},
+            },
+        });
+        if let Some(cilium) = &self.cilium {
+            sticky["dataDir"] = json!(self.dir.path());
+            sticky["cluster"]["ciliumSocket"] = json!(cilium.socket);
+            return json!({
+                "cniVersion": "1.1.0", "name": "net", "type": "sticky-ipam",
+                "delegate": {"type": "cilium-cni"}, "sticky": sticky,
+            });
+        }
         json!({
             "cniVersion": "1.1.0", "name": "net", "type": "cilium-cni",
             "ipam": {
                 "type": "sticky-ipam", "subnet": self.range.to_string(), "dataDir": self.dir.path(),
-                "sticky": {
-                    "waitForOldPod": self.patience, "logFile": self.dir.path().join("log"),
-                    "cluster": {
-                        "kubeconfig": self.kubeconfig, "node": self.name, "timeout": self.timeout,
-                        "onUnavailable": self.on_unavailable,
-                        "selector": {"matchLabels": {"sticky": "yes"}},
-                    },
-                },
+                "sticky": sticky,
             },
         })
     }
@@ -131,7 +172,12 @@ impl TestNode {
         if verb == "ADD" {
             std::fs::write(&netns, "").unwrap();
         }
-        let config = self.config().to_string();
+        let mut config = self.config();
+        if verb == "GC" {
+            config["cni.dev/valid-attachments"] = json!([]);
+        }
+        let config = config.to_string();
+        let bin = self.cilium.as_ref().map_or("/opt/cni/bin".into(), |cilium| cilium.bin.clone());
         let Sandbox { pod, uid, namespace, container } = sandbox.clone();
         let args =
             format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid}");
@@ -142,7 +188,7 @@ impl TestNode {
                     "CNI_CONTAINERID" => container.clone().into(),
                     "CNI_NETNS" => netns.clone().into(),
                     "CNI_IFNAME" => "eth0".into(),
-                    "CNI_PATH" => "/opt/cni/bin".into(),
+                    "CNI_PATH" => bin.clone().into(),
                     "CNI_ARGS" => args.clone().into(),
                     _ => return None,
                 })
@@ -203,10 +249,25 @@ impl TestNode {
         self.verb("STATUS", sandbox, Arc::new(Nobody)).await.unwrap()
     }
 
-    fn store(&self) -> Store {
+    /// GC that finds no sandbox valid.
+    pub async fn gc(&self, sandbox: &Sandbox) -> Result<Value, Value> {
+        self.verb("GC", sandbox, Arc::new(Nobody)).await.unwrap()
+    }
+
+    pub fn store(&self) -> Store {
         let network = sticky_ipam::cni::NetworkName::new("net").unwrap();
         let now = Moment::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
         Store::new(RealDisk, self.dir.path(), &network, now, Duration::from_secs(10))
+    }
+
+    /// The addresses of its pods.
+    pub fn range(&self) -> Ipv4Net {
+        self.range
+    }
+
+    /// The node's own folder.
+    pub fn folder(&self) -> &std::path::Path {
+        self.dir.path()
     }
 
     /// The notes that were left for the agent.
@@ -227,6 +288,16 @@ impl TestNode {
                 "{} keeps {} for {binding:?}, which has no claim on it",
                 self.name, look.address
             );
+        }
+    }
+
+    /// Every address of this node's block that is claimed is kept from others by its store, wherever its pod lives.
+    pub async fn assert_claims_of_its_block_are_reserved(&self, case: &Case<'_>) {
+        let known: Vec<IpAddr> = self.store().walk().unwrap().into_iter().map(|look| look.address).collect();
+        for claim in claims(case).await {
+            let address = claim.spec.address;
+            let own = ipnet::IpNet::from(self.range).contains(&address);
+            assert!(!own || known.contains(&address), "{} would give {address} to others", self.name);
         }
     }
 

@@ -30,6 +30,20 @@ async fn parts(case: &Case<'_>) -> [Ipv4Net; 4] {
     quarters.try_into().unwrap()
 }
 
+/// How often two nodes race. Rare interleavings want many rounds; the races run beside the other tests.
+const RACES: usize = 200;
+
+/// Lists every object only now and then: what a race leaves behind stays to be seen.
+fn is_time_to_look(round: usize) -> bool {
+    round % 8 == 7 || round + 1 == RACES
+}
+
+/// Networks of the case's own that are large enough for an address a race.
+fn wide(case: &Case<'_>, number: u8) -> Ipv4Net {
+    let [ten, high, low, _] = case.range().network().octets();
+    Ipv4Net::new([ten, high + number, low, 0].into(), 24).unwrap()
+}
+
 fn code(error: &Value) -> u64 {
     error["code"].as_u64().unwrap()
 }
@@ -101,9 +115,9 @@ async fn an_address_of_the_nodes_own_block_is_not_given_to_others_while_its_pod_
 #[tokio::test]
 async fn two_nodes_race_for_one_claimant_and_one_wins() {
     let case = case().await;
-    let [one, two, ..] = parts(&case).await;
+    let (one, two) = (wide(&case, 64), wide(&case, 65));
     let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
-    for round in 0..50 {
+    for round in 0..RACES {
         // Two pods of one virtual machine, as in a live migration.
         let machine = format!("vm-{round}");
         let a = sandbox(&launched(&case, &format!("{machine}-a"), &machine, &n1.name).await);
@@ -117,11 +131,16 @@ async fn two_nodes_race_for_one_claimant_and_one_wins() {
         assert_eq!(code(&lost), 11, "{lost}");
         let used: Vec<_> = [n1.in_use(), n2.in_use()].concat();
         assert_eq!(used, [(address, winner.container.clone())]);
-        assert_in_step(&case, &[&n1, &n2]).await;
+        if is_time_to_look(round) {
+            assert_in_step(&case, &[&n1, &n2]).await;
+        }
         n1.del(&a).await;
         n2.del(&b).await;
-        for node in [&n1, &n2] {
-            node.assert_nothing_reserved_without_claim(&case).await;
+        if is_time_to_look(round) {
+            for node in [&n1, &n2] {
+                node.assert_nothing_reserved_without_claim(&case).await;
+                node.assert_claims_of_its_block_are_reserved(&case).await;
+            }
         }
     }
 }
@@ -129,11 +148,12 @@ async fn two_nodes_race_for_one_claimant_and_one_wins() {
 #[tokio::test]
 async fn two_nodes_race_for_one_address_and_one_wins() {
     let case = case().await;
-    let [one, two, pool, _] = parts(&case).await;
+    let [one, two, ..] = parts(&case).await;
+    let pool = wide(&case, 66);
     sticky_pool(&case, pool).await;
     let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
     let mut addresses = pool.hosts();
-    for round in 0..50 {
+    for round in 0..RACES {
         let pin = json!({"sticky-ipam.io/ips": addresses.next().unwrap().to_string()});
         let (a, b) = (format!("a{round}"), format!("b{round}"));
         let a = sandbox(&sticky_pod(&case, &a, &n1.name, pin.clone()).await);
@@ -148,7 +168,55 @@ async fn two_nodes_race_for_one_address_and_one_wins() {
         assert!(message(&lost).contains(&format!("{}/{winner}", case.namespace())), "{lost}");
         n1.del(&a).await;
         n2.del(&b).await;
-        assert_in_step(&case, &[&n1, &n2]).await;
+        if is_time_to_look(round) {
+            assert_in_step(&case, &[&n1, &n2]).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_nodes_race_for_one_slot_and_the_loser_takes_the_next() {
+    let case = case().await;
+    let [one, two, ..] = parts(&case).await;
+    let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
+    for round in 0..RACES {
+        // The first race of a Deployment makes its slots, the others attach to them.
+        let deployment = format!("web{}", round / 8);
+        let (a, b) = (format!("{deployment}-1-a{round}"), format!("{deployment}-1-b{round}"));
+        let a = sandbox(&deployed_by(&case, &a, &deployment, &n1.name).await);
+        let b = sandbox(&deployed_by(&case, &b, &deployment, &n2.name).await);
+        let (first, second) = tokio::join!(n1.add(&a), n2.add(&b));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert_ne!(first, second);
+        let mut slots: Vec<(String, String)> = stickies(&case)
+            .await
+            .into_iter()
+            .filter_map(|sticky| {
+                let attachment = sticky.status?.attachment?;
+                Some((sticky.metadata.name?, attachment.container_id))
+            })
+            .collect();
+        slots.sort();
+        assert_eq!(slots.len(), 2, "{slots:?}");
+        assert_eq!((&*slots[0].0, &*slots[1].0), (&*format!("{deployment}-0"), &*format!("{deployment}-1")));
+        let mut containers = [&slots[0].1, &slots[1].1];
+        containers.sort();
+        let mut expected = [&a.container, &b.container];
+        expected.sort();
+        assert_eq!(containers, expected);
+        if is_time_to_look(round) {
+            assert_in_step(&case, &[&n1, &n2]).await;
+        }
+        for (node, sandbox) in [(&n1, &a), (&n2, &b)] {
+            node.del(sandbox).await;
+            delete_pod(&case, &sandbox.pod).await;
+        }
+        if is_time_to_look(round) {
+            for node in [&n1, &n2] {
+                node.assert_nothing_reserved_without_claim(&case).await;
+                node.assert_claims_of_its_block_are_reserved(&case).await;
+            }
+        }
     }
 }
 
@@ -397,7 +465,12 @@ async fn launched(case: &Case<'_>, name: &str, machine: &str, node: &str) -> Pod
 }
 
 async fn deployed(case: &Case<'_>, name: &str, node: &str) -> Pod {
-    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "u", "controller": true});
+    deployed_by(case, name, "web", node).await
+}
+
+async fn deployed_by(case: &Case<'_>, name: &str, deployment: &str, node: &str) -> Pod {
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{deployment}-1"), "uid": "u",
+                       "controller": true});
     owned(case, name, node, json!({"sticky": "yes", "pod-template-hash": "1"}), owner).await
 }
 

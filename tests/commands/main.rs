@@ -9,6 +9,8 @@
     reason = "a test states what must hold by failing"
 )]
 
+#[cfg(feature = "agent")]
+mod agent;
 mod conflists;
 mod demo;
 mod documents;

@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a test waits for anything that is bound to happen. Generous: a loaded machine is slow, and only failures pay for it.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at a condition.
 const GLANCE: Duration = Duration::from_millis(200);
 
 /// The image of the lab's pods.
-const POD_IMAGE: &str = "localhost/sticky-ipam/pod:lab";
+pub const POD_IMAGE: &str = "localhost/sticky-ipam/pod:lab";
 
 /// The lab that is up in this process, if any. Its lock is what keeps tests one after the other.
 static MACHINE: Mutex<Option<Flavour>> = Mutex::new(None);
@@ -32,6 +32,18 @@ pub enum Flavour {
     ClusterPool,
     /// As `Stock`, with both families.
     DualStack,
+    /// All of ours, with agents and the cluster's policy: pods with the label `sticky: yes` keep their addresses over nodes.
+    Ours(Mode),
+    /// The same in `crd` with both families.
+    OursDualStack,
+}
+
+/// The ways to stand before Cilium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    Crd,
+    Delegated,
+    Chained,
 }
 
 /// The addresses of a node where our plugin gives them out: few, so that a test can use them up.
@@ -45,6 +57,21 @@ impl Flavour {
             Self::Chained => &["--mode", "chained"],
             Self::ClusterPool => &["--mode", "cluster-pool", "--stock"],
             Self::DualStack => &["--mode", "crd", "--stock", "--dual-stack"],
+            Self::Ours(Mode::Crd) => &["--mode", "crd"],
+            Self::Ours(Mode::Delegated) => &["--mode", "delegated"],
+            Self::Ours(Mode::Chained) => &["--mode", "chained"],
+            Self::OursDualStack => &["--mode", "crd", "--dual-stack"],
+        }
+    }
+
+    /// The policy of one node alone, and few addresses, where a test is about that.
+    fn environment(self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Delegated | Self::Chained => vec![
+                ("LAB_STICKY", r#"{"pods": ["keeps/*"], "retention": "Forever"}"#.to_owned()),
+                ("LAB_RANGE_SIZE", RANGE_SIZE.to_string()),
+            ],
+            _ => Vec::new(),
         }
     }
 }
@@ -65,8 +92,8 @@ pub fn command(arguments: &[&str]) -> Command {
     command
         .args(arguments)
         .env("LAB_DIR", folder())
-        .env("LAB_STICKY", r#"{"pods": ["keeps/*"], "retention": "Forever"}"#)
-        .env("LAB_RANGE_SIZE", RANGE_SIZE.to_string())
+        .env_remove("LAB_STICKY")
+        .env_remove("LAB_RANGE_SIZE")
         .current_dir(root())
         .stdin(Stdio::null());
     command
@@ -141,7 +168,8 @@ impl Lab {
             *machine = None;
             down();
             let options: Vec<&str> = ["up"].iter().chain(flavour.options()).copied().collect();
-            let output = run(&options);
+            let mut up = command(&options);
+            let output = up.envs(flavour.environment()).output().expect("tests/lab/lab can be run");
             assert!(output.status.success(), "the lab {flavour:?} did not come up:\n{}", text(&output));
             *machine = Some(flavour);
         }
@@ -289,7 +317,7 @@ impl Lab {
     }
 }
 
-fn pod_spec(node: &str) -> serde_json::Value {
+pub fn pod_spec(node: &str) -> serde_json::Value {
     serde_json::json!({
         "nodeSelector": {"kubernetes.io/hostname": node},
         "terminationGracePeriodSeconds": 1,

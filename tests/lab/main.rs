@@ -6,6 +6,7 @@
 // All of it is test code: a helper fails the test that called it.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
+mod api;
 mod chained;
 mod cleaning;
 mod cluster;
@@ -13,4 +14,6 @@ mod cluster_pool;
 mod delegated;
 mod dual_stack;
 mod levers;
+mod sticky;
 mod stock;
+mod witness;

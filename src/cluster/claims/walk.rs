@@ -370,6 +370,22 @@ pub async fn read_sticky(carrier: &Carrier<'_>, key: &Holder) -> Result<Option<S
     carrier.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
 }
 
+/// Whether any of these addresses is claimed, for whomever, by a live read.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn is_any_claimed(carrier: &Carrier<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
+    let api: Api<AddressClaim> = Api::all(carrier.api().client());
+    for address in addresses {
+        let name = ClaimName::of(*address).to_string();
+        let what = format!("get AddressClaim {address}");
+        if carrier.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 async fn read_claims(
     carrier: &Carrier<'_>,
     addresses: &BTreeSet<IpAddr>,

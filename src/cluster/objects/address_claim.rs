@@ -25,6 +25,7 @@ use super::lenient::Sound;
     shortname = "aclaim",
     selectable = ".spec.holder.namespace",
     selectable = ".spec.holder.name",
+    selectable = ".spec.homeNode",
     derive = "PartialEq",
     doc = "The lock on one address: whoever holds the claim holds the address.",
     validation = Rule::new(

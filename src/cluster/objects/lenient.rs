@@ -12,6 +12,13 @@ pub trait Sound {
     fn unsound(&self) -> Option<String>;
 }
 
+/// The API server vouches for its own kinds.
+impl Sound for k8s_openapi::api::core::v1::Pod {
+    fn unsound(&self) -> Option<String> {
+        None
+    }
+}
+
 /// An object that was passed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {name} is skipped: {why}; correct or delete it")]

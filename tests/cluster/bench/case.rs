@@ -10,7 +10,7 @@ use ipnet::Ipv4Net;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
-use kube::api::{Api, PostParams};
+use kube::api::{Api, DynamicObject, PostParams};
 use serde_json::json;
 
 use super::access::{Access, Credentials};
@@ -49,6 +49,11 @@ impl<'a> Case<'a> {
         format!("{name}-{}", self.number)
     }
 
+    /// Every kind of Cilium, on this test's server.
+    pub async fn install_cilium_kinds(&self) {
+        self.server.install_cilium_kinds().await;
+    }
+
     /// Addresses that no other test of this server uses.
     pub fn range(&self) -> Ipv4Net {
         let [_, _, high, low] = u32::try_from(self.number).expect("not so many tests").to_be_bytes();
@@ -73,6 +78,23 @@ impl<'a> Case<'a> {
     /// The agent of a node: a service account of this test with the agent's roles and a token bound to the Node, which
     /// is created if it is not there.
     pub async fn agent(&self, node: &str) -> Access {
+        self.of_node("agent", node, roles::agent(node)).await
+    }
+
+    /// The plugin of a node, as its agent gives it credentials.
+    pub async fn plugin(&self, node: &str) -> Access {
+        self.of_node("plugin", node, roles::plugin(node)).await
+    }
+
+    async fn of_node(&self, part: &str, node: &str, rules: Vec<PolicyRule>) -> Access {
+        let bound = self.bound_to(node).await;
+        let account = format!("{part}-{node}");
+        self.service_account(&account, rules).await;
+        self.token(&account, Some(bound)).await
+    }
+
+    /// What binds a token to a Node, which is created if it is not there.
+    pub async fn bound_to(&self, node: &str) -> BoundObjectReference {
         let nodes: Api<Node> = Api::all(self.client());
         let node = match nodes.get_opt(node).await.expect("the administrator may look") {
             Some(node) => node,
@@ -82,16 +104,32 @@ impl<'a> Case<'a> {
                 create(nodes, fresh).await
             }
         };
-        let name = node.metadata.name.expect("every object has one");
-        let account = format!("agent-{name}");
-        self.service_account(&account, roles::agent(&name)).await;
-        let bound = BoundObjectReference {
+        BoundObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
-            name: Some(name),
+            name: node.metadata.name,
             uid: node.metadata.uid,
-        };
-        self.token(&account, Some(bound)).await
+        }
+    }
+
+    /// Creates everything of packaging/rbac.yaml, with this test's namespace in the place of kube-system and names of its
+    /// own for what is cluster-scoped.
+    pub async fn shipped_roles(&self) {
+        for mut object in roles::manifest("rbac.yaml") {
+            if object["kind"].as_str().is_some_and(|kind| kind.starts_with("Cluster")) {
+                let name = self.unique(object["metadata"]["name"].as_str().expect("every object has one"));
+                object["metadata"]["name"] = name.into();
+            }
+            if object["roleRef"]["kind"] == "ClusterRole" {
+                let name = self.unique(object["roleRef"]["name"].as_str().expect("every role has one"));
+                object["roleRef"]["name"] = name.into();
+            }
+            let text = object.to_string().replace("kube-system", &self.namespace);
+            let object: DynamicObject = serde_json::from_str(&text).expect("an object");
+            let api = roles::api_of(self.client(), &object);
+            let created = api.create(&PostParams::default(), &object).await;
+            created.unwrap_or_else(|why| panic!("the server does not take {text}: {why}"));
+        }
     }
 
     /// The controller: a service account of this test with the controller's roles.

@@ -4,7 +4,7 @@
 //! loopback, its own folder and the processes it started.
 
 // Each test binary that includes the bench uses its own part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod access;
 pub mod case;

@@ -4,6 +4,8 @@
 //! must never change one.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -44,6 +46,7 @@ struct State {
 pub struct Proxy {
     address: SocketAddr,
     state: watch::Sender<State>,
+    connections: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,6 +55,8 @@ impl Proxy {
     pub fn before(server: SocketAddr) -> Self {
         let (state, seen) = watch::channel(State { weather: Weather::Fine, resets: 0, ended: false });
         let (tell, told) = mpsc::channel();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&connections);
         // A thread and runtime of its own: it works also while the test's runtime is busy or blocked.
         let thread = std::thread::spawn(move || {
             let runtime =
@@ -60,10 +65,16 @@ impl Proxy {
                 let listener =
                     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free loopback port");
                 tell.send(listener.local_addr().expect("it is bound")).expect("the maker waits");
-                serve(listener, server, seen).await;
+                serve(listener, server, seen, &counter).await;
             });
         });
-        Self { address: told.recv().expect("the proxy's thread started"), state, thread: Some(thread) }
+        let address = told.recv().expect("the proxy's thread started");
+        Self { address, state, connections, thread: Some(thread) }
+    }
+
+    /// How many connections clients have opened.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     /// Where clients connect.
@@ -96,14 +107,22 @@ impl Drop for Proxy {
     }
 }
 
-async fn serve(listener: TcpListener, server: SocketAddr, state: watch::Receiver<State>) {
+async fn serve(
+    listener: TcpListener,
+    server: SocketAddr,
+    state: watch::Receiver<State>,
+    counter: &AtomicUsize,
+) {
     let mut connections = JoinSet::new();
     let mut ends = state.clone();
     loop {
         tokio::select! {
             _ = ends.wait_for(|state| state.ended) => return,
             accepted = listener.accept() => match accepted {
-                Ok((client, _)) => drop(connections.spawn(carry(client, server, state.clone()))),
+                Ok((client, _)) => {
+                    counter.fetch_add(1, Ordering::SeqCst);
+                    drop(connections.spawn(carry(client, server, state.clone())));
+                }
                 // Out of descriptors for a moment: others close some.
                 Err(_) => tokio::task::yield_now().await,
             },

@@ -3,7 +3,9 @@
 
 # The blocks of all nodes lie in this.
 NATIVE_CIDR=10.240.0.0/12
-# Addresses of a node's block that the harness offers to Cilium in `crd` mode while nobody of ours does.
+# The name of the network, and of the store's folder.
+NETWORK=lab
+# Addresses of a node's block that the harness offers to Cilium in `crd` mode; with the agent only those for a start.
 STOCK_POOL_SIZE=30
 
 cilium_prepare() {
@@ -92,22 +94,25 @@ operator_define() {
 
 # cni_install NODE: the plugins and the network configuration of the mode, on the node's disk.
 cni_install() {
-    local node=$1 disk plugin ranges ipam plugins
+    local node=$1 disk plugin ranges sticky ipam plugins
     disk=$(node_folder "$node")/disk
     cp "$cilium_bin/cilium-cni" "$cni_bin"/{loopback,host-local,ptp,bridge} "$disk/opt/cni/bin/"
     ranges="[{\"subnet\":\"$(node_cidr "$node")\"$(ours_range_end "$node")}]"
     plugin=host-local
     ipam=
     if ! $stock; then
-        plugin=sticky-ipam
+        plugin='sticky-ipam'
         ours_install_plugin "$disk"
-        ipam=", $(ours_ipam_settings)"
+        sticky=$(ours_sticky "$node")
+        ipam=", \"sticky\": $sticky"
     fi
     ipam="{\"type\":\"$plugin\",\"dataDir\":\"/var/lib/cni/networks\",\"ranges\":[$ranges],\"routes\":[{\"dst\":\"0.0.0.0/0\"}]$ipam}"
+    plugins='{"type":"cilium-cni","enable-debug":false}'
     case $mode in
-    crd | cluster-pool) plugins='{"type":"cilium-cni","enable-debug":false}' ;;
+    cluster-pool) ;;
+    crd) $stock || plugins="{\"type\":\"sticky-ipam\",\"delegate\":$plugins,\"sticky\":$sticky}" ;;
     delegated) plugins="{\"type\":\"cilium-cni\",\"enable-debug\":false,\"ipam\":$ipam}" ;;
     chained) plugins="{\"type\":\"ptp\",\"ipMasq\":false,\"mtu\":1500,\"ipam\":$ipam},{\"type\":\"cilium-cni\",\"chaining-mode\":\"generic-veth\",\"enable-debug\":false}" ;;
     esac
-    jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"lab\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
+    ours_installs || jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"$NETWORK\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
 }

@@ -81,6 +81,7 @@ containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 resolvConf: ""
 # A node that comes back shall be seen soon.
 nodeStatusUpdateFrequency: 4s
+nodeLeaseDurationSeconds: 12
 syncFrequency: 10s
 YAML
     define "containerd@$node" "$node" containerd --config "$folder/containerd.toml"

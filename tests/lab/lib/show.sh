@@ -73,9 +73,15 @@ command_save_logs() {
     [[ -n ${1-} ]] || bad_usage "usage: tests/lab/lab save-logs FOLDER"
     mkdir -p "$1"
     cp "$LAB_DIR"/log/*.log "$1/"
+    local node file
+    for node in "${NODES[@]}"; do
+        for file in "$(node_folder "$node")/disk${OURS_LOG}"*; do
+            [[ ! -e $file ]] || cp "$file" "$1/plugin@$node.${file##*.}.log"
+        done
+    done
     command_status >"$1/status.txt" 2>&1 || true
     local kind
-    for kind in nodes pods events ciliumnodes ciliumendpoints; do
+    for kind in nodes pods events ciliumnodes ciliumendpoints stickyips addressclaims; do
         kubectl_admin get "$kind" -A -o yaml --request-timeout=5s >"$1/$kind.yaml" 2>&1 || true
     done
     kubectl_admin get pods -A -o wide --request-timeout=5s >"$1/pods.txt" 2>&1 || true

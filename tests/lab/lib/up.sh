@@ -11,7 +11,7 @@ up_usage() {
 usage: tests/lab/lab up [OPTIONS]
 
   --mode crd|delegated|chained|cluster-pool   how Cilium gets addresses (default crd)
-       crd           from CiliumNode pools
+       crd           from CiliumNode pools, with sticky-ipam in front of cilium-cni
        delegated     cilium-cni calls sticky-ipam (host-local with --stock)
        chained       ptp with sticky-ipam (host-local with --stock), then cilium-cni
        cluster-pool  Cilium's own operator gives each node a block
@@ -165,12 +165,10 @@ command_worker() {
     : >"$LAB_DIR/$FOLDER_MARK"
     mkdir "$LAB_DIR"/{run,log}
     up_check_machine
-    plugin_bin=
-    if ours_needed; then
-        plugin_bin=$(ours_find_plugin)
-    fi
+    plugin_bin='' agent_bin=''
+    ours_binaries
     up_tools
-    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin; do
+    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin; do
         setting "$name" "${!name}"
     done
 
@@ -180,25 +178,26 @@ command_worker() {
     control_up
     say "Cilium's CRDs, images, nodes"
     cilium_crds
+    ours_objects
     cilium_prepare
     images_make
     managers_up
-    ours_define
     for node in "${NODES[@]}"; do
         mkdir -p "$(node_folder "$node")"
         node_disk_make "$node"
         cni_install "$node"
         node_boot "$node"
         node_register "$node"
+        ours_credentials "$node"
         cilium_node "$node"
         cilium_define "$node"
+        ours_define "$node"
         runtime_define "$node"
     done
     if [[ $mode == cluster-pool ]]; then
         operator_define
         start_component operator
     fi
-    ours_up_fabric
     say "Cilium, containerd and kubelet on the nodes"
     for node in "${NODES[@]}"; do
         node_start "$node"

@@ -1,0 +1,85 @@
+//! The node's own addresses as ranges: from the blocks of its CiliumNode, or from the conflist that the plugin reads.
+//! Must never take a network, broadcast or gateway address for a pod's.
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use crate::alloc::range::RangeSpec;
+use crate::alloc::{Family, Range, RangeSet};
+
+/// One set a family over these blocks. A block that is too small for a pod is passed over.
+#[must_use]
+pub fn sets_of(blocks: &[IpNet]) -> Vec<RangeSet> {
+    let range = |block: &IpNet| {
+        let text = block.trunc().to_string();
+        Range::from_spec(&RangeSpec { subnet: &text, ..RangeSpec::default() }).ok()
+    };
+    let of_family = |family: Family| {
+        let ranges: Vec<Range> =
+            blocks.iter().filter(|block| Family::of(block.addr()) == family).filter_map(range).collect();
+        RangeSet::new(ranges).ok()
+    };
+    [Family::V4, Family::V6].into_iter().filter_map(of_family).collect()
+}
+
+/// The range sets of the plugin's own configuration, from a conflist's text; none if no entry has ours as `ipam`.
+///
+/// # Errors
+/// What cannot be read.
+pub fn sets_of_conflist(text: &str) -> Result<Vec<RangeSet>, String> {
+    let list: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let plugins = list["plugins"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let Some(ipam) = plugins.iter().map(|plugin| &plugin["ipam"]).find(|ipam| ipam["type"] == "sticky-ipam")
+    else {
+        return Ok(Vec::new());
+    };
+    let one = |value: &Value| -> Result<Range, String> {
+        let text = |key: &str| value[key].as_str();
+        let spec = RangeSpec {
+            subnet: text("subnet").unwrap_or_default(),
+            range_start: text("rangeStart"),
+            range_end: text("rangeEnd"),
+            gateway: text("gateway"),
+        };
+        Range::from_spec(&spec).map_err(|error| error.to_string())
+    };
+    let mut sets = Vec::new();
+    if ipam["subnet"].is_string() {
+        sets.push(RangeSet::new(vec![one(ipam)?]).map_err(|error| error.to_string())?);
+    }
+    for set in ipam["ranges"].as_array().into_iter().flatten() {
+        let ranges = set.as_array().into_iter().flatten().map(one).collect::<Result<Vec<Range>, String>>()?;
+        sets.push(RangeSet::new(ranges).map_err(|error| error.to_string())?);
+    }
+    Ok(sets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_become_one_set_a_family_without_their_edges() {
+        let blocks: Vec<IpNet> =
+            ["10.0.0.0/29", "fd00::/120", "10.0.1.0/29"].iter().map(|text| text.parse().unwrap()).collect();
+        let sets = sets_of(&blocks);
+        assert_eq!(sets.len(), 2);
+        let range = sets[0].contains("10.0.0.2".parse().unwrap()).unwrap();
+        for edge in ["10.0.0.0", "10.0.0.1", "10.0.0.7"] {
+            assert!(!range.usable(edge.parse().unwrap()), "{edge}");
+        }
+        assert!(sets[0].contains("10.0.1.2".parse().unwrap()).is_some());
+    }
+
+    #[test]
+    fn the_conflists_of_the_manual_are_understood() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("conflist");
+        for (name, count) in [("delegated", 1), ("chained", 1), ("crd", 0)] {
+            let text = std::fs::read_to_string(folder.join(format!("{name}.conflist"))).unwrap();
+            assert_eq!(sets_of_conflist(&text).unwrap().len(), count, "{name}");
+        }
+        assert!(sets_of_conflist("{").is_err());
+        let broken = r#"{"plugins":[{"ipam":{"type":"sticky-ipam","subnet":"ten"}}]}"#;
+        assert!(sets_of_conflist(broken).is_err());
+    }
+}

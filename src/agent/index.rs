@@ -1,0 +1,236 @@
+//! What the watches have told of this node: its pods, the StickyIPs attached to it, the claims on its addresses, its own
+//! CiliumNode. Synchronous, and without a clock, disk or network. Must never be taken for live: whatever is written
+//! rests on a live read or a resourceVersion.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::cluster::cilium::CiliumNode;
+use crate::cluster::claims::view::ClaimView;
+use crate::cluster::objects::{Holder, StickyIP};
+use crate::cluster::pod;
+use crate::cluster::projection::home_blocks;
+use crate::policy::facts::PodFacts;
+
+/// A change of one kind of object, as a watch tells it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Told<T> {
+    /// A new list begins.
+    Listing,
+    /// An object of the new list.
+    Listed(T),
+    /// The list is whole: what it does not name is gone.
+    Complete,
+    /// An object is there, or changed.
+    Here(T),
+    /// An object is gone.
+    Gone(String),
+    /// An object of this name is there and cannot be read.
+    Broken(String),
+}
+
+/// One kind of object.
+#[derive(Debug, Clone)]
+pub struct Known<T> {
+    all: BTreeMap<String, T>,
+    broken: BTreeSet<String>,
+    fresh: Option<(BTreeMap<String, T>, BTreeSet<String>)>,
+    listed: bool,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Self { all: BTreeMap::new(), broken: BTreeSet::new(), fresh: None, listed: false }
+    }
+}
+
+impl<T> Known<T> {
+    /// Takes a change in.
+    pub fn take(&mut self, told: Told<(String, T)>) {
+        match told {
+            Told::Listing => self.fresh = Some(Default::default()),
+            Told::Listed((name, object)) => {
+                self.fresh.get_or_insert_default().0.insert(name, object);
+            }
+            Told::Complete => {
+                (self.all, self.broken) = self.fresh.take().unwrap_or_default();
+                self.listed = true;
+            }
+            Told::Here((name, object)) => {
+                self.broken.remove(&name);
+                self.all.insert(name, object);
+            }
+            Told::Gone(name) => {
+                self.broken.remove(&name);
+                self.all.remove(&name);
+            }
+            Told::Broken(name) => match &mut self.fresh {
+                Some((_, broken)) => {
+                    broken.insert(name);
+                }
+                None => {
+                    self.all.remove(&name);
+                    self.broken.insert(name);
+                }
+            },
+        }
+    }
+
+    /// Whether a list was whole once.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Every object with its name.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &T)> {
+        self.all.iter()
+    }
+
+    /// The object of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&T> {
+        self.all.get(name)
+    }
+
+    /// Whether an object of this name is there, readable or not.
+    #[must_use]
+    pub fn is_there(&self, name: &str) -> bool {
+        self.all.contains_key(name) || self.broken.contains(name)
+    }
+}
+
+/// A pod of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSeen {
+    /// What decides whether it is sticky.
+    pub facts: PodFacts,
+    /// The uid that the runtime knows it by: a static pod's own, else the API server's.
+    pub runtime_uid: String,
+    /// Nothing of it runs yet: it waits for its first sandbox.
+    pub waits: bool,
+    /// It is being deleted, or its containers have ended for good.
+    pub ends: bool,
+}
+
+impl From<&Pod> for PodSeen {
+    fn from(object: &Pod) -> Self {
+        let facts = pod::facts(object, BTreeMap::new());
+        let status = object.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let has_address =
+            status.and_then(|status| status.pod_ip.as_deref()).is_some_and(|address| !address.is_empty());
+        Self {
+            runtime_uid: pod::runtime_uid(object).to_owned(),
+            waits: matches!(phase, None | Some("Pending")) && !has_address,
+            ends: object.metadata.deletion_timestamp.is_some()
+                || matches!(phase, Some("Succeeded" | "Failed")),
+            facts,
+        }
+    }
+}
+
+/// Everything that is known.
+#[derive(Debug, Clone, Default)]
+pub struct Index {
+    /// This node's pods, by namespace/name.
+    pub pods: Known<PodSeen>,
+    /// StickyIPs that are attached to this node, by namespace/name.
+    pub stickies: Known<StickyIP>,
+    /// Claims whose home is this node, by name.
+    pub claims: Known<ClaimView>,
+    /// This node's CiliumNode, by its name.
+    pub node: Known<CiliumNode>,
+}
+
+impl Index {
+    /// Whether every watch has listed once.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.pods.is_listed() && self.stickies.is_listed() && self.claims.is_listed() && self.node.is_listed()
+    }
+
+    /// The pod that the runtime knows by this uid.
+    #[must_use]
+    pub fn pod_of(&self, uid: &str) -> Option<&PodSeen> {
+        self.pods.all.values().find(|pod| pod.runtime_uid == uid || pod.facts.uid == uid)
+    }
+
+    /// This node's CiliumNode.
+    #[must_use]
+    pub fn cilium_node(&self) -> Option<&CiliumNode> {
+        self.node.all.values().next()
+    }
+
+    /// The claim on an address, if its home is here.
+    #[must_use]
+    pub fn claim_on(&self, address: IpAddr) -> Option<&ClaimView> {
+        self.claims.all.values().find(|claim| claim.address == address)
+    }
+
+    /// This node's blocks, as its CiliumNode has them.
+    #[must_use]
+    pub fn blocks(&self) -> Vec<IpNet> {
+        self.cilium_node().map(home_blocks).unwrap_or_default()
+    }
+}
+
+/// The name under which an object is kept here.
+#[must_use]
+pub fn name_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> String {
+    let name = meta.name.clone().unwrap_or_default();
+    match &meta.namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name,
+    }
+}
+
+/// A StickyIP's key.
+#[must_use]
+pub fn key_of(object: &StickyIP) -> Holder {
+    Holder {
+        namespace: object.metadata.namespace.clone().unwrap_or_default(),
+        name: object.metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
+        let mut known = Known::default();
+        known.take(Told::Listing);
+        known.take(Told::Listed(("a".to_owned(), 1)));
+        assert!(!known.is_listed() && known.get("a").is_none());
+        known.take(Told::Complete);
+        assert!(known.is_listed() && known.get("a") == Some(&1));
+        known.take(Told::Here(("b".to_owned(), 2)));
+        known.take(Told::Listing);
+        known.take(Told::Listed(("b".to_owned(), 3)));
+        known.take(Told::Broken("c".to_owned()));
+        assert_eq!((known.get("a"), known.get("b")), (Some(&1), Some(&2)), "as long as it is not whole");
+        known.take(Told::Complete);
+        assert_eq!((known.get("a"), known.get("b"), known.is_there("c")), (None, Some(&3), true));
+        known.take(Told::Gone("b".to_owned()));
+        known.take(Told::Gone("c".to_owned()));
+        assert!(!known.is_there("b") && !known.is_there("c"));
+    }
+
+    #[test]
+    fn a_pod_waits_as_long_as_nothing_of_it_runs() {
+        let seen = |status: serde_json::Value| {
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "status": status});
+            PodSeen::from(&serde_json::from_value::<Pod>(pod).unwrap())
+        };
+        assert!(seen(json!({})).waits && seen(json!({"phase": "Pending"})).waits);
+        assert!(!seen(json!({"phase": "Pending", "podIP": "10.0.0.1"})).waits);
+        assert!(!seen(json!({"phase": "Running"})).waits);
+        assert!(seen(json!({"phase": "Failed"})).ends);
+    }
+}

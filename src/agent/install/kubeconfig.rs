@@ -1,0 +1,167 @@
+//! The text of the plugin's kubeconfig: the agent's own way to the API server, with the plugin's token.
+
+use std::fs;
+use std::path::PathBuf;
+
+use k8s_openapi::ByteString;
+
+use super::error::InstallError;
+
+/// The API server as the host reaches it, and how it proves who it is.
+#[derive(Debug, Clone)]
+pub(super) struct Server {
+    url: String,
+    authority: Authority,
+    name: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+enum Authority {
+    /// The machine's own list.
+    Public,
+    Pem(Vec<u8>),
+    /// Read whenever it is needed: the cluster may replace it.
+    File(PathBuf),
+}
+
+impl Server {
+    /// As the agent's own configuration has it; `url` if the host needs another way.
+    pub(super) fn of(config: &kube::Config, url: Option<&str>) -> Result<Self, InstallError> {
+        let own = config.cluster_url.to_string();
+        let url = url.unwrap_or(&own).trim_end_matches('/').to_owned();
+        let host = url.strip_prefix("https://").unwrap_or_default();
+        if host.is_empty() || url.contains(char::is_whitespace) {
+            let why =
+                format!("{url:?} is not the address of an API server; write --api-server https://host:port");
+            return Err(InstallError::Server { why });
+        }
+        if config.accept_invalid_certs {
+            let why = "the agent's own kubeconfig skips the check of the API server's certificate, and the plugin must not; \
+                       give it a certificate-authority"
+                .to_owned();
+            return Err(InstallError::Server { why });
+        }
+        let authority = match (&config.root_cert_file, &config.root_cert) {
+            (Some(file), _) => Authority::File(file.clone()),
+            (None, Some(certificates)) => Authority::Pem(pem(certificates)),
+            (None, None) => Authority::Public,
+        };
+        Ok(Self { url, authority, name: config.tls_server_name.clone() })
+    }
+
+    /// The kubeconfig with this token.
+    pub(super) fn kubeconfig(&self, token: &str) -> Result<String, InstallError> {
+        let authority = match &self.authority {
+            Authority::Public => None,
+            Authority::Pem(bytes) => Some(bytes.clone()),
+            Authority::File(path) => Some(fs::read(path).map_err(InstallError::io("read", path))?),
+        };
+        let authority = authority.map_or_else(String::new, |bytes| {
+            format!("\n      certificate-authority-data: {}", base64(&bytes))
+        });
+        let name = self
+            .name
+            .as_deref()
+            .map_or_else(String::new, |name| format!("\n      tls-server-name: {}", quoted(name)));
+        Ok(format!(
+            "# Written and renewed by sticky-ipam-agent; changes are undone.\n\
+             apiVersion: v1\n\
+             kind: Config\n\
+             clusters:\n  - name: cluster\n    cluster:\n      server: {}{authority}{name}\n\
+             users:\n  - name: sticky-ipam\n    user:\n      {TOKEN}{}\n\
+             contexts:\n  - name: sticky-ipam\n    context: {{cluster: cluster, user: sticky-ipam}}\n\
+             current-context: sticky-ipam\n",
+            quoted(&self.url),
+            quoted(token),
+        ))
+    }
+}
+
+const TOKEN: &str = "token: ";
+
+/// The token in a kubeconfig that an agent wrote.
+pub(super) fn token_in(text: &str) -> Option<String> {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(TOKEN))?;
+    serde_json::from_str(line).ok()
+}
+
+/// A JSON string is a YAML string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn pem(certificates: &[Vec<u8>]) -> Vec<u8> {
+    let mut text = String::new();
+    for certificate in certificates {
+        text.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded = base64(certificate);
+        let mut rest = encoded.as_str();
+        while !rest.is_empty() {
+            let (line, behind) = rest.split_at(rest.len().min(64));
+            text.push_str(line);
+            text.push('\n');
+            rest = behind;
+        }
+        text.push_str("-----END CERTIFICATE-----\n");
+    }
+    text.into_bytes()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    match serde_json::to_value(ByteString(bytes.to_vec())) {
+        Ok(serde_json::Value::String(text)) => text,
+        // A byte string is always written as text.
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::config::{KubeConfigOptions, Kubeconfig};
+
+    fn config(server: &str) -> kube::Config {
+        let mut config = kube::Config::new(server.parse().unwrap());
+        config.root_cert = Some(vec![vec![0xfb; 100], vec![1, 2, 3]]);
+        config
+    }
+
+    #[tokio::test]
+    async fn a_client_reads_back_server_authority_and_token() {
+        let written =
+            Server::of(&config("https://10.0.0.1:6443/"), None).unwrap().kubeconfig("a.b.c").unwrap();
+        assert_eq!(token_in(&written).as_deref(), Some("a.b.c"));
+        let read = Kubeconfig::from_yaml(&written).unwrap();
+        let read = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.unwrap();
+        assert_eq!(read.cluster_url, "https://10.0.0.1:6443/");
+        assert_eq!(read.root_cert, config("https://x").root_cert);
+    }
+
+    #[test]
+    fn the_host_may_have_a_way_of_its_own_and_a_wrong_one_is_refused() {
+        let own = config("https://10.96.0.1");
+        let written = Server::of(&own, Some("https://172.30.0.1:6443")).unwrap().kubeconfig("t").unwrap();
+        assert!(written.contains("server: \"https://172.30.0.1:6443\"\n"), "{written}");
+        for wrong in ["172.30.0.1", "https://", "http://x", "https://a b"] {
+            let error = Server::of(&own, Some(wrong)).unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("--api-server"), "{error}");
+        }
+        let mut unchecked = config("https://x");
+        unchecked.accept_invalid_certs = true;
+        assert!(Server::of(&unchecked, None).unwrap_err().to_string().contains("certificate-authority"));
+    }
+
+    #[test]
+    fn an_authority_that_is_replaced_is_read_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.crt");
+        let mut own = config("https://x");
+        own.root_cert_file = Some(file.clone());
+        let server = Server::of(&own, None).unwrap();
+        assert!(server.kubeconfig("t").unwrap_err().to_string().contains("ca.crt"));
+        fs::write(&file, "one").unwrap();
+        let one = server.kubeconfig("t").unwrap();
+        fs::write(&file, "two").unwrap();
+        assert_ne!(server.kubeconfig("t").unwrap(), one);
+    }
+}

@@ -1,0 +1,345 @@
+//! What the agent puts onto its host: the plugin, the plugin's credentials and the conflist; and how it keeps them whole.
+//!
+//! Everything is validated before it is put in place, and put in place by a rename: a runtime reads the old conflist or
+//! the new one, and an ADD that runs keeps its plugin. Must never leave the host with a conflist whose plugin or
+//! credentials are not there, and never ask the API server for what a look at the disk can tell.
+
+mod credentials;
+mod error;
+mod kubeconfig;
+mod place;
+mod render;
+mod rivals;
+mod settings;
+mod state;
+mod token;
+mod uninstall;
+
+use std::fs;
+use std::future::Future;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ipnet::IpNet;
+use tokio::sync::{Notify, watch};
+
+use credentials::Credentials;
+pub use error::InstallError;
+use kubeconfig::Server;
+use place::{Content, Done, Fingerprint};
+use render::Template;
+pub use render::home_blocks;
+pub use settings::{
+    CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_LIFETIME,
+    InstallSettings, Mode, PLUGIN, ServiceAccountRef,
+};
+pub use state::{InstallState, Part};
+pub use uninstall::{Removed, uninstall};
+
+/// How often the host's files are looked at. No request is made for it.
+pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+const EXECUTABLE: u32 = 0o755;
+const PRIVATE: u32 = 0o600;
+
+/// Asks for a new token: for whoever sees that the API server refuses the plugin's.
+#[derive(Clone, Debug, Default)]
+pub struct Renewal(Arc<Notify>);
+
+impl Renewal {
+    /// Has the token renewed at once.
+    pub fn ask(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Keeps the plugin, its credentials and the conflist on the host.
+pub struct Installer {
+    settings: InstallSettings,
+    credentials: Option<Credentials>,
+    plugin_seen: Option<Fingerprint>,
+    conflist: Option<Vec<u8>>,
+    conflist_seen: Option<Fingerprint>,
+    put_back: rivals::PutBack,
+    /// Which parts stood there once: from then on, what must be put there again is a repair.
+    stood: Stood,
+    renewal: Renewal,
+    state: watch::Sender<InstallState>,
+}
+
+#[derive(Debug, Default)]
+struct Stood {
+    plugin: bool,
+    conflist: bool,
+}
+
+impl Installer {
+    /// An installer that has done nothing yet. `config` is the agent's own way to the API server, whose address and
+    /// authority the plugin gets too; `client` asks for its tokens.
+    ///
+    /// # Errors
+    /// The way cannot be written down for the plugin.
+    pub fn new(
+        settings: InstallSettings,
+        client: kube::Client,
+        config: &kube::Config,
+    ) -> Result<Self, InstallError> {
+        let credentials = match settings.plugin_service_account.clone() {
+            None => None,
+            Some(account) => {
+                let server = Server::of(config, settings.api_server.as_deref())?;
+                Some(Credentials::new(&settings, account, client, server))
+            }
+        };
+        Ok(Self {
+            settings,
+            credentials,
+            plugin_seen: None,
+            conflist: None,
+            conflist_seen: None,
+            put_back: rivals::PutBack::default(),
+            stood: Stood::default(),
+            renewal: Renewal::default(),
+            state: watch::Sender::default(),
+        })
+    }
+
+    /// What is installed and what is wrong, as it changes.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<InstallState> {
+        self.state.subscribe()
+    }
+
+    /// The handle that asks for a new token.
+    #[must_use]
+    pub fn renewal(&self) -> Renewal {
+        self.renewal.clone()
+    }
+
+    /// Installs everything once. `blocks` are the node's home blocks ([`home_blocks`]); `crd` needs none.
+    ///
+    /// # Errors
+    /// The first thing that could not be installed. The other parts are, and what was there before stays.
+    pub async fn install_once(&mut self, blocks: &[IpNet]) -> Result<(), InstallError> {
+        let now = SystemTime::now();
+        for folder in [&self.settings.cni_bin_dir, &self.settings.cni_conf_dir] {
+            place::sweep(&self.settings.on_host(folder), now);
+        }
+        self.step(blocks, now, false).await
+    }
+
+    /// Looks every [`LOOK_EVERY`], puts back what another program changed, follows the node's blocks and renews the token,
+    /// until `stop` comes. What fails is logged once and stands in the state.
+    pub async fn run(mut self, mut blocks: watch::Receiver<Vec<IpNet>>, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop);
+        let (mut said, mut asked, mut blocks_end) = (String::new(), false, false);
+        loop {
+            let now_blocks = blocks.borrow_and_update().clone();
+            let problem = match self.step(&now_blocks, SystemTime::now(), asked).await {
+                Ok(()) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            if problem != said && !problem.is_empty() {
+                tracing::error!("{problem}");
+            }
+            said = problem;
+            asked = false;
+            tokio::select! {
+                () = &mut stop => return,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                changed = blocks.changed(), if !blocks_end => blocks_end = changed.is_err(),
+                () = self.renewal.0.notified() => asked = true,
+            }
+        }
+    }
+
+    /// One look at everything, at this moment. `asked`: the token was refused, says somebody.
+    ///
+    /// # Errors
+    /// As [`Installer::install_once`].
+    pub async fn step(&mut self, blocks: &[IpNet], now: SystemTime, asked: bool) -> Result<(), InstallError> {
+        let mut state = self.state.borrow().clone();
+        let plugin = self.keep_plugin(&mut state);
+        let kubeconfig = self.keep_credentials(&mut state, now, asked).await;
+        let conflist = self.keep_conflist(&mut state, blocks, now);
+        state.plugin = part(&plugin);
+        state.kubeconfig = part(&kubeconfig);
+        state.conflist = part(&conflist);
+        self.state.send_if_modified(|old| {
+            let changed = *old != state;
+            *old = state;
+            changed
+        });
+        plugin.and(kubeconfig).and(conflist).map(|_| ())
+    }
+
+    fn keep_plugin(&mut self, state: &mut InstallState) -> Result<bool, InstallError> {
+        let Some(from) = &self.settings.plugin else { return Ok(false) };
+        let path = self.settings.plugin_path();
+        check_plugin(from)?;
+        let done = place::ensure(&path, Content::CopyOf(from), EXECUTABLE, &mut self.plugin_seen)?;
+        tell(done, &path, &mut self.stood.plugin, state);
+        Ok(true)
+    }
+
+    async fn keep_credentials(
+        &mut self,
+        state: &mut InstallState,
+        now: SystemTime,
+        asked: bool,
+    ) -> Result<bool, InstallError> {
+        let Some(credentials) = &mut self.credentials else { return Ok(false) };
+        let before = credentials.failures();
+        let kept = credentials.keep(now, asked).await;
+        state.token_expires = credentials.expires();
+        if credentials.failures() > before {
+            state.renewal_failures += 1;
+        }
+        let kept = kept?;
+        state.renewals += u64::from(kept.renewed);
+        if kept.repaired && state.kubeconfig == Part::Installed {
+            state.repairs += 1;
+            tracing::warn!(file = %self.settings.kubeconfig_path().display(), "another program changed or removed it; it is put back");
+        }
+        Ok(true)
+    }
+
+    fn keep_conflist(
+        &mut self,
+        state: &mut InstallState,
+        blocks: &[IpNet],
+        now: SystemTime,
+    ) -> Result<bool, InstallError> {
+        let Some(rendered) = self.render(blocks) else { return Ok(false) };
+        // A template that went bad, or blocks that went away, take nothing from the node that it had.
+        let problem = match rendered {
+            Ok(fresh) => {
+                if self.conflist.as_ref() != Some(&fresh) {
+                    (self.conflist, self.conflist_seen, self.stood.conflist) = (Some(fresh), None, false);
+                }
+                None
+            }
+            Err(error) => Some(error),
+        };
+        let path = self.settings.conflist_path();
+        let shadow = rivals::sorts_before(&path);
+        if shadow != state.shadowed_by
+            && let Some(other) = &shadow
+        {
+            tracing::warn!(
+                file = other,
+                "runtimes read this file instead of {CONFLIST}: it sorts before; remove or rename it"
+            );
+        }
+        state.shadowed_by = shadow;
+        if let Some(conflist) = self.conflist.take() {
+            let put = self.put_conflist(&path, &conflist, state, now);
+            self.conflist = Some(conflist);
+            put?;
+        }
+        problem.map_or(Ok(true), Err)
+    }
+
+    fn render(&self, blocks: &[IpNet]) -> Option<Result<Vec<u8>, InstallError>> {
+        match &self.settings.conflist {
+            ConflistSource::None => None,
+            ConflistSource::BuiltIn => Some(render::conflist(Template::BuiltIn, &self.settings, blocks)),
+            ConflistSource::File(path) => {
+                let text = fs::read_to_string(path).map_err(InstallError::io("read", path));
+                let from = path.display().to_string();
+                Some(text.and_then(|text| {
+                    render::conflist(Template::Text { from: &from, text: &text }, &self.settings, blocks)
+                }))
+            }
+        }
+    }
+
+    fn put_conflist(
+        &mut self,
+        path: &Path,
+        conflist: &[u8],
+        state: &mut InstallState,
+        now: SystemTime,
+    ) -> Result<(), InstallError> {
+        let there = place::look(path)?.is_some();
+        if !there {
+            self.check_parts()?;
+        }
+        let renamed = rivals::renamed(path);
+        let displaced = !there && place::look(&renamed)?.is_some();
+        if displaced {
+            if !self.put_back.once_more(now) {
+                if !state.outnumbered {
+                    tracing::error!(file = %path.display(), "{}", rivals::EXCLUSIVE);
+                }
+                state.outnumbered = true;
+                return Ok(());
+            }
+            state.displaced += 1;
+            tracing::warn!(file = %path.display(), "Cilium renamed the conflist; it is put back. {}", rivals::EXCLUSIVE);
+        } else if there {
+            state.outnumbered = false;
+        }
+        let done = place::ensure(path, Content::Bytes(conflist), PRIVATE, &mut self.conflist_seen)?;
+        if displaced {
+            place::remove(&renamed)?;
+        }
+        tell(done, path, &mut self.stood.conflist, state);
+        Ok(())
+    }
+
+    /// A conflist that is new to the host comes last: its plugin and credentials must be there.
+    fn check_parts(&self) -> Result<(), InstallError> {
+        let mut parts = vec![self.settings.plugin_path()];
+        if self.credentials.is_some() {
+            parts.push(self.settings.kubeconfig_path());
+        }
+        for path in parts {
+            if place::look(&path)?.is_none() {
+                let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+                return Err(InstallError::io("install the conflist before", &path)(missing));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn part(kept: &Result<bool, InstallError>) -> Part {
+    match kept {
+        Ok(true) => Part::Installed,
+        Ok(false) => Part::NotOurs,
+        Err(error) => Part::Failed(error.to_string()),
+    }
+}
+
+fn tell(done: Done, path: &Path, stood: &mut bool, state: &mut InstallState) {
+    match (done, *stood) {
+        (Done::Nothing, _) => {}
+        (Done::Made | Done::Replaced, false) => tracing::info!(file = %path.display(), "installed"),
+        (Done::Made, true) => tracing::warn!(file = %path.display(), "it was removed; it is put back"),
+        (Done::Replaced, true) => {
+            tracing::warn!(file = %path.display(), "another program changed it; it is put back")
+        }
+    }
+    if done != Done::Nothing && *stood {
+        state.repairs += 1;
+    }
+    *stood = true;
+}
+
+fn check_plugin(path: &Path) -> Result<(), InstallError> {
+    let wrong = |why: &str| InstallError::Plugin { path: path.to_owned(), why: why.to_owned() };
+    let meta = fs::metadata(path)
+        .map_err(|error| wrong(&format!("cannot be read: {error}; name the plugin's file")))?;
+    match () {
+        () if !meta.is_file() => Err(wrong("is not a file; name the plugin's file")),
+        () if meta.len() == 0 => Err(wrong("is empty; build it with `make plugin`")),
+        () if meta.mode() & 0o111 == 0 => Err(wrong("cannot be executed; chmod +x it")),
+        () => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

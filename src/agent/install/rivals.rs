@@ -1,0 +1,81 @@
+//! Other programs in the folder of conflists: Cilium, which renames what is not its own, and files that sort before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// What to do about a Cilium that wants the folder for itself.
+pub(super) const EXCLUSIVE: &str = "Cilium renames it to *.cilium_bak again and again; set cni.exclusive=false in \
+    Cilium's values (--cni-exclusive=false), or let Cilium write it itself with --read-cni-conf";
+
+/// How often the conflist is put back within [`WINDOW`]. A Cilium that starts up may do it once or twice by chance;
+/// beyond that both would only take turns, and the runtime would load one after the other.
+const PATIENCE: usize = 3;
+const WINDOW: Duration = Duration::from_secs(600);
+
+/// The name that Cilium gives to others' conflists.
+pub(super) fn renamed(conflist: &Path) -> PathBuf {
+    let mut name = conflist.as_os_str().to_owned();
+    name.push(".cilium_bak");
+    PathBuf::from(name)
+}
+
+/// When the conflist was put back.
+#[derive(Debug, Default)]
+pub(super) struct PutBack(Vec<SystemTime>);
+
+impl PutBack {
+    /// Whether it may be put back once more now; if so, that counts.
+    pub(super) fn once_more(&mut self, now: SystemTime) -> bool {
+        // A clock that was set back must not forbid it for long: what lies ahead is forgotten.
+        self.0.retain(|then| now.duration_since(*then).is_ok_and(|age| age < WINDOW));
+        let may = self.0.len() < PATIENCE;
+        if may {
+            self.0.push(now);
+        }
+        may
+    }
+}
+
+/// The file that runtimes read instead of `conflist`, if any.
+pub(super) fn sorts_before(conflist: &Path) -> Option<String> {
+    let own = conflist.file_name()?.to_str()?;
+    let folder = fs::read_dir(conflist.parent()?).ok()?;
+    let names = folder.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let read = names.filter(|name| {
+        let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
+        matches!(ending, Some("conf" | "conflist" | "json"))
+    });
+    read.filter(|name| name.as_str() < own).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_put_back_three_times_and_then_only_after_a_while() {
+        let mut put_back = PutBack::default();
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!([0, 10, 20, 30, 590].map(|s| put_back.once_more(at(s))), [true, true, true, false, false]);
+        assert!(put_back.once_more(at(601)), "the first is forgotten");
+        assert!(!put_back.once_more(at(602)));
+        assert!(put_back.once_more(start - WINDOW), "a clock that was set back forbids nothing");
+    }
+
+    #[test]
+    fn only_files_that_a_runtime_reads_can_sort_before_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = dir.path().join("03-sticky-ipam.conflist");
+        for name in
+            ["00-note.txt", "01-x.conflist.cilium_bak", "03-sticky-ipam.conflist", "05-cilium.conflist"]
+        {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert_eq!(sorts_before(&ours), None);
+        fs::write(dir.path().join("02-flannel.conf"), "").unwrap();
+        fs::write(dir.path().join("01-multus.json"), "").unwrap();
+        assert_eq!(sorts_before(&ours).as_deref(), Some("01-multus.json"));
+    }
+}

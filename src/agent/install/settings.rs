@@ -1,0 +1,192 @@
+//! What is to be installed, and where.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::cni::{NetworkName, OnUnavailable};
+use crate::policy::sticky::Rules;
+
+/// The conflist's name: it sorts before the one that Cilium writes.
+pub const CONFLIST: &str = "03-sticky-ipam.conflist";
+/// The plugin's name among the CNI plugins.
+pub const PLUGIN: &str = "sticky-ipam";
+/// Where CNI plugins are.
+pub const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
+/// Where conflists are.
+pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
+/// Where the plugin's credentials are. A folder of its own, because runtimes read the files beside the conflist.
+pub const DEFAULT_KUBECONFIG: &str = "/etc/cni/net.d/sticky-ipam.d/kubeconfig";
+/// How long a token lives. An hour: what is stolen is soon worth nothing, and an API server that is away for minutes
+/// does no harm.
+pub const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
+
+/// How sticky-ipam stands before Cilium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Mode {
+    /// Cilium picks from the pool of the CiliumNode; the plugin runs cilium-cni.
+    #[default]
+    Crd,
+    /// cilium-cni asks the plugin for an address.
+    Delegated,
+    /// `ptp` asks the plugin, and cilium-cni comes behind it.
+    Chained,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Crd, Self::Delegated, Self::Chained];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Crd => "crd",
+            Self::Delegated => "delegated",
+            Self::Chained => "chained",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.iter().find(|mode| mode.as_str() == text);
+        known.copied().ok_or_else(|| format!("{text:?} is none of crd, delegated, chained"))
+    }
+}
+
+/// A service account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceAccountRef {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for ServiceAccountRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl FromStr for ServiceAccountRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+            }
+            _ => Err(format!(
+                "{text:?} is not a service account; write namespace/name, such as kube-system/sticky-ipam-node"
+            )),
+        }
+    }
+}
+
+/// Where the conflist comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConflistSource {
+    /// None is installed.
+    None,
+    /// The mode's own, with the node's home blocks.
+    BuiltIn,
+    /// A template, as the agent sees it.
+    File(PathBuf),
+}
+
+/// What is to be installed, and where. Paths are the host's; the agent finds them below `host_root`.
+#[derive(Debug, Clone)]
+pub struct InstallSettings {
+    /// This node's name.
+    pub node: String,
+    /// How sticky-ipam stands before Cilium.
+    pub mode: Mode,
+    /// The network's name in the conflist, and of its directory in the store.
+    pub network: NetworkName,
+    /// Where the store is.
+    pub data_dir: PathBuf,
+    /// Where the host's root is mounted.
+    pub host_root: PathBuf,
+    /// Where CNI plugins are.
+    pub cni_bin_dir: PathBuf,
+    /// Where conflists are.
+    pub cni_conf_dir: PathBuf,
+    /// Where the conflist comes from.
+    pub conflist: ConflistSource,
+    /// The plugin to install, as the agent sees it; none is installed if there is none.
+    pub plugin: Option<PathBuf>,
+    /// Where the plugin finds its credentials.
+    pub plugin_kubeconfig: PathBuf,
+    /// Whose token the plugin gets; its kubeconfig is left alone if there is none.
+    pub plugin_service_account: Option<ServiceAccountRef>,
+    /// How long a token is to live.
+    pub token_lifetime: Duration,
+    /// The API server as the host reaches it, if not as the agent does.
+    pub api_server: Option<String>,
+    /// Who is sticky.
+    pub rules: Rules,
+    /// What ADD does when the API server cannot be asked; what the template or the plugin says if none.
+    pub on_unavailable: Option<OnUnavailable>,
+    /// The socket of Cilium's agent on the host, if it is not at the plugin's default.
+    pub cilium_socket: Option<PathBuf>,
+}
+
+impl InstallSettings {
+    /// The defaults for a node.
+    #[must_use]
+    pub fn new(node: impl Into<String>, mode: Mode, network: NetworkName) -> Self {
+        Self {
+            node: node.into(),
+            mode,
+            network,
+            data_dir: PathBuf::from(crate::cni::ipam::DEFAULT_DATA_DIR),
+            host_root: PathBuf::from("/"),
+            cni_bin_dir: PathBuf::from(DEFAULT_BIN_DIR),
+            cni_conf_dir: PathBuf::from(DEFAULT_CONF_DIR),
+            conflist: ConflistSource::BuiltIn,
+            plugin: None,
+            plugin_kubeconfig: PathBuf::from(DEFAULT_KUBECONFIG),
+            plugin_service_account: None,
+            token_lifetime: DEFAULT_TOKEN_LIFETIME,
+            api_server: None,
+            rules: Rules::default(),
+            on_unavailable: None,
+            cilium_socket: None,
+        }
+    }
+
+    /// A path of the host as the agent sees it.
+    #[must_use]
+    pub fn on_host(&self, path: &Path) -> PathBuf {
+        self.host_root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The plugin, as the agent sees it.
+    #[must_use]
+    pub fn plugin_path(&self) -> PathBuf {
+        self.on_host(&self.cni_bin_dir).join(PLUGIN)
+    }
+
+    /// The conflist, as the agent sees it.
+    #[must_use]
+    pub fn conflist_path(&self) -> PathBuf {
+        self.on_host(&self.cni_conf_dir).join(CONFLIST)
+    }
+
+    /// The plugin's kubeconfig, as the agent sees it.
+    #[must_use]
+    pub fn kubeconfig_path(&self) -> PathBuf {
+        self.on_host(&self.plugin_kubeconfig)
+    }
+}

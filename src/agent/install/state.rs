@@ -1,0 +1,75 @@
+//! What is installed and what is wrong with it, for metrics, readiness and people.
+
+use std::time::SystemTime;
+
+/// How one part stands on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Part {
+    /// Not looked at yet.
+    #[default]
+    Unknown,
+    /// Somebody else's business: no flag asks for it.
+    NotOurs,
+    /// As it should be.
+    Installed,
+    /// It cannot be put there. What was there before still is.
+    Failed(String),
+}
+
+/// The state of everything that the agent installs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct InstallState {
+    /// The plugin's binary.
+    pub plugin: Part,
+    /// The plugin's credentials.
+    pub kubeconfig: Part,
+    /// The conflist.
+    pub conflist: Part,
+    /// How many files were put back because another program changed or removed them.
+    pub repairs: u64,
+    /// How often Cilium renamed the conflist.
+    pub displaced: u64,
+    /// Whether Cilium keeps renaming the conflist, so that it is put back only now and then.
+    pub outnumbered: bool,
+    /// A file that runtimes read instead of ours, because its name sorts before.
+    pub shadowed_by: Option<String>,
+    /// When the plugin's token ends, by the API server's clock.
+    pub token_expires: Option<SystemTime>,
+    /// How many tokens were written.
+    pub renewals: u64,
+    /// How many times no token was to be had.
+    pub renewal_failures: u64,
+}
+
+impl InstallState {
+    /// What keeps new pods from being served, each with its cure; none when the node is ready.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (name, part) in
+            [("plugin", &self.plugin), ("kubeconfig", &self.kubeconfig), ("conflist", &self.conflist)]
+        {
+            match part {
+                Part::Unknown => problems.push(format!("{name}: not installed yet")),
+                Part::Failed(why) => problems.push(format!("{name}: {why}")),
+                Part::NotOurs | Part::Installed => {}
+            }
+        }
+        if self.outnumbered {
+            problems.push(format!("conflist: {}", super::rivals::EXCLUSIVE));
+        }
+        if let Some(other) = &self.shadowed_by {
+            problems.push(format!(
+                "conflist: runtimes read {other} instead, because its name sorts before {}; remove or rename it",
+                super::settings::CONFLIST
+            ));
+        }
+        problems
+    }
+
+    /// Whether new pods are served by what is installed.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.problems().is_empty()
+    }
+}

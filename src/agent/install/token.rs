@@ -1,0 +1,208 @@
+//! The plugin's token: asked for, bound to this Node, and how long it may be used.
+//!
+//! A token is never trusted for longer than it says, counted on this node's clock from when it came: the clocks of the
+//! node and of the API server need not agree.
+
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::{
+    BoundObjectReference, SelfSubjectReview, TokenRequest, TokenRequestSpec,
+};
+use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use kube::api::{Api, PostParams};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use super::error::InstallError;
+use super::settings::ServiceAccountRef;
+
+/// How long the API server may take over one request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a token says of itself. It is read, not verified: that is the API server's business.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Claims {
+    /// When it was made, in seconds since 1970 by the API server's clock.
+    pub(super) iat: u64,
+    /// When it ends.
+    pub(super) exp: u64,
+    #[serde(rename = "kubernetes.io", default)]
+    pub(super) cluster: ClusterClaims,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct ClusterClaims {
+    #[serde(default)]
+    pub(super) namespace: String,
+    #[serde(default)]
+    pub(super) node: Named,
+    #[serde(default)]
+    pub(super) serviceaccount: Named,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct Named {
+    #[serde(default)]
+    pub(super) name: String,
+}
+
+impl Claims {
+    /// What a token says; none for what is no token.
+    pub(super) fn of(token: &str) -> Option<Self> {
+        let body = token.split('.').nth(1)?;
+        let mut text: String = body
+            .chars()
+            .map(|c| {
+                if c == '-' {
+                    '+'
+                } else if c == '_' {
+                    '/'
+                } else {
+                    c
+                }
+            })
+            .collect();
+        while !text.len().is_multiple_of(4) {
+            text.push('=');
+        }
+        let ByteString(bytes) = serde_json::from_value(text.into()).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// How long it lives in all.
+    pub(super) fn lifetime(&self) -> Duration {
+        Duration::from_secs(self.exp.saturating_sub(self.iat))
+    }
+
+    /// Whether it is of this account and bound to this node.
+    pub(super) fn is_for(&self, account: &ServiceAccountRef, node: &str) -> bool {
+        let found = &self.cluster;
+        found.namespace == account.namespace
+            && found.serviceaccount.name == account.name
+            && found.node.name == node
+    }
+}
+
+/// After how much of its life a token is renewed: four fifths, give or take a twentieth, so that nodes that came up
+/// together do not ask together. The same token gives the same answer.
+pub(super) fn renew_after(lifetime: Duration, token: &str) -> Duration {
+    let digest = Sha256::digest(token.as_bytes());
+    let share = 750 + (u32::from(digest[0]) << 8 | u32::from(digest[1])) % 101;
+    lifetime * share / 1000
+}
+
+/// Asks for a token of the account, bound to the node.
+pub(super) async fn request(
+    client: &kube::Client,
+    account: &ServiceAccountRef,
+    node: &str,
+    lifetime: Duration,
+) -> Result<(String, Claims), InstallError> {
+    let failed =
+        |why: String| InstallError::Token { account: account.to_string(), node: node.to_owned(), why };
+    let late = || failed(format!("the API server did not answer within {TIMEOUT:?}"));
+    let nodes: Api<Node> = Api::all(client.clone());
+    let found = tokio::time::timeout(TIMEOUT, nodes.get(node)).await.map_err(|_| late())?;
+    let found = found.map_err(|error| {
+        failed(explain(
+            &error,
+            &format!("there is no Node {node}; is --node (NODE_NAME) right?"),
+            "get nodes",
+        ))
+    })?;
+    let bound = BoundObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_owned()),
+        uid: found.metadata.uid,
+    };
+    let spec = TokenRequestSpec {
+        bound_object_ref: Some(bound),
+        expiration_seconds: i64::try_from(lifetime.as_secs()).ok(),
+        ..TokenRequestSpec::default()
+    };
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &account.namespace);
+    let asked = TokenRequest { spec, ..TokenRequest::default() };
+    let params = PostParams::default();
+    let asking = accounts.create_token_request(&account.name, &params, &asked);
+    let made = tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| late())?;
+    let made = made.map_err(|error| {
+        let missing = "there is no such service account; apply packaging/rbac.yaml, or correct --plugin-service-account";
+        failed(explain(&error, missing, "create serviceaccounts/token"))
+    })?;
+    let token = made.status.map(|status| status.token).unwrap_or_default();
+    match Claims::of(&token) {
+        Some(claims) if !claims.is_for(account, node) => Err(failed(
+            "the API server made one that is not bound to the Node; it needs Kubernetes 1.31 or newer"
+                .to_owned(),
+        )),
+        Some(claims) => Ok((token, claims)),
+        None => Err(failed("what the API server sent is no token".to_owned())),
+    }
+}
+
+/// Whether the API server still knows who is behind a client. Says nothing when it cannot be asked.
+pub(super) async fn is_accepted(client: &kube::Client) -> Option<bool> {
+    let review: Api<SelfSubjectReview> = Api::all(client.clone());
+    let (params, asked) = (PostParams::default(), SelfSubjectReview::default());
+    match tokio::time::timeout(TIMEOUT, review.create(&params, &asked)).await.ok()? {
+        Err(kube::Error::Api(status)) if status.code == 401 => Some(false),
+        Err(kube::Error::Api(_)) | Ok(_) => Some(true),
+        Err(_) => None,
+    }
+}
+
+fn explain(error: &kube::Error, missing: &str, verb: &str) -> String {
+    match error {
+        kube::Error::Api(status) => match status.code {
+            401 => "the API server does not accept the agent's own credentials (expired, or of a deleted account); \
+                    restart the agent's pod, or renew its --kubeconfig"
+                .to_owned(),
+            403 => format!("the agent may not {verb}: {}; apply packaging/rbac.yaml", status.message),
+            404 => missing.to_owned(),
+            409 => format!("the Node was replaced meanwhile ({}); it is asked for again", status.message),
+            code => format!("the API server answered {code}: {}", status.message),
+        },
+        other => format!("the API server is away: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token with this body; nobody verifies the rest here.
+    fn token(body: &str) -> String {
+        let encoded = serde_json::to_value(ByteString(body.as_bytes().to_vec())).unwrap();
+        let encoded = encoded.as_str().unwrap().replace('+', "-").replace('/', "_");
+        format!("head.{}.signature", encoded.trim_end_matches('='))
+    }
+
+    #[test]
+    fn a_token_tells_its_life_its_account_and_its_node() {
+        let text = token(
+            r#"{"iat":1000,"exp":4600,"aud":["x"],"kubernetes.io":{"namespace":"kube-system","node":{"name":"n1","uid":"u"},
+                "serviceaccount":{"name":"sticky-ipam-node","uid":"??>>"}}}"#,
+        );
+        let claims = Claims::of(&text).unwrap();
+        assert_eq!(claims.lifetime(), Duration::from_secs(3600));
+        let account: ServiceAccountRef = "kube-system/sticky-ipam-node".parse().unwrap();
+        assert!(claims.is_for(&account, "n1"));
+        assert!(!claims.is_for(&account, "n2"));
+        assert!(!claims.is_for(&"kube-system/other".parse().unwrap(), "n1"));
+        for nonsense in ["", "a.b.c", "one", &token("[]"), &token("{}")] {
+            assert_eq!(Claims::of(nonsense), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_renewed_at_about_four_fifths_of_its_life_and_not_all_at_once() {
+        let hour = Duration::from_secs(3600);
+        let times: Vec<Duration> = (0..200).map(|n| renew_after(hour, &format!("token-{n}"))).collect();
+        assert!(times.iter().all(|time| (2700..=3060).contains(&time.as_secs())), "{times:?}");
+        let (first, last) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+        assert!(*last - *first > Duration::from_secs(240), "they are spread: {first:?} to {last:?}");
+        assert_eq!(renew_after(hour, "t"), renew_after(hour, "t"));
+    }
+}

@@ -1,0 +1,99 @@
+//! Taking everything off the host again, in the order in which nobody misses it.
+//!
+//! Must never take away what the DEL of a live pod needs, unless it is told to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::InstallError;
+use super::settings::InstallSettings;
+use super::{place, rivals};
+use crate::cni::sticky::DEFAULT_BOOT_ID_FILE;
+use crate::store::{Moment, RealDisk, Store};
+
+/// What became of what was installed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// What is gone.
+    pub removed: Vec<PathBuf>,
+    /// What stays, because pods of this node need it for their DEL.
+    pub kept: Vec<PathBuf>,
+    /// How many addresses of live pods are in the store.
+    pub attached: usize,
+}
+
+impl std::fmt::Display for Removed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for path in &self.removed {
+            writeln!(f, "removed {}", path.display())?;
+        }
+        for path in &self.kept {
+            writeln!(
+                f,
+                "kept {}: {} addresses of running pods are given back with it. Remove those pods and run uninstall again, \
+                 or use --force",
+                path.display(),
+                self.attached
+            )?;
+        }
+        if self.removed.is_empty() && self.kept.is_empty() {
+            writeln!(f, "nothing of ours is installed")?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes the conflist, then the plugin's credentials, then the plugin. The last two stay while the store knows pods that
+/// have addresses, unless `force`. The store itself is never touched.
+///
+/// # Errors
+/// A file cannot be removed, or the store cannot be looked at.
+pub fn uninstall(settings: &InstallSettings, force: bool) -> Result<Removed, InstallError> {
+    let mut done = Removed::default();
+    let conflist = settings.conflist_path();
+    for path in [conflist.clone(), rivals::renamed(&conflist)] {
+        remove(path, &mut done)?;
+    }
+    if !force {
+        done.attached = attached(settings)?;
+    }
+    let mut rest = Vec::new();
+    if settings.plugin_service_account.is_some() {
+        rest.push(settings.kubeconfig_path());
+    }
+    rest.push(settings.plugin_path());
+    for path in rest {
+        if done.attached == 0 {
+            remove(path, &mut done)?;
+        } else if place::look(&path)?.is_some() {
+            done.kept.push(path);
+        }
+    }
+    remove_empty_folder(&settings.kubeconfig_path());
+    Ok(done)
+}
+
+fn remove(path: PathBuf, done: &mut Removed) -> Result<(), InstallError> {
+    if place::remove(&path)? {
+        done.removed.push(path);
+    }
+    Ok(())
+}
+
+/// The folder of the credentials goes if nothing else is in it.
+fn remove_empty_folder(kubeconfig: &Path) {
+    if let Some(folder) = kubeconfig.parent() {
+        let _ = fs::remove_dir(folder);
+    }
+}
+
+/// How many addresses of the network a container has.
+fn attached(settings: &InstallSettings) -> Result<usize, InstallError> {
+    let now = Moment::now(Path::new(DEFAULT_BOOT_ID_FILE))?;
+    let data_dir = settings.on_host(&settings.data_dir);
+    // The walk takes no lock, so there is nothing to be patient about.
+    let store = Store::new(RealDisk, &data_dir, &settings.network, now, Duration::ZERO);
+    let records = store.walk()?.into_iter().filter(|look| !look.host_locals).filter_map(|look| look.record);
+    Ok(records.filter(|record| record.is_attached(store.now())).count())
+}

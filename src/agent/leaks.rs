@@ -1,0 +1,214 @@
+//! Freeing what nobody ended: attachments of sandboxes that are gone, StickyIPs without a sandbox, records kept for
+//! nobody, keys and routes of addresses that left. Must never free on what the watches told alone: every proof is read
+//! again, live or under the lock.
+
+use std::net::IpAddr;
+
+use kube::api::Api;
+
+use super::act::{ActError, Hands, Outcome, bound, interface, list};
+use super::metrics::Metrics;
+use super::plan::{contains, uid_of};
+use crate::cluster::claims::walk;
+use crate::cluster::objects::{AddressClaim, ClaimName, Holder};
+use crate::cluster::projection::{self, home_blocks};
+use crate::store::{Claimant, Disk, Keep, Note, Phase, Record, Told};
+
+impl<D: Disk + Clone> Hands<'_, D> {
+    /// Ends an attachment as a DEL would: the address is free, or kept for its StickyIP, and a note tells of it.
+    pub(super) async fn end(&self, seen: &Record) -> Result<Outcome, ActError> {
+        for address in &seen.addresses {
+            if self.has_endpoint(*address).await? {
+                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+            }
+        }
+        if let (Some(pod), Some(uid)) = (&seen.pod, uid_of(seen)) {
+            let replaced = self
+                .store()?
+                .walk()?
+                .into_iter()
+                .filter_map(|look| look.record)
+                .any(|record| uid_of(&record) == Some(uid) && record.attachment != seen.attachment);
+            if !replaced && self.pod_exists(pod.namespace(), pod.name(), uid).await? {
+                return Ok(Outcome::Later("its pod still exists".into()));
+            }
+        }
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let stored = locked.of_attachment(&seen.attachment)?.filter(|stored| stored.record == *seen);
+        let Some(stored) = stored else {
+            return Ok(Outcome::Needless("its DEL came after all".into()));
+        };
+        if seen.netns.as_ref().is_none_or(|netns| self.may_be_there(netns)) {
+            return Ok(Outcome::Needless("its namespace is there".into()));
+        }
+        // The note first: whoever ends in between leaves a record that is found again.
+        if let Some(binding) = &seen.binding {
+            let container = seen.attachment.container.as_str();
+            let note = Note {
+                what: Told::Ended,
+                container: container.to_owned(),
+                interface: seen.attachment.interface.as_str().to_owned(),
+                namespace: Some(binding.namespace.clone()),
+                name: Some(binding.name.clone()),
+                known_as: Some(binding.container.clone()).filter(|known| known != container),
+                uid: uid_of(seen).map(str::to_owned),
+                at: store.now().clone(),
+            };
+            locked.leave_note(&seen.attachment, &note)?;
+        }
+        if seen.keep == Keep::No {
+            locked.free(&stored)?;
+        } else {
+            let kept = Record { phase: Phase::Kept, since: store.now().clone(), netns: None, ..seen.clone() };
+            locked.put(&kept, Some(&stored))?;
+        }
+        locked.commit()?;
+        Metrics::count(&self.metrics.leaks, "sandbox");
+        Ok(Outcome::Done(format!(
+            "the sandbox of {} is gone without a DEL: {}",
+            seen.holder(),
+            list(&seen.addresses)
+        )))
+    }
+
+    /// Detaches a StickyIP whose pod is gone and with which no sandbox of this node lives.
+    pub(super) async fn detach(&self, key: &Holder, container: &str) -> Result<Outcome, ActError> {
+        let store = self.store()?;
+        let carrier = self.carrier();
+        let found = walk::read_sticky(&carrier, key).await?;
+        let attachment = found.as_ref().and_then(|found| found.status.as_ref()?.attachment.clone());
+        let Some(old) =
+            attachment.filter(|old| old.node == self.settings.node && old.container_id == container)
+        else {
+            return Ok(Outcome::Needless("another sandbox is attached, or none".into()));
+        };
+        if self.pod_exists(&key.namespace, &old.pod_name, &old.pod_uid).await? {
+            return Ok(Outcome::Later("its pod exists".into()));
+        }
+        let itself = Claimant::bound(&key.namespace, &old.pod_name, &interface()?);
+        let Some(_turn) = self.try_turn(&store, &itself)? else {
+            return Ok(Outcome::Later("an ADD of this pod is on its way".into()));
+        };
+        let living = store.lock()?.of_claimant(&bound(key)?)?;
+        if living.is_some_and(|living| living.record.is_attached(store.now())) {
+            return Ok(Outcome::Needless("a sandbox lives with it".into()));
+        }
+        let prepared = store.decisions()?.into_iter().filter_map(|decision| decision.sticky);
+        if prepared.into_iter().any(|sticky| sticky.known_as == container) {
+            return Ok(Outcome::Needless("it is prepared for a pod".into()));
+        }
+        let outcome = self.let_go(&store, key, &[container]).await?;
+        if let Outcome::Done(_) = outcome {
+            Metrics::count(&self.metrics.leaks, "attachment");
+        }
+        Ok(outcome)
+    }
+
+    /// Forgets a record that is kept for nobody.
+    pub(super) async fn free(&self, seen: &Record) -> Result<Outcome, ActError> {
+        let Some(binding) = &seen.binding else {
+            return Ok(Outcome::Needless("the cluster does not bind it".into()));
+        };
+        let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
+        let home = [self.index.blocks(), self.terms.shape.ranges.clone()].concat();
+        let of_home = seen.addresses.iter().any(|address| contains(&home, *address));
+        if of_home {
+            let carrier = self.carrier();
+            if let Some(found) = walk::read_sticky(&carrier, &key).await?
+                && seen.addresses.iter().any(|address| found.spec.addresses.contains(address))
+            {
+                return Ok(Outcome::Later(format!("StickyIP {key} has it")));
+            }
+            for address in &seen.addresses {
+                if let Some(holder) = self.holder_of(*address).await?
+                    && holder == key
+                {
+                    return Ok(Outcome::Later(format!("{address} is claimed for {key}")));
+                }
+            }
+        }
+        let store = self.store()?;
+        let mut turns = Vec::new();
+        let own =
+            seen.pod.as_ref().map(|pod| interface().map(|name| Claimant::new(pod, &name))).transpose()?;
+        for claimant in [own, Some(bound(&key)?)].into_iter().flatten() {
+            // A pod that bears its StickyIP's name has one turn.
+            if turns.iter().any(|(taken, _)| *taken == claimant) {
+                continue;
+            }
+            match self.try_turn(&store, &claimant)? {
+                Some(turn) => turns.push((claimant, turn)),
+                None => return Ok(Outcome::Later("an ADD of this pod is on its way".into())),
+            }
+        }
+        let mut locked = store.lock()?;
+        let there = match seen.addresses.first() {
+            Some(address) => locked.at(*address)?,
+            None => None,
+        };
+        let Some(stored) = there.filter(|stored| stored.record == *seen) else {
+            return Ok(Outcome::Needless("the record has changed".into()));
+        };
+        locked.free(&stored)?;
+        locked.commit()?;
+        Metrics::count(&self.metrics.leaks, "record");
+        Ok(Outcome::Done(format!("{} was kept for {key}, which does not want it", list(&seen.addresses))))
+    }
+
+    /// Who holds the claim on an address, by a live look.
+    pub(super) async fn holder_of(&self, address: IpAddr) -> Result<Option<Holder>, ActError> {
+        let api = self.connection();
+        let claims: Api<AddressClaim> = Api::all(api.client());
+        let name = ClaimName::of(address).to_string();
+        let found = api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?;
+        Ok(found.map(|found| found.spec.holder))
+    }
+
+    /// Takes a key or a route out of this node's CiliumNode whose StickyIP is not attached here.
+    pub(super) async fn hide(&self, address: IpAddr) -> Result<Outcome, ActError> {
+        let Some(key) = self.holder_of(address).await? else {
+            return Ok(Outcome::Odd(format!(
+                "{address} stands in this CiliumNode for somebody and nobody claims it; take it out, or let it be adopted"
+            )));
+        };
+        let store = self.store()?;
+        let Some(_turn) = self.pool_turn(&store, &key)? else {
+            return Ok(Outcome::Later("others are at its pool keys".into()));
+        };
+        let mut carrier = self.carrier();
+        let found = walk::read_sticky(&carrier, &key).await?;
+        let Some(found) = found.filter(|found| found.spec.addresses.contains(&address)) else {
+            return Ok(Outcome::Odd(format!(
+                "{address} stands in this CiliumNode and is claimed for StickyIP {key}, which does not have it"
+            )));
+        };
+        let attachment = found.status.as_ref().and_then(|status| status.attachment.as_ref());
+        if attachment.is_some_and(|attachment| attachment.node == self.settings.node) {
+            return Ok(Outcome::Needless("it is attached here".into()));
+        }
+        let there = store.lock()?.at(address)?;
+        if there.is_some_and(|there| there.record.is_attached(store.now())) {
+            return Ok(Outcome::Later("a sandbox lives with it".into()));
+        }
+        if self.has_endpoint(address).await? {
+            return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+        }
+        let node = &self.settings.node;
+        projection::remove(&mut carrier, node, &self.terms.shape, &[address]).await?;
+        Metrics::count(&self.metrics.pool_writes, "removed");
+        Metrics::count(&self.metrics.leaks, "key");
+        Ok(Outcome::Done(format!("{address} of StickyIP {key} is not attached here")))
+    }
+
+    /// The node's own addresses: those of its configuration, else of its blocks.
+    pub(super) fn own_sets(
+        &self,
+        node: Option<&crate::cluster::cilium::CiliumNode>,
+    ) -> Vec<crate::alloc::RangeSet> {
+        if !self.terms.ranges.is_empty() {
+            return self.terms.ranges.clone();
+        }
+        super::blocks::sets_of(&node.map(home_blocks).unwrap_or_default())
+    }
+}

@@ -1,0 +1,94 @@
+//! The node's agent: installs the plugin, prepares decisions for pods that are bound to the node, keeps the node's own
+//! CiliumNode in step, answers for the node's addresses, drains the plugin's notes and frees what nobody ended.
+//!
+//! Watches feed an [`index`]; [`plan`] is a function from it and the store to actions; [`act`] carries out one at a
+//! time. Must never be needed for a pod to start: with the agent dead the plugin goes its way by the API server. Must
+//! never write another node's objects.
+
+pub mod act;
+mod blocks;
+mod ground;
+pub mod index;
+pub mod install;
+pub mod keeper;
+mod leaks;
+pub mod metrics;
+mod notes;
+mod offers;
+pub mod plan;
+mod prepare;
+mod run;
+pub mod serve;
+pub mod settings;
+pub mod snapshot;
+pub mod suspects;
+pub mod watch;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+pub use run::{AgentError, connect, run};
+use settings::{Command, CommandLine, LogFormat, LogLevel, Settings};
+
+/// Why the program ends without success.
+#[derive(Debug)]
+pub struct Failure {
+    /// For a person.
+    pub text: String,
+    /// The exit status: 2 for a mistake in the flags.
+    pub status: u8,
+}
+
+/// The whole program. What it returns is for standard output.
+///
+/// # Errors
+/// What went wrong, and the exit status.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
+    let line = match CommandLine::try_parse_from(arguments) {
+        Ok(line) => line,
+        Err(error) if error.use_stderr() => return Err(Failure { text: error.to_string(), status: 2 }),
+        Err(help) => return Ok(help.to_string()),
+    };
+    line.settings.check().map_err(|text| Failure { text: format!("error: {text}"), status: 2 })?;
+    start_log(&line.settings);
+    let failed = |text: String| Failure { text, status: 1 };
+    if let Some(Command::Uninstall { force }) = line.command {
+        let removed = install::uninstall(&line.settings.install(), force);
+        return removed.map(|removed| removed.to_string()).map_err(|error| failed(error.to_string()));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| failed(format!("cannot start: {error}")))?;
+    let done = runtime.block_on(async {
+        match line.command {
+            Some(Command::Install) => run::install_once(&line.settings).await,
+            _ => run::run(line.settings, run::told_to_end()).await,
+        }
+    });
+    done.map(|()| String::new()).map_err(|error| failed(error.to_string()))
+}
+
+fn start_log(settings: &Settings) {
+    use tracing_subscriber::filter::LevelFilter;
+    use tracing_subscriber::fmt;
+    use tracing_subscriber::layer::SubscriberExt;
+    let level = match settings.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let registry = tracing_subscriber::registry().with(level);
+    // Only the first one in a process counts; a test may have set its own.
+    let _ = match settings.log_format {
+        LogFormat::Text => {
+            let layer = fmt::layer().with_ansi(false).with_target(false).with_writer(std::io::stderr);
+            tracing::subscriber::set_global_default(registry.with(layer))
+        }
+        LogFormat::Json => {
+            let layer = fmt::layer().json().with_target(false).with_writer(std::io::stderr);
+            tracing::subscriber::set_global_default(registry.with(layer))
+        }
+    };
+}

@@ -1,0 +1,235 @@
+//! Addresses for pods that are not sticky (mode `crd`): offered to Cilium as unowned keys of the pool, between two
+//! watermarks. And the answers to those who ask this node for one of its addresses.
+//!
+//! An address is marked in the store before it is offered, so that nobody on this node can claim it. Must never offer
+//! one that is claimed, and never take an offered one back: Cilium may have given it to a pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kube::api::{Api, ListParams};
+
+use super::act::{ActError, Hands, Outcome, bound, list, sandbox};
+use super::ground::reservation;
+use super::metrics::Metrics;
+use super::plan::{contains, count_pool, families_of};
+use super::prepare::barred;
+use crate::alloc::Family;
+use crate::cluster::cilium::PoolEntry;
+use crate::cluster::claims::carry::Carried;
+use crate::cluster::claims::step;
+use crate::cluster::claims::view::ClaimView;
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, Sound, labels};
+use crate::cluster::projection::{self, NodePatch, home_blocks};
+use crate::store::{Disk, Record};
+
+/// How many addresses that others hold are passed over before the node counts as full.
+const MOST_PASSED: usize = 4096;
+
+impl<D: Disk + Clone> Hands<'_, D> {
+    /// Marks addresses that stand unowned in the pool and of which the store does not know.
+    pub(super) fn mark(&self, addresses: &[IpAddr]) -> Result<Outcome, ActError> {
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let mut marked = Vec::new();
+        for address in addresses {
+            if locked.at(*address)?.is_none() {
+                locked.put(&Record::offered(*address, store.now()).map_err(ActError::Name)?, None)?;
+                marked.push(*address);
+            }
+        }
+        locked.commit()?;
+        Ok(Outcome::Done(format!("{} may be given to anybody", list(&marked))))
+    }
+
+    /// Fills the pool up to the lower watermark, and puts back what was offered and is missing.
+    pub(super) async fn offer(&self) -> Result<Outcome, ActError> {
+        let mut carrier = self.carrier();
+        let Some(node) = projection::read_node(carrier.api(), &self.settings.node).await? else {
+            return Ok(Outcome::Later(format!("there is no CiliumNode {}", self.settings.node)));
+        };
+        let blocks = home_blocks(&node);
+        let claimed = self.claimed(&blocks).await?;
+        let pool = &node.spec.ipam.pool;
+        let in_pool = |address: &IpAddr| pool.contains_key(&address.to_string());
+        let store = self.store()?;
+        let marks: BTreeSet<IpAddr> = store
+            .walk()?
+            .into_iter()
+            .filter(|look| look.record.as_ref().is_some_and(Record::is_offered))
+            .map(|look| look.address)
+            .collect();
+        // What was offered once may be with a pod.
+        let mut offered: Vec<IpAddr> = marks
+            .iter()
+            .copied()
+            .filter(|address| contains(&blocks, *address) && !in_pool(address) && !claimed.contains(address))
+            .collect();
+        let counts = count_pool(&node);
+        for family in families_of(&blocks) {
+            let (total, free) = counts.get(&family).copied().unwrap_or_default();
+            let back = offered.iter().filter(|address| Family::of(**address) == family).count();
+            let (total, free) = (total + back, free + back);
+            let missing = self.terms.fewest_free.saturating_sub(free);
+            let room = self.terms.most.saturating_sub(total);
+            let fresh = self.mark_fresh(&blocks, family, missing.min(room), |address| {
+                claimed.contains(&address) || in_pool(&address) || node.uses(&address.to_string())
+            })?;
+            offered.extend(fresh);
+        }
+        if offered.is_empty() {
+            return Ok(Outcome::Later("no address of the blocks is free to be offered".into()));
+        }
+        let keys: BTreeMap<String, Option<PoolEntry>> =
+            offered.iter().map(|address| (address.to_string(), Some(PoolEntry::default()))).collect();
+        projection::change(&mut carrier, &self.settings.node, Some(node), |object| {
+            let mut missing = keys.clone();
+            missing.retain(|key, _| !object.spec.ipam.pool.contains_key(key));
+            (!missing.is_empty()).then(|| NodePatch {
+                node: self.settings.node.clone(),
+                // Somebody may have put an owner there since.
+                resource_version: object.metadata.resource_version.clone(),
+                pool: missing,
+                pod_cidrs: None,
+            })
+        })
+        .await?;
+        Metrics::count(&self.metrics.pool_writes, "offered");
+        Ok(Outcome::Done(format!("offered {}", list(&offered))))
+    }
+
+    /// Marks fresh addresses of the blocks, durably, before they are offered.
+    fn mark_fresh(
+        &self,
+        blocks: &[IpNet],
+        family: Family,
+        count: usize,
+        taken: impl Fn(IpAddr) -> bool,
+    ) -> Result<Vec<IpAddr>, ActError> {
+        let store = self.store()?;
+        let mut fresh = Vec::new();
+        if count == 0 {
+            return Ok(fresh);
+        }
+        let mut locked = store.lock()?;
+        let sets = super::blocks::sets_of(blocks);
+        for (index, set) in sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
+            for _ in 0..MOST_PASSED {
+                if fresh.len() >= count {
+                    break;
+                }
+                let Some(address) = locked.next_free(index, set)? else { break };
+                locked.move_cursor(index, address);
+                if !taken(address) && set.contains(address).is_some_and(|range| range.usable(address)) {
+                    locked.put(&Record::offered(address, store.now()).map_err(ActError::Name)?, None)?;
+                    fresh.push(address);
+                }
+            }
+        }
+        locked.commit()?;
+        Ok(fresh)
+    }
+
+    /// The addresses that somebody claims of these blocks or of this node, by a live look.
+    async fn claimed(&self, blocks: &[IpNet]) -> Result<BTreeSet<IpAddr>, ActError> {
+        let api = self.connection();
+        let claims: Api<AddressClaim> = Api::all(api.client());
+        let mut asked = vec![ListParams::default().fields(&format!("spec.homeNode={}", self.settings.node))];
+        let of_block = |block: &IpNet| {
+            ListParams::default().labels(&format!("{}={}", labels::BLOCK, labels::block_value(*block)))
+        };
+        asked.extend(blocks.iter().map(of_block));
+        let mut claimed = BTreeSet::new();
+        for params in &asked {
+            let listed = api.read("list AddressClaims", || claims.list_metadata(params)).await?;
+            let names = listed.items.into_iter().filter_map(|claim| claim.metadata.name);
+            claimed.extend(names.filter_map(|name| name.parse::<ClaimName>().ok()).map(ClaimName::address));
+        }
+        Ok(claimed)
+    }
+
+    /// Answers a claim on an address of this node: reserves it for the holder first, or says who has it.
+    pub(super) async fn answer(&self, address: IpAddr) -> Result<Outcome, ActError> {
+        let mut carrier = self.carrier();
+        let claims: Api<AddressClaim> = Api::all(carrier.api().client());
+        let name = ClaimName::of(address).to_string();
+        let what = format!("get AddressClaim {address}");
+        let Some(claim) = carrier.api().read(&what, || claims.get_opt(&name)).await? else {
+            return Ok(Outcome::Needless("nobody asks any more".into()));
+        };
+        if let Some(why) = claim.unsound() {
+            return Ok(Outcome::Odd(format!("the claim on {address} breaks its own rules: {why}")));
+        }
+        let view = ClaimView::from(&claim);
+        if view.phase != ClaimPhase::Requested {
+            return Ok(Outcome::Needless("it is answered".into()));
+        }
+        let node = projection::read_node(carrier.api(), &self.settings.node).await?;
+        let reserved = self.reserve_for(address, &view.holder, node.as_ref())?;
+        let Some(write) = step::answer(&self.settings.node, &view, reserved.clone()) else {
+            return Ok(Outcome::Needless("it is another node's to answer".into()));
+        };
+        if let Carried::Lost = carrier.carry(&write, None, "").await? {
+            // What was reserved is found as kept for nobody if the claim is gone.
+            return Ok(Outcome::Later("the claim changed meanwhile".into()));
+        }
+        Ok(match reserved {
+            Ok(()) => {
+                Metrics::count(&self.metrics.claims, "granted");
+                Outcome::Done(format!("{address} is granted to StickyIP {}", view.holder))
+            }
+            Err(why) => {
+                Metrics::count(&self.metrics.claims, "refused");
+                Outcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.holder))
+            }
+        })
+    }
+
+    /// Reserves an address for a StickyIP in the store; the reason if it cannot be had.
+    fn reserve_for(
+        &self,
+        address: IpAddr,
+        holder: &Holder,
+        node: Option<&crate::cluster::cilium::CiliumNode>,
+    ) -> Result<Result<(), String>, ActError> {
+        let sets = self.own_sets(node);
+        let usable =
+            sets.iter().find_map(|set| set.contains(address)).is_some_and(|range| range.usable(address));
+        if !usable {
+            return Ok(Err(format!("node {} has no such address for pods", self.settings.node)));
+        }
+        if self.terms.shape.pool
+            && node.is_none_or(|node| barred(node, &holder.to_string()).contains(&address))
+        {
+            return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
+        }
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let claimant = bound(holder)?;
+        match locked.at(address)? {
+            Some(there) if there.record.claimant().as_ref() == Some(&claimant) => return Ok(Ok(())),
+            Some(there) if there.record.is_offered() => {
+                return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
+            }
+            Some(there) => return Ok(Err(format!("{} has it", there.record.holder()))),
+            None => {}
+        }
+        let kept = locked.of_claimant(&claimant)?;
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.record.is_attached(store.now())) {
+            return Ok(Err(format!(
+                "{} lives here with {}",
+                kept.record.holder(),
+                list(&kept.record.addresses)
+            )));
+        }
+        let mut addresses: Vec<IpAddr> =
+            kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();
+        addresses.retain(|other| Family::of(*other) != Family::of(address));
+        addresses.push(address);
+        let record = reservation(addresses, holder, None, &sandbox("granted")?, &store);
+        locked.put(&record, kept.as_ref())?;
+        locked.commit()?;
+        Ok(Ok(()))
+    }
+}

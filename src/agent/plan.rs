@@ -1,0 +1,400 @@
+//! What to do next: a function from what the watches have told, what the store shows, what looked wrong before, and the
+//! time. Must never look at anything itself, and never be the last word: every action looks again before it writes.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::index::{Index, key_of};
+use super::snapshot::{Netns, Snapshot, is_bound_to};
+use super::suspects::{LONG, SHORT, Suspects};
+use crate::alloc::{Family, RangeSet};
+use crate::cluster::cilium::CiliumNode;
+use crate::cluster::objects::{ClaimPhase, Holder, StickyIP};
+use crate::cluster::projection::{self, Shape, Shown, single_routes};
+use crate::cni::Attachment;
+use crate::store::{Decision, Note, Record, Told};
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Tell the API server what a verb could not.
+    Tell {
+        /// The note's name.
+        name: String,
+        /// The note.
+        note: Note,
+    },
+    /// Decide about a pod before its ADD comes.
+    Prepare {
+        /// Its namespace and name.
+        pod: String,
+        /// Its uid.
+        uid: String,
+    },
+    /// Take a decision back.
+    Withdraw {
+        /// The pod's uid as the decision has it.
+        uid: String,
+    },
+    /// Answer a claim on an address of this node.
+    Answer {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Have the CiliumNode show an attached StickyIP.
+    Show {
+        /// The StickyIP.
+        key: Holder,
+    },
+    /// Have the CiliumNode show nothing of an address that nobody here has.
+    Hide {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Attach a sandbox that lives, and of which the API server does not know.
+    Attach {
+        /// The StickyIP.
+        key: Holder,
+        /// The sandbox.
+        attachment: Attachment,
+    },
+    /// Detach a StickyIP with which nobody on this node lives.
+    Detach {
+        /// The StickyIP.
+        key: Holder,
+        /// The container id under which it is attached.
+        container: String,
+    },
+    /// End an attachment whose sandbox is gone.
+    End {
+        /// The record as it was seen.
+        record: Record,
+    },
+    /// Forget a record that is kept for nobody.
+    Free {
+        /// The record as it was seen.
+        record: Record,
+    },
+    /// Mark addresses that Cilium may give to anybody, and of which the store does not know.
+    Mark {
+        /// The addresses.
+        addresses: Vec<IpAddr>,
+    },
+    /// Have the pool offer enough addresses to anybody.
+    Offer,
+}
+
+impl Action {
+    /// What it is about, for the log, the metrics and the pauses between tries.
+    #[must_use]
+    pub fn subject(&self) -> String {
+        match self {
+            Self::Tell { name, .. } => name.clone(),
+            Self::Prepare { pod, uid } => format!("{pod} {uid}"),
+            Self::Withdraw { uid } => uid.clone(),
+            Self::Answer { address } | Self::Hide { address } => address.to_string(),
+            Self::Show { key } => key.to_string(),
+            Self::Attach { key, attachment } => format!("{key} {attachment}"),
+            Self::Detach { key, container } => format!("{key} {container}"),
+            Self::End { record } | Self::Free { record } => {
+                record.addresses.first().map(ToString::to_string).unwrap_or_default()
+            }
+            Self::Mark { .. } | Self::Offer => String::new(),
+        }
+    }
+
+    /// What is done, in a word.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Tell { .. } => "tell",
+            Self::Prepare { .. } => "prepare",
+            Self::Withdraw { .. } => "withdraw",
+            Self::Answer { .. } => "answer",
+            Self::Show { .. } => "show",
+            Self::Hide { .. } => "hide",
+            Self::Attach { .. } => "attach",
+            Self::Detach { .. } => "detach",
+            Self::End { .. } => "end",
+            Self::Free { .. } => "free",
+            Self::Mark { .. } => "mark",
+            Self::Offer => "offer",
+        }
+    }
+}
+
+/// What the operator has set, as far as decisions need it.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// This node.
+    pub node: String,
+    /// What its CiliumNode shows.
+    pub shape: Shape,
+    /// The ranges of the node's own configuration.
+    pub ranges: Vec<RangeSet>,
+    /// Addresses a family that are free for anybody, at least.
+    pub fewest_free: usize,
+    /// Addresses a family in the pool, at most.
+    pub most: usize,
+}
+
+/// Everything that one look rests on.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight<'a> {
+    /// What the operator has set.
+    pub terms: &'a Terms,
+    /// What the watches have told.
+    pub index: &'a Index,
+    /// What the store shows.
+    pub store: &'a Snapshot,
+    /// The time, of a clock that only goes forward.
+    pub now: Duration,
+}
+
+/// Everything that is to be done, the most urgent first. Nothing that rests on lists before all of them are whole.
+#[must_use]
+pub fn plan(sight: &Sight<'_>, suspects: &mut Suspects) -> Vec<Action> {
+    let mut actions = Vec::new();
+    tell(sight, &mut actions);
+    if sight.index.is_listed() {
+        answer(sight, &mut actions);
+        prepare(sight, &mut actions);
+        withdraw(sight, &mut actions);
+        mark_and_offer(sight, &mut actions);
+        show_and_hide(sight, suspects, &mut actions);
+        attachments(sight, suspects, &mut actions);
+        records(sight, suspects, &mut actions);
+    }
+    suspects.end_look();
+    actions
+}
+
+/// Notes of sandboxes that took another's place come first: what they say keeps an ended note from letting go.
+fn tell(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let mut notes: Vec<&(String, Note)> = sight.store.notes.iter().collect();
+    notes.sort_by_key(|(_, note)| note.what != Told::Attached);
+    actions.extend(notes.into_iter().cloned().map(|(name, note)| Action::Tell { name, note }));
+}
+
+fn answer(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let asked = sight.index.claims.iter().map(|(_, claim)| claim).filter(|claim| {
+        claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(&sight.terms.node)
+    });
+    actions.extend(asked.map(|claim| Action::Answer { address: claim.address }));
+}
+
+fn prepare(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let Sight { index, store, .. } = sight;
+    for (name, pod) in index.pods.iter() {
+        let uid = &pod.runtime_uid;
+        if !pod.waits || pod.ends || pod.facts.host_network || uid.is_empty() {
+            continue;
+        }
+        let decided = store.decisions.iter().any(|decision| decision.uid == *uid);
+        let lives = store.attached().any(|held| uid_of(&held.record) == Some(uid));
+        let attached = index.stickies.iter().find_map(|(_, sticky)| {
+            let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+            (attachment.pod_uid == pod.facts.uid).then_some(attachment.container_id.as_str())
+        });
+        // Attached by us, and ended before the decision was on the disk: go on. By the plugin: its business.
+        let by_plugin = attached.is_some_and(|container| container != Decision::known_as(uid));
+        if !decided && !lives && !by_plugin {
+            actions.push(Action::Prepare { pod: name.clone(), uid: uid.clone() });
+        }
+    }
+}
+
+fn withdraw(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let Sight { index, store, .. } = sight;
+    for decision in &store.decisions {
+        let stale = decision.sticky.is_some() && decision.at.boot() != store.now.boot();
+        if stale || index.pod_of(&decision.uid).is_none() {
+            actions.push(Action::Withdraw { uid: decision.uid.clone() });
+        }
+    }
+}
+
+/// What stands in a node's pool, by family.
+#[must_use]
+pub fn count_pool(node: &CiliumNode) -> BTreeMap<Family, (usize, usize)> {
+    let mut counts: BTreeMap<Family, (usize, usize)> = BTreeMap::new();
+    for (address, entry) in &node.spec.ipam.pool {
+        let Ok(ip) = address.parse::<IpAddr>() else { continue };
+        let (total, free) = counts.entry(Family::of(ip)).or_default();
+        *total += 1;
+        *free += usize::from(entry.owner.is_empty() && !node.uses(address));
+    }
+    counts
+}
+
+/// The families of a node's blocks.
+#[must_use]
+pub fn families_of(blocks: &[IpNet]) -> Vec<Family> {
+    let mut families: Vec<Family> = blocks.iter().map(|block| Family::of(block.addr())).collect();
+    families.sort();
+    families.dedup();
+    families
+}
+
+fn mark_and_offer(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let Sight { terms, index, store, .. } = sight;
+    let Some(node) = index.cilium_node().filter(|_| terms.shape.pool) else { return };
+    let blocks = index.blocks();
+    let known = |address: &IpAddr| store.held.iter().any(|held| held.record.addresses.contains(address));
+    let unknown: Vec<IpAddr> = node
+        .spec
+        .ipam
+        .pool
+        .iter()
+        .filter(|(_, entry)| entry.owner.is_empty())
+        .filter_map(|(address, _)| address.parse().ok())
+        .filter(|address| contains(&blocks, *address) && !known(address))
+        .collect();
+    if !unknown.is_empty() {
+        actions.push(Action::Mark { addresses: unknown });
+    }
+    let lost = store.held.iter().filter(|held| held.record.is_offered()).any(|held| {
+        held.record.addresses.iter().any(|address| {
+            contains(&blocks, *address) && !node.spec.ipam.pool.contains_key(&address.to_string())
+        })
+    });
+    let counts = count_pool(node);
+    let few = families_of(&blocks).into_iter().any(|family| {
+        let (total, free) = counts.get(&family).copied().unwrap_or_default();
+        free < terms.fewest_free && total < terms.most
+    });
+    if lost || few {
+        actions.push(Action::Offer);
+    }
+}
+
+/// How an attached StickyIP is shown.
+#[must_use]
+pub fn shown(sticky: &StickyIP) -> Option<Shown> {
+    let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+    let namespace = sticky.metadata.namespace.as_deref()?;
+    Some(Shown {
+        addresses: sticky.spec.addresses.clone(),
+        owner: format!("{namespace}/{}", attachment.pod_name),
+        resource: projection::resource(namespace, &sticky.spec.workload),
+    })
+}
+
+fn show_and_hide(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { terms, index, store, now } = sight;
+    let Some(node) = index.cilium_node() else { return };
+    for (name, sticky) in index.stickies.iter() {
+        let key = key_of(sticky);
+        // Without a sandbox or a decision an ADD or DEL is on its way, or it is a leak.
+        let lives = store.living(&key).is_some() || store.prepared(&key).is_some();
+        let missing = lives
+            && shown(sticky).is_some_and(|shown| projection::show(node, &terms.shape, &shown).is_some());
+        let state = sticky.metadata.resource_version.clone().unwrap_or_default();
+        if missing && suspects.ripe(format!("shown {name}"), state, SHORT, *now) {
+            actions.push(Action::Show { key });
+        }
+    }
+    let owned = node.spec.ipam.pool.iter().filter(|(_, entry)| terms.shape.pool && !entry.owner.is_empty());
+    let mut shown: Vec<IpAddr> = owned.filter_map(|(address, _)| address.parse().ok()).collect();
+    shown.extend(single_routes(node));
+    shown.sort();
+    shown.dedup();
+    for address in shown {
+        let attached = index.stickies.iter().any(|(_, sticky)| sticky.spec.addresses.contains(&address));
+        if !attached
+            && !store.uses(address)
+            && suspects.ripe(format!("hidden {address}"), String::new(), LONG, *now)
+        {
+            actions.push(Action::Hide { address });
+        }
+    }
+}
+
+fn attachments(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { index, store, now, .. } = sight;
+    for (name, sticky) in index.stickies.iter() {
+        let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
+        let Some(attachment) = attachment else { continue };
+        let key = key_of(sticky);
+        let used = store.living(&key).is_some() || store.prepared(&key).is_some();
+        let pod_is_there = index.pod_of(&attachment.pod_uid).is_some();
+        let state = sticky.metadata.resource_version.clone().unwrap_or_default();
+        if !used && !pod_is_there && suspects.ripe(format!("attached {name}"), state, LONG, *now) {
+            actions.push(Action::Detach { key, container: attachment.container_id.clone() });
+        }
+    }
+    for held in store.attached() {
+        let record = &held.record;
+        let Some(binding) = &record.binding else { continue };
+        let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
+        let containers = [record.attachment.container.as_str(), binding.container.as_str()];
+        let known = index.stickies.get(&key.to_string()).is_some_and(|sticky| {
+            let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
+            attachment.is_some_and(|attachment| containers.contains(&attachment.container_id.as_str()))
+        });
+        let what = format!("known {}", record.attachment);
+        if !known && held.netns != Netns::Gone && suspects.ripe(what, format!("{record:?}"), LONG, *now) {
+            actions.push(Action::Attach { key, attachment: record.attachment.clone() });
+        }
+    }
+}
+
+fn records(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { terms, index, store, now } = sight;
+    let home: Vec<IpNet> = [index.blocks(), terms.shape.ranges.clone()].concat();
+    for held in &store.held {
+        let record = &held.record;
+        let pod_is_there = uid_of(record).is_some_and(|uid| index.pod_of(uid).is_some());
+        let state = format!("{record:?}");
+        if record.is_attached(&store.now) {
+            // While its pod exists the runtime may still come with a DEL; a newer sandbox of the pod says it will not count.
+            let replaced = store.attached().any(|other| {
+                other.record.attachment != record.attachment
+                    && uid_of(&other.record).is_some()
+                    && uid_of(&other.record) == uid_of(record)
+                    && other.netns != Netns::Gone
+            });
+            let what = format!("lives {}", record.attachment);
+            if held.netns == Netns::Gone
+                && (!pod_is_there || replaced)
+                && suspects.ripe(what, state, LONG, *now)
+            {
+                actions.push(Action::End { record: record.clone() });
+            }
+            continue;
+        }
+        // Where home is not known, nothing can be said of what is kept.
+        let Some(binding) = record.binding.as_ref().filter(|_| !home.is_empty()) else { continue };
+        let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
+        let claimed = record
+            .addresses
+            .iter()
+            .any(|address| index.claim_on(*address).is_some_and(|claim| claim.holder == key));
+        let of_home = record.addresses.iter().any(|address| contains(&home, *address));
+        // An address from elsewhere is remembered for its own pod's next sandbox, and for nobody else.
+        let wanted = claimed || (!of_home && pod_is_there) || store.prepared(&key).is_some();
+        let what = format!("kept {:?}", record.addresses);
+        if !wanted && is_bound_to(record, &key) && suspects.ripe(what, state, LONG, *now) {
+            actions.push(Action::Free { record: record.clone() });
+        }
+    }
+}
+
+/// The uid of a record's pod.
+#[must_use]
+pub fn uid_of(record: &Record) -> Option<&str> {
+    record.pod.as_ref().and_then(|pod| pod.uid())
+}
+
+/// Whether a range holds the address.
+#[must_use]
+pub fn contains(ranges: &[IpNet], address: IpAddr) -> bool {
+    ranges.iter().any(|range| range.contains(&address))
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,262 @@
+//! Deciding about a pod before its ADD comes, and taking the decision back when it will not come. Must never hold a
+//! pod's turn while waiting for another, and never leave a decision in place whose StickyIP is attached to somebody
+//! else.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+
+use super::act::{ActError, Hands, Outcome, interface, list, sandbox};
+use super::ground::Here;
+use super::index::PodSeen;
+use super::metrics::Metrics;
+use super::plan::uid_of;
+use crate::cluster::cilium::CiliumNode;
+use crate::cluster::claims::carry::Carrier;
+use crate::cluster::claims::errand;
+use crate::cluster::claims::step::Refusal;
+use crate::cluster::claims::walk::{self, WalkError, Walker};
+use crate::cluster::objects::Holder;
+use crate::cluster::pod;
+use crate::cluster::projection::{self, Shown};
+use crate::cni::PodIdentity;
+use crate::policy::claimant::{Claimant, slot_name};
+use crate::policy::handover::Attached;
+use crate::policy::pin::pin_of;
+use crate::store::{self, Decision, Disk, Prepared, Store, Withdrawn};
+
+/// How often a pod of a Deployment chooses another slot because somebody was faster.
+const MOST_SLOTS: usize = 4;
+
+impl<D: Disk + Clone> Hands<'_, D> {
+    /// Decides about a pod, attaches its StickyIP if it is sticky, and leaves the decision for its ADD.
+    pub(super) async fn prepare(&self, seen: &PodSeen) -> Result<Outcome, ActError> {
+        let identity = identity(seen)?;
+        let store = self.store()?;
+        let itself = store::Claimant::new(&identity, &interface()?);
+        let Some(_turn) = self.try_turn(&store, &itself)? else {
+            return Ok(Outcome::Later("an ADD of this pod is on its way".into()));
+        };
+        if self.is_decided(&store, seen)? {
+            return Ok(Outcome::Needless("its ADD came first".into()));
+        }
+        let api = self.connection();
+        let (sticky, facts, reason) =
+            match errand::judge(&api, &self.settings.rules(), seen.facts.clone()).await {
+                Ok(judged) => judged,
+                // The ADD tells the pod; a wish that is mended is a new event.
+                Err(errand::ErrandError::Policy(error)) => return Ok(Outcome::Later(error.to_string())),
+                Err(error) => return Err(error.into()),
+            };
+        if !sticky {
+            self.decide(&store, &identity, None, &reason.to_string())?;
+            Metrics::count(&self.metrics.prepared, "plain");
+            return Ok(Outcome::Done(format!("the pod is not sticky: {reason}")));
+        }
+        let seen = PodSeen { facts, ..seen.clone() };
+        match self.attach_for(&store, &seen, &identity).await? {
+            Ok(prepared) => {
+                let addresses = list(&prepared.addresses);
+                self.decide(&store, &identity, Some(prepared), &reason.to_string())?;
+                Metrics::count(&self.metrics.prepared, "sticky");
+                Ok(Outcome::Done(format!("the pod will have {addresses}: {reason}")))
+            }
+            Err(why) => Ok(Outcome::Later(why)),
+        }
+    }
+
+    fn is_decided(&self, store: &Store<D>, seen: &PodSeen) -> Result<bool, ActError> {
+        let mut locked = store.lock()?;
+        if locked.prepared(&seen.runtime_uid, &interface()?)?.is_some() {
+            return Ok(true);
+        }
+        drop(locked);
+        let mut looks = store.walk()?.into_iter().filter_map(|look| look.record);
+        Ok(looks.any(|record| {
+            record.is_attached(store.now()) && uid_of(&record) == Some(seen.runtime_uid.as_str())
+        }))
+    }
+
+    fn decide(
+        &self,
+        store: &Store<D>,
+        pod: &PodIdentity,
+        sticky: Option<Prepared>,
+        reason: &str,
+    ) -> Result<(), ActError> {
+        let decision = Decision::about(pod, sticky, reason, store.now().clone())
+            .ok_or_else(|| ActError::Name(format!("pod {pod} has no uid")))?;
+        Ok(store.lock()?.prepare(&decision)?)
+    }
+
+    /// Walks the pod's way to its address; the reason if it must wait.
+    async fn attach_for(
+        &self,
+        store: &Store<D>,
+        seen: &PodSeen,
+        identity: &PodIdentity,
+    ) -> Result<Result<Prepared, String>, ActError> {
+        let mut carrier = self.carrier();
+        let facts = &seen.facts;
+        let claimant = Claimant::of(facts);
+        let known_as = Decision::known_as(&seen.runtime_uid);
+        let attachment = sandbox(&known_as)?;
+        let asker = Attached {
+            node: self.settings.node.clone(),
+            pod_uid: facts.uid.clone(),
+            container_id: known_as.clone(),
+        };
+        let node = match self.terms.shape.pool {
+            true => match projection::read_node(carrier.api(), &self.settings.node).await? {
+                Some(node) => Some(node),
+                None => return Ok(Err(format!("there is no CiliumNode {} yet", self.settings.node))),
+            },
+            false => None,
+        };
+        let owner = format!("{}/{}", facts.namespace, facts.name);
+        let sets = self.own_sets(node.as_ref());
+        if sets.is_empty() {
+            return Ok(Err("the node's own addresses are not known".into()));
+        }
+        for _ in 0..MOST_SLOTS {
+            let slot = match claimant.fixed_name() {
+                Some(_) => None,
+                None => Some(errand::choose(carrier.api(), &claimant, facts).await?),
+            };
+            let name = match (claimant.fixed_name(), slot) {
+                (Some(name), _) => name.to_owned(),
+                (None, slot) => slot_name(&claimant.workload().name, slot.unwrap_or_default()),
+            };
+            let key = Holder { namespace: facts.namespace.clone(), name };
+            let reference = errand::reference(&claimant, slot);
+            let pinned = match pin_of(facts, reference.ordinal) {
+                Ok(pin) => pin.map(|pin| pin.addresses).unwrap_or_default(),
+                Err(error) => return Ok(Err(error.to_string())),
+            };
+            let walker = Walker {
+                asker: asker.clone(),
+                pod: facts.name.clone(),
+                key: key.clone(),
+                claimant: reference,
+                workload: errand::workload(&claimant),
+                pinned,
+                patience: Duration::ZERO,
+            };
+            let netns_is_there = |path: &std::path::Path| self.may_be_there(path);
+            let mut here = Here {
+                store,
+                node: &self.settings.node,
+                key: key.clone(),
+                pod: identity.clone(),
+                attachment: attachment.clone(),
+                sets: &sets,
+                barred: node.as_ref().map(|node| barred(node, &owner)).unwrap_or_default(),
+                netns_is_there: &netns_is_there,
+                reserved: Vec::new(),
+            };
+            match walker.walk(&mut carrier, &mut here, None).await {
+                Ok(addresses) => {
+                    let resource = projection::resource(&key.namespace, &walker.workload);
+                    let (owner, resource_shown) = (owner.clone(), resource.clone());
+                    let shown = Shown { addresses: addresses.clone(), owner, resource: resource_shown };
+                    if !self.terms.shape.is_silent_about(&addresses) {
+                        let Some(_turn) = self.pool_turn(store, &key)? else {
+                            return Ok(Err("others are at its pool keys".into()));
+                        };
+                        projection::put(&mut carrier, &self.settings.node, &self.terms.shape, &shown, None)
+                            .await?;
+                    }
+                    let Holder { namespace, name } = key;
+                    return Ok(Ok(Prepared { namespace, name, addresses, resource, known_as }));
+                }
+                // Another pod was faster on this slot.
+                Err(WalkError::Refused(Refusal::Handover { .. })) if slot.is_some() => {
+                    carrier.api_mut().restart_time();
+                    unreserve(&carrier, &here).await?;
+                }
+                Err(WalkError::Api(error)) => return Err(error.into()),
+                Err(error) => {
+                    if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
+                        carrier.api_mut().restart_time();
+                        unreserve(&carrier, &here).await?;
+                    }
+                    return Ok(Err(error.to_string()));
+                }
+            }
+        }
+        Ok(Err("others took every slot that it chose".into()))
+    }
+
+    /// Takes back a decision whose pod will not come, or that is from before a reboot.
+    pub(super) async fn withdraw(&self, uid: &str) -> Result<Outcome, ActError> {
+        let store = self.store()?;
+        let Some(decision) = store.decisions()?.into_iter().find(|decision| decision.uid == uid) else {
+            return Ok(Outcome::Needless("there is no such decision any more".into()));
+        };
+        let of_this_boot = decision.at.boot() == store.now().boot();
+        if of_this_boot && self.pod_exists(&decision.namespace, &decision.pod, uid).await? {
+            return Ok(Outcome::Later("the pod still exists".into()));
+        }
+        let Some(sticky) = decision.sticky.clone() else {
+            store.lock()?.forget_prepared(uid)?;
+            self.metrics.withdrawn.inc();
+            return Ok(Outcome::Done(format!("pod {}/{} is gone", decision.namespace, decision.pod)));
+        };
+        let pod = decision.pod().ok_or_else(|| ActError::Name(format!("{uid:?} is no pod's uid")))?;
+        let Some(_turn) = self.try_turn(&store, &store::Claimant::new(&pod, &interface()?))? else {
+            return Ok(Outcome::Later("an ADD of this pod is on its way".into()));
+        };
+        let key = Holder { namespace: sticky.namespace.clone(), name: sticky.name.clone() };
+        // Whoever ends between the file and the detach leaves an attachment without a sandbox, which is found as a leak.
+        let withdrawn = store.lock()?.withdraw(uid, &interface()?)?;
+        match withdrawn {
+            Withdrawn::Unused(_) => {
+                let detached = self.let_go(&store, &key, &[&sticky.known_as]).await?;
+                self.metrics.withdrawn.inc();
+                Ok(match detached {
+                    Outcome::Done(_) => Outcome::Done(format!(
+                        "pod {pod} will not come; {} is free for its next one",
+                        list(&sticky.addresses)
+                    )),
+                    other => other,
+                })
+            }
+            Withdrawn::InUse => Ok(Outcome::Done("a sandbox has it; its DEL detaches".into())),
+            Withdrawn::Nothing => Ok(Outcome::Needless("its sandbox has come and gone".into())),
+        }
+    }
+
+    /// A live look whether the pod that the runtime knows by this uid exists.
+    pub(super) async fn pod_exists(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, ActError> {
+        let api = self.connection();
+        let pods: Api<Pod> = Api::namespaced(api.client(), namespace);
+        let found = api.read(&format!("get Pod {namespace}/{name}"), || pods.get_opt(name)).await?;
+        Ok(found.is_some_and(|found| pod::is_meant(&found, uid)))
+    }
+}
+
+/// Lets go of what was reserved for a walk that was refused, if nobody claims it: a pod of another node may have been faster with the
+/// StickyIP that this walk made, and then this node, its home, must keep the address from others.
+async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result<(), ActError> {
+    if !walk::is_any_claimed(carrier, &here.reserved).await? {
+        here.unreserve()?;
+    }
+    Ok(())
+}
+
+/// Addresses of a pool that Cilium could give to anybody else than `owner`, or says are used.
+pub(super) fn barred(node: &CiliumNode, owner: &str) -> BTreeSet<IpAddr> {
+    let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
+    let used = node.status.iter().flat_map(|status| status.ipam.used.keys());
+    let own = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| entry.owner == owner);
+    pool.chain(used.filter(|key| !own(key))).filter_map(|key| key.parse().ok()).collect()
+}
+
+fn identity(seen: &PodSeen) -> Result<PodIdentity, ActError> {
+    let (facts, uid) = (&seen.facts, &seen.runtime_uid);
+    PodIdentity::new(&facts.namespace, &facts.name, Some(uid))
+        .map_err(|error| ActError::Name(error.to_string()))
+}

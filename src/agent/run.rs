@@ -1,0 +1,299 @@
+//! The agent's life: connect, watch, step on every event and tick, begin anew when the credentials were refused. Must
+//! never end because the API server is away.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::client::{Body, ClientBuilder};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::watcher::DefaultBackoff;
+use thiserror::Error;
+use tokio::sync::{mpsc, watch as channel};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::install::{InstallError, Installer};
+use super::keeper::Keeper;
+use super::metrics::{Metrics, What};
+use super::serve::{Pages, Ready};
+use super::settings::Settings;
+use super::watch::{self, Update};
+use crate::cluster::claims::carry::{Carrier, Nobody};
+use crate::cluster::client::Connection;
+use crate::cluster::events::{self, Told};
+use crate::cluster::objects::lenient::Skipped;
+use crate::cluster::projection::home_blocks;
+use crate::store::RealDisk;
+
+/// How many updates may wait while a step is carried out; the watches wait then too.
+const MOST_UPDATES: usize = 512;
+/// Events come in flocks: a step waits this long for the rest of one.
+const FLOCK: Duration = Duration::from_millis(2);
+
+/// Why the agent cannot start.
+#[derive(Debug, Error)]
+pub enum AgentError {
+    /// The pages cannot be served.
+    #[error("--metrics-address {address}: {source}; name another address, or end the program that has it")]
+    Pages {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There are no credentials.
+    #[error("{0}")]
+    Credentials(String),
+    /// What was to be installed is not.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+}
+
+/// Returns when the process is told to end.
+pub(super) async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+        // Then only the kernel ends it.
+        _ => std::future::pending().await,
+    }
+}
+
+/// The way to the API server, with every request counted.
+///
+/// # Errors
+/// There are no usable credentials.
+pub async fn connect(
+    settings: &Settings,
+    metrics: &Arc<Metrics>,
+) -> Result<(kube::Client, kube::Config), AgentError> {
+    let config = match &settings.kubeconfig {
+        None => kube::Config::incluster().map_err(|error| {
+            AgentError::Credentials(format!(
+                "--kubeconfig is missing and this is no pod with a service account: {error}"
+            ))
+        })?,
+        Some(path) => {
+            let broken =
+                |why: String| AgentError::Credentials(format!("--kubeconfig {}: {why}", path.display()));
+            let read = Kubeconfig::read_from(path).map_err(|error| broken(error.to_string()))?;
+            let options = KubeConfigOptions::default();
+            let mut config = kube::Config::from_custom_kubeconfig(read, &options)
+                .await
+                .map_err(|error| broken(error.to_string()))?;
+            // A proxy of the environment is meant for images, not for the cluster's own API server.
+            config.proxy_url = None;
+            config
+        }
+    };
+    let counted = metrics.clone();
+    let count = tower::util::MapRequestLayer::new(move |request: hyper::Request<Body>| {
+        let what = What { what: request.method().as_str().to_lowercase() };
+        counted.requests.get_or_create(&what).inc();
+        request
+    });
+    let builder = ClientBuilder::try_from(config.clone())
+        .map_err(|error| AgentError::Credentials(format!("cannot use the credentials: {error}")))?;
+    Ok((builder.with_layer(&count).build(), config))
+}
+
+/// Installs once.
+pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> {
+    let (client, config) = connect(settings, &Arc::default()).await?;
+    let node = crate::cluster::projection::read_node(
+        &Connection::with_client(
+            client.clone(),
+            settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new("(in the cluster)")),
+            Duration::from_secs(10),
+        ),
+        &settings.node,
+    )
+    .await;
+    let blocks = node.ok().flatten().as_ref().map(home_blocks).unwrap_or_default();
+    let mut installer = Installer::new(settings.install(), client, &config)?;
+    Ok(installer.install_once(&blocks).await?)
+}
+
+/// Runs until `end` comes.
+///
+/// # Errors
+/// It cannot start: a flag is wrong. Later errors are logged, counted, and tried again.
+pub async fn run(settings: Settings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let (settings, metrics, ready) = (Arc::new(settings), Arc::new(Metrics::default()), Ready::default());
+    let address = settings.metrics_address;
+    let pages = Pages::bind(address, metrics.clone(), ready.clone()).await;
+    let pages = pages.map_err(|source| AgentError::Pages { address, source })?;
+    // Credentials that cannot be read at the start are a mistake in the flags; later they are a matter of time.
+    connect(&settings, &metrics).await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(pages.serve());
+    tracing::info!(node = settings.node, mode = %settings.mode, %address, "the agent starts");
+    let (blocks_out, blocks) = channel::channel(Vec::new());
+    let live = async {
+        let mut pauses = DefaultBackoff::default();
+        loop {
+            let begun = Instant::now();
+            let why = session(&settings, &metrics, &ready, &blocks_out, &blocks).await;
+            if begun.elapsed() > Duration::from_secs(60) {
+                pauses = DefaultBackoff::default();
+            }
+            let pause = pauses.next().unwrap_or(Duration::from_secs(30));
+            tracing::warn!(why, ?pause, "begins anew");
+            tokio::time::sleep(pause).await;
+        }
+    };
+    tokio::select! {
+        () = end => {}
+        () = live => {}
+    }
+    tracing::info!(node = settings.node, "the agent ends");
+    Ok(())
+}
+
+/// One connection's life; the reason why it ended.
+async fn session(
+    settings: &Arc<Settings>,
+    metrics: &Arc<Metrics>,
+    ready: &Ready,
+    blocks_out: &channel::Sender<Vec<IpNet>>,
+    blocks: &channel::Receiver<Vec<IpNet>>,
+) -> String {
+    let (client, config) = match connect(settings, metrics).await {
+        Ok(connected) => connected,
+        Err(error) => {
+            ready.set(vec![error.to_string()]);
+            return error.to_string();
+        }
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    let installed = match Installer::new(settings.install(), client.clone(), &config) {
+        Ok(installer) => {
+            let state = installer.state();
+            tasks.spawn(installer.run(blocks.clone(), std::future::pending()));
+            state
+        }
+        Err(error) => {
+            tracing::error!(%error, "nothing is installed");
+            ready.set(vec![error.to_string()]);
+            return error.to_string();
+        }
+    };
+    let (out, mut updates) = mpsc::channel(MOST_UPDATES);
+    let _watches = watch::start(&client, &settings.node, &out);
+    let mut keeper = Keeper::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(Nobody));
+    let mut ticks = tokio::time::interval(settings.tick());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let started = Instant::now();
+    let mut skipped = Vec::new();
+    // Ready once: a server that is away later does not make the node any less so, its pods start all the same.
+    let mut stepped = false;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            update = updates.recv() => {
+                let Some(update) = update else { return "the watches ended".into() };
+                if let Some(why) = take(&mut keeper, metrics, update, &mut skipped) {
+                    return why;
+                }
+                tokio::time::sleep(FLOCK).await;
+            }
+        }
+        while let Ok(update) = updates.try_recv() {
+            if let Some(why) = take(&mut keeper, metrics, update, &mut skipped) {
+                return why;
+            }
+        }
+        for skipped in skipped.drain(..) {
+            tell(&client, settings, &skipped).await;
+        }
+        let seen = keeper.index.blocks();
+        blocks_out.send_if_modified(|known| {
+            let changed = *known != seen && keeper.index.node.is_listed();
+            if changed {
+                known.clone_from(&seen);
+            }
+            changed
+        });
+        match keeper.step(&client, started.elapsed()).await {
+            Ok(step) if step.unauthorized => return "the API server does not accept the credentials".into(),
+            Ok(step) => {
+                stepped |= keeper.index.is_listed() && step.failed == 0;
+                let mut problems = installed.borrow().problems();
+                if !keeper.index.is_listed() {
+                    problems
+                        .push("the API server has not listed this node's objects yet; see the log".into());
+                } else if !stepped {
+                    problems.push("no step has succeeded yet; see the log".into());
+                }
+                ready.set(problems);
+            }
+            Err(error) => {
+                Metrics::count(&metrics.errors, "look");
+                tracing::error!(%error, "cannot look at the node's store");
+                ready.set(vec![error.to_string()]);
+            }
+        }
+    }
+}
+
+/// Takes an update in; a reason if the session must end.
+fn take(
+    keeper: &mut Keeper<RealDisk>,
+    metrics: &Metrics,
+    update: Update,
+    skipped: &mut Vec<Skipped>,
+) -> Option<String> {
+    match &update {
+        Update::Skipped(object) => {
+            metrics.skipped.inc();
+            tracing::warn!("{object}");
+            skipped.push(object.clone());
+        }
+        Update::Broke { what, why, unauthorized } => {
+            Metrics::count(&metrics.errors, "watch");
+            tracing::warn!(what, why, "a watch broke off; it is begun again");
+            if *unauthorized {
+                return Some(format!("the API server does not accept the credentials for a watch of {what}"));
+            }
+        }
+        // A new list after a while without the server: whatever waits is tried at once.
+        Update::Pod(super::index::Told::Complete) => keeper.forget_all_pauses(),
+        _ => {}
+    }
+    keeper.index.take(update);
+    None
+}
+
+/// Tells whoever looks at an object that it was passed over. The same thing told again stands there once.
+async fn tell(client: &kube::Client, settings: &Settings, skipped: &Skipped) {
+    let (namespace, name) = match skipped.name.split_once('/') {
+        Some((namespace, name)) => (namespace, name),
+        // Where events of objects without a namespace stand.
+        None => ("default", skipped.name.as_str()),
+    };
+    let told = Told {
+        about: ObjectReference {
+            api_version: Some(
+                if skipped.kind == "Pod" { "v1" } else { "sticky-ipam.io/v1alpha1" }.to_owned(),
+            ),
+            kind: Some(skipped.kind.clone()),
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectReference::default()
+        },
+        reason: "Unreadable",
+        message: skipped.to_string(),
+        warning: true,
+    };
+    let file = settings.kubeconfig.clone().unwrap_or_default();
+    let api = Connection::with_client(client.clone(), &file, Duration::from_secs(1));
+    events::tell(&mut Carrier::new(api, &Nobody), &told).await;
+}

@@ -1,0 +1,57 @@
+//! What looked wrong, since when, and in which state: nothing is freed on one look. Lost with the process at no harm:
+//! everything then takes longer. Time is handed in.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long something must look wrong, unchanged, before it is wrong.
+pub const LONG: Duration = Duration::from_secs(15);
+/// The same where an ADD or DEL on its way is the only other reason, and acting early costs but a read.
+pub const SHORT: Duration = Duration::from_secs(2);
+
+/// Everything that looked wrong at the last look.
+#[derive(Debug, Clone, Default)]
+pub struct Suspects {
+    before: BTreeMap<String, (String, Duration)>,
+    seen: BTreeMap<String, (String, Duration)>,
+}
+
+impl Suspects {
+    /// Whether `what` has looked wrong in exactly this state for `long`, in at least two looks.
+    pub fn ripe(&mut self, what: String, state: String, long: Duration, now: Duration) -> bool {
+        let since = match self.before.get(&what) {
+            Some((before, since)) if *before == state => *since,
+            _ => now,
+        };
+        self.seen.insert(what, (state, since));
+        now.saturating_sub(since) >= long && now > since
+    }
+
+    /// Ends a look: what was not named in it does not look wrong any more.
+    pub fn end_look(&mut self) {
+        self.before = std::mem::take(&mut self.seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_looks_wrong_twice_unchanged_and_for_long_is_wrong() {
+        let mut suspects = Suspects::default();
+        let mut look = |state: Option<&str>, at: u64| {
+            let ripe = state
+                .is_some_and(|state| suspects.ripe("a".into(), state.into(), LONG, Duration::from_secs(at)));
+            suspects.end_look();
+            ripe
+        };
+        assert!(!look(Some("1"), 0));
+        assert!(!look(Some("1"), 14));
+        assert!(look(Some("1"), 15));
+        assert!(!look(Some("2"), 30), "it changed");
+        assert!(!look(None, 40));
+        assert!(!look(Some("2"), 50), "it looked right in between");
+        assert!(look(Some("2"), 65));
+    }
+}

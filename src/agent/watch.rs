@@ -1,0 +1,187 @@
+//! The four watches: this node's pods, the StickyIPs attached to it, the claims on its addresses, its own CiliumNode.
+//! They list anew by themselves when the API server has forgotten where they were. Must never end over one object.
+
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, pin_mut};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Resource;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::{WatchStreamExt, watcher};
+use tokio::sync::mpsc::Sender;
+use tokio::task::JoinSet;
+
+use super::index::{Index, PodSeen, Told, name_of};
+use crate::cluster::cilium::CiliumNode;
+use crate::cluster::claims::view::ClaimView;
+use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::cluster::objects::{AddressClaim, StickyIP};
+
+/// What a watch tells.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "taken into the index one by one, never kept")]
+pub enum Update {
+    /// Of a pod.
+    Pod(Told<(String, PodSeen)>),
+    /// Of a StickyIP.
+    Sticky(Told<(String, StickyIP)>),
+    /// Of a claim.
+    Claim(Told<(String, ClaimView)>),
+    /// Of the CiliumNode.
+    Node(Told<(String, CiliumNode)>),
+    /// An object was passed over.
+    Skipped(Skipped),
+    /// A watch broke off, and tries again.
+    Broke {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        why: String,
+        /// The credentials are not accepted.
+        unauthorized: bool,
+    },
+}
+
+impl Index {
+    /// Takes an update in.
+    pub fn take(&mut self, update: Update) {
+        match update {
+            Update::Pod(told) => self.pods.take(told),
+            Update::Sticky(told) => self.stickies.take(told),
+            Update::Claim(told) => self.claims.take(told),
+            Update::Node(told) => self.node.take(told),
+            Update::Skipped(_) | Update::Broke { .. } => {}
+        }
+    }
+}
+
+/// Starts all four. They end when the set is dropped.
+#[must_use]
+pub fn start(client: &kube::Client, node: &str, out: &Sender<Update>) -> JoinSet<()> {
+    let mut watches = JoinSet::new();
+    let by = |field: &str| watcher::Config::default().fields(&format!("{field}={node}"));
+    let pods = Api::<DeserializeGuard<Pod>>::all(client.clone());
+    let pods = watcher(pods, by("spec.nodeName"));
+    watches.spawn(follow("pods", pods, |pod: Pod| PodSeen::from(&pod), Update::Pod, out.clone()));
+    let stickies = Api::<DeserializeGuard<StickyIP>>::all(client.clone());
+    let stickies = watcher(stickies, by("status.attachment.node"));
+    watches.spawn(follow("StickyIPs", stickies, small_sticky, Update::Sticky, out.clone()));
+    let claims = Api::<DeserializeGuard<AddressClaim>>::all(client.clone());
+    let claims = watcher(claims, by("spec.homeNode"));
+    let view = |claim: AddressClaim| ClaimView::from(&claim);
+    watches.spawn(follow("AddressClaims", claims, view, Update::Claim, out.clone()));
+    let nodes = Api::<DeserializeGuard<CiliumNode>>::all(client.clone());
+    let nodes = watcher(nodes, by("metadata.name"));
+    watches.spawn(follow("the CiliumNode", nodes, small_node, Update::Node, out.clone()));
+    watches
+}
+
+/// What nobody decides by need not be kept.
+fn small_sticky(mut object: StickyIP) -> StickyIP {
+    object.metadata.managed_fields = None;
+    object
+}
+
+fn small_node(mut object: CiliumNode) -> CiliumNode {
+    object.metadata.managed_fields = None;
+    object
+}
+
+async fn follow<K, T>(
+    what: &'static str,
+    events: impl Stream<Item = watcher::Result<watcher::Event<DeserializeGuard<K>>>> + Send,
+    shrink: impl Fn(K) -> T + Send,
+    wrap: impl Fn(Told<(String, T)>) -> Update + Send,
+    out: Sender<Update>,
+) where
+    K: Resource<DynamicType = ()> + Sound + Send + 'static,
+    T: Send,
+{
+    let events = events.default_backoff();
+    pin_mut!(events);
+    while let Some(event) = events.next().await {
+        let mut told = Vec::with_capacity(2);
+        let mut object = |guarded: DeserializeGuard<K>, listed: bool| {
+            let name = name_of(guarded.meta());
+            match readable(guarded) {
+                Ok(object) if listed => told.push(wrap(Told::Listed((name, shrink(object))))),
+                Ok(object) => told.push(wrap(Told::Here((name, shrink(object))))),
+                Err(skipped) => {
+                    told.push(wrap(Told::Broken(name)));
+                    told.push(Update::Skipped(skipped));
+                }
+            }
+        };
+        match event {
+            Ok(watcher::Event::Init) => told.push(wrap(Told::Listing)),
+            Ok(watcher::Event::InitApply(guarded)) => object(guarded, true),
+            Ok(watcher::Event::InitDone) => told.push(wrap(Told::Complete)),
+            Ok(watcher::Event::Apply(guarded)) => object(guarded, false),
+            Ok(watcher::Event::Delete(guarded)) => told.push(wrap(Told::Gone(name_of(guarded.meta())))),
+            Err(error) => {
+                told.push(Update::Broke { what, unauthorized: unauthorized(&error), why: error.to_string() })
+            }
+        }
+        for update in told {
+            if out.send(update).await.is_err() {
+                return;
+            }
+        }
+    }
+    // A watcher's stream has no end; if it had one, the node would be forgotten in silence.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let _ = out.send(Update::Broke { what, why: "the watch ended".into(), unauthorized: true }).await;
+}
+
+fn unauthorized(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(inner)
+        | watcher::Error::WatchStartFailed(inner)
+        | watcher::Error::WatchFailed(inner) => match inner {
+            kube::Error::Api(status) => status.code == 401,
+            kube::Error::Auth(_) => true,
+            _ => false,
+        },
+        watcher::Error::WatchError(status) => status.code == 401,
+        watcher::Error::NoResourceVersion => false,
+    }
+}
+
+/// A list of everything, at once, as the watches would tell it.
+///
+/// # Errors
+/// The server's.
+pub async fn list(client: &kube::Client, node: &str) -> Result<Index, kube::Error> {
+    let mut index = Index::default();
+    let by = |field: &str| kube::api::ListParams::default().fields(&format!("{field}={node}"));
+    fn all<K, T>(
+        listed: Vec<DeserializeGuard<K>>,
+        shrink: impl Fn(K) -> T,
+        wrap: impl Fn(Told<(String, T)>) -> Update,
+        index: &mut Index,
+    ) where
+        K: Resource<DynamicType = ()> + Sound,
+    {
+        index.take(wrap(Told::Listing));
+        for guarded in listed {
+            let name = name_of(guarded.meta());
+            index.take(wrap(match readable(guarded) {
+                Ok(object) => Told::Listed((name, shrink(object))),
+                Err(_) => Told::Broken(name),
+            }));
+        }
+        index.take(wrap(Told::Complete));
+    }
+    let pods = Api::<DeserializeGuard<Pod>>::all(client.clone()).list(&by("spec.nodeName")).await?;
+    all(pods.items, |pod: Pod| PodSeen::from(&pod), Update::Pod, &mut index);
+    let stickies = Api::<DeserializeGuard<StickyIP>>::all(client.clone());
+    let stickies = stickies.list(&by("status.attachment.node")).await?;
+    all(stickies.items, small_sticky, Update::Sticky, &mut index);
+    let claims =
+        Api::<DeserializeGuard<AddressClaim>>::all(client.clone()).list(&by("spec.homeNode")).await?;
+    all(claims.items, |claim: AddressClaim| ClaimView::from(&claim), Update::Claim, &mut index);
+    let nodes = Api::<DeserializeGuard<CiliumNode>>::all(client.clone()).list(&by("metadata.name")).await?;
+    all(nodes.items, small_node, Update::Node, &mut index);
+    Ok(index)
+}

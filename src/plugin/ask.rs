@@ -1,0 +1,325 @@
+//! The API server's answer to "which address has this pod": who is sticky, the walk through the protocol, the record on
+//! the node, and what the node's CiliumNode shows. Must never answer before all of them stand.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, ListParams};
+
+use super::bound::{Errand, Why};
+use super::ground::{Here, Home};
+use super::{Story, attachment};
+use crate::cluster::cilium::CiliumNode;
+use crate::cluster::claims::carry::Carrier;
+use crate::cluster::claims::step::Refusal;
+use crate::cluster::claims::walk::{self, WalkError, Walker};
+use crate::cluster::client::Connection;
+use crate::cluster::events::{self, Told};
+use crate::cluster::objects::{ClaimantKind, ClaimantRef, Holder, StickyIP, WorkloadRef};
+use crate::cluster::pod;
+use crate::cluster::projection::{self, ProjectionError, Shown};
+use crate::cni::{ClusterConf, CniError, PodIdentity, code};
+use crate::policy::claimant::{Claimant, Slot, choose_slot, slot_name, slot_number};
+use crate::policy::facts::PodFacts;
+use crate::policy::handover::Attached;
+use crate::policy::pin::pin_of;
+use crate::policy::sticky::Reason;
+use crate::store::{self, Disk};
+
+/// How often a pod of a Deployment chooses another slot because somebody was faster.
+const MOST_SLOTS: usize = 16;
+
+/// The addresses of a sticky pod; none if it is not sticky. A refusal is told to whoever looks at the pod, too.
+pub(super) async fn ask<D: Disk>(
+    errand: &Errand<'_, D>,
+    wanted: &[Option<IpAddr>],
+    story: &mut Story<'_>,
+) -> Result<Option<Vec<IpAddr>>, Why> {
+    let conf = errand.conf;
+    let api = Connection::open(&conf.kubeconfig, conf.timeout).await.map_err(Why::Unasked)?;
+    let mut carrier = Carrier::new(api, story.witness);
+    let answer = ask_through(&mut carrier, errand, wanted, story).await;
+    if let Err(Why::Told(error)) = &answer
+        && error.code == code::REQUEST_REFUSED
+    {
+        let pod = errand.pod;
+        let told = Told {
+            about: events::pod(pod.namespace(), pod.name(), pod.uid().unwrap_or_default()),
+            reason: "AddressRefused",
+            message: error.msg.clone(),
+            warning: true,
+        };
+        events::tell(&mut carrier, &told).await;
+    }
+    answer
+}
+
+async fn ask_through<D: Disk>(
+    carrier: &mut Carrier<'_>,
+    errand: &Errand<'_, D>,
+    wanted: &[Option<IpAddr>],
+    story: &mut Story<'_>,
+) -> Result<Option<Vec<IpAddr>>, Why> {
+    let Errand { request, scene, conf, pod, crd } = *errand;
+    let itself = Holder { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
+    let pods: Api<Pod> = Api::namespaced(carrier.api().client(), pod.namespace());
+    let what = format!("get Pod {pod}");
+    let own_node =
+        async { if crd { projection::read_node(carrier.api(), &conf.node).await } else { Ok(None) } };
+    let (found, sticky, node) = tokio::try_join!(
+        carrier.api().read(&what, || pods.get_opt(pod.name())),
+        walk::read_sticky(carrier, &itself),
+        own_node,
+    )
+    .map_err(Why::Unasked)?;
+    let found = the_pod_that_is_meant(found, pod, &conf.node)?;
+    let facts = match judge(carrier, conf, &found).await? {
+        Ok(facts) => facts,
+        Err(reason) => {
+            tracing::debug!(%pod, %reason, "the pod is not sticky");
+            return Ok(None);
+        }
+    };
+    if let Some(address) = wanted.iter().flatten().next() {
+        return Err(CniError::new(
+            code::REQUEST_REFUSED,
+            format!("{address} is requested for the sticky pod {pod}; ask for it by the annotation sticky-ipam.io/ips"),
+        )
+        .into());
+    }
+    if crd && node.is_none() {
+        let missing = ProjectionError::Missing { node: conf.node.clone() };
+        return Err(CniError::try_again(missing.to_string()).into());
+    }
+    let home = match &node {
+        Some(node) => Home::of_cilium_node(node, &itself.to_string()),
+        None => Home::of_ranges(&scene.ipam.sets),
+    };
+    let attachment = attachment(request)?;
+    let claimant = Claimant::of(&facts);
+    let refused = |error: crate::policy::PolicyError| CniError::new(code::REQUEST_REFUSED, error.to_string());
+    // The uid that the runtime knows is the one that later DELs and other nodes can compare.
+    let uid = pod.uid().unwrap_or(&facts.uid).to_owned();
+    let asker = Attached {
+        node: conf.node.clone(),
+        pod_uid: facts.uid.clone(),
+        container_id: attachment.container.as_str().to_owned(),
+    };
+    for _ in 0..MOST_SLOTS {
+        let (key, reference, read) = match claimant.fixed_name() {
+            Some(name) if name == itself.name => {
+                (itself.clone(), reference(&claimant, None), Some(sticky.clone()))
+            }
+            Some(name) => {
+                (Holder { name: name.to_owned(), ..itself.clone() }, reference(&claimant, None), None)
+            }
+            None => {
+                let slot = choose(carrier, &claimant, &facts).await?;
+                let name = slot_name(&claimant.workload().name, slot);
+                (Holder { name, ..itself.clone() }, reference(&claimant, Some(slot)), None)
+            }
+        };
+        let pin = pin_of(&facts, reference.ordinal).map_err(refused)?;
+        let workload = claimant.workload();
+        let walker = Walker {
+            asker: asker.clone(),
+            pod: pod.name().to_owned(),
+            key: key.clone(),
+            claimant: reference,
+            workload: WorkloadRef {
+                api_version: workload.api_version.clone(),
+                kind: workload.kind.clone(),
+                name: workload.name.clone(),
+                uid: workload.uid.clone(),
+            },
+            pinned: pin.map(|pin| pin.addresses).unwrap_or_default(),
+            patience: scene.sticky.wait_for_old_pod,
+        };
+        let named = PodIdentity::new(pod.namespace(), pod.name(), Some(&uid))?;
+        let mut here = Here {
+            request,
+            scene,
+            home: &home,
+            node: &conf.node,
+            attachment,
+            key,
+            pod: named,
+            reserved: Vec::new(),
+        };
+        match walker.walk_to(carrier, &mut here, read).await {
+            Ok(object) => {
+                let locked = scene.store.lock().map_err(CniError::from)?;
+                let addresses = here.settle(locked, &object.spec.addresses, None)?;
+                story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
+                show(carrier, errand, &home, &walker, &object, node).await?;
+                let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
+                tell_of_the_move(carrier, before, &object, &facts).await;
+                return Ok(Some(addresses));
+            }
+            // Another pod was faster on this slot.
+            Err(WalkError::Refused(Refusal::Handover { .. })) if claimant.fixed_name().is_none() => {
+                carrier.api_mut().restart_time();
+                unreserve(carrier, &here).await?;
+            }
+            Err(WalkError::Api(error)) if carrier.count() == 0 => return Err(Why::Unasked(error)),
+            Err(WalkError::Api(error)) => return Err(Why::Doubt(error)),
+            Err(error) => {
+                if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
+                    carrier.api_mut().restart_time();
+                    unreserve(carrier, &here).await?;
+                }
+                return Err(Why::Told(to_cni(&error)));
+            }
+        }
+    }
+    Err(CniError::try_again(format!("others took every slot that {pod} chose")).into())
+}
+
+/// Lets go of what was reserved for a walk that was refused, if nobody claims it. The StickyIP that this walk made may have been
+/// attached by a faster pod of another node: then the address lives there, and this node, its home, must keep it from others.
+async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result<(), CniError> {
+    match walk::is_any_claimed(carrier, &here.reserved).await {
+        Ok(false) => Ok(here.unreserve()?),
+        Ok(true) => Ok(()),
+        Err(error) => {
+            tracing::warn!(%error, "cannot tell whether an address is claimed; it stays reserved");
+            Ok(())
+        }
+    }
+}
+
+/// Has the node's CiliumNode show the addresses, as long as they are attached to this sandbox.
+async fn show<D: Disk>(
+    carrier: &mut Carrier<'_>,
+    errand: &Errand<'_, D>,
+    home: &Home,
+    walker: &Walker,
+    object: &StickyIP,
+    node: Option<CiliumNode>,
+) -> Result<(), CniError> {
+    let addresses = &object.spec.addresses;
+    if home.shape.is_silent_about(addresses) {
+        return Ok(());
+    }
+    let again = |why: String| CniError::try_again(why);
+    let scene = errand.scene;
+    let interface = &attachment(errand.request)?.interface;
+    let claimant = store::Claimant::bound(&walker.key.namespace, &walker.key.name, interface);
+    // A DEL of this very sandbox may come before this ADD has ended, and must find nothing left behind its back.
+    let _turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout)?;
+    carrier.api_mut().restart_time();
+    let live = walk::read_sticky(carrier, &walker.key).await.map_err(|error| again(error.to_string()))?;
+    let attached = live.and_then(|live| live.status?.attachment);
+    if attached.is_none_or(|attached| attached.container_id != walker.asker.container_id) {
+        return Err(again(format!("StickyIP {} was detached while its pod was being added", walker.key)));
+    }
+    let shown = Shown {
+        addresses: addresses.clone(),
+        owner: errand.pod.to_string(),
+        resource: projection::resource(&walker.key.namespace, &object.spec.workload),
+    };
+    let put = projection::put(carrier, &errand.conf.node, &home.shape, &shown, node).await;
+    put.map_err(|error| again(error.to_string()))
+}
+
+/// Tells whoever looks at the StickyIP or the pod that the address came from another node.
+async fn tell_of_the_move(
+    carrier: &mut Carrier<'_>,
+    before: Option<&StickyIP>,
+    object: &StickyIP,
+    facts: &PodFacts,
+) {
+    let Some(message) = events::move_of(before, object) else { return };
+    let pod = events::pod(&facts.namespace, &facts.name, &facts.uid);
+    for about in [events::sticky_ip(object), pod] {
+        let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
+        events::tell(carrier, &told).await;
+    }
+}
+
+/// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.
+fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod, CniError> {
+    let Some(found) = found else {
+        return Err(CniError::try_again(format!("pod {pod} does not exist in the API server")));
+    };
+    if let Some(uid) = pod.uid().filter(|uid| !pod::is_meant(&found, uid)) {
+        let there = found.metadata.uid.as_deref().unwrap_or_default();
+        let message = format!("pod {pod} has the uid {there} in the API server, not {uid} as in CNI_ARGS");
+        return Err(CniError::try_again(message));
+    }
+    match found.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+        Some(bound) if bound == node => Ok(found),
+        bound => Err(CniError::invalid_environment(format!(
+            "CNI_ARGS: pod {pod} is bound to node {:?}, and this is node {node:?}; is sticky.cluster.node right?",
+            bound.unwrap_or_default()
+        ))),
+    }
+}
+
+/// The facts of a sticky pod, or why it is none. The namespace is looked up only where its word counts.
+async fn judge(
+    carrier: &Carrier<'_>,
+    conf: &ClusterConf,
+    found: &Pod,
+) -> Result<Result<PodFacts, Reason>, Why> {
+    let refused = |error: crate::policy::PolicyError| {
+        Why::Told(CniError::new(code::REQUEST_REFUSED, error.to_string()))
+    };
+    let mut facts = pod::facts(found, Default::default());
+    let mut verdict = conf.rules.judge(&facts).map_err(refused)?;
+    if matches!(verdict.reason, Reason::NothingAsksForIt | Reason::Selected) {
+        let namespaces: Api<Namespace> = Api::all(carrier.api().client());
+        let what = format!("get Namespace {}", facts.namespace);
+        let read = carrier.api().read(&what, || namespaces.get_metadata_opt(&facts.namespace)).await;
+        let annotations = read.map_err(Why::Unasked)?.and_then(|found| found.metadata.annotations);
+        facts.namespace_annotations = annotations.unwrap_or_default();
+        verdict = conf.rules.judge(&facts).map_err(refused)?;
+    }
+    Ok(if verdict.sticky { Ok(facts) } else { Err(verdict.reason) })
+}
+
+fn reference(claimant: &Claimant, slot: Option<u32>) -> ClaimantRef {
+    match claimant {
+        Claimant::Pod { ordinal, .. } => ClaimantRef { kind: ClaimantKind::Pod, ordinal: *ordinal },
+        Claimant::Slot { .. } => ClaimantRef { kind: ClaimantKind::Slot, ordinal: slot },
+        Claimant::VirtualMachine { .. } => ClaimantRef { kind: ClaimantKind::VirtualMachine, ordinal: None },
+    }
+}
+
+/// The slot of a pod of a Deployment.
+async fn choose(carrier: &Carrier<'_>, claimant: &Claimant, facts: &PodFacts) -> Result<u32, Why> {
+    let api: Api<StickyIP> = Api::namespaced(carrier.api().client(), &facts.namespace);
+    let every = ListParams::default();
+    let listed = carrier.api().read("list StickyIPs", || api.list(&every)).await.map_err(Why::Unasked)?;
+    let workload = &claimant.workload().name;
+    let slots: Vec<Slot<'_>> = listed
+        .items
+        .iter()
+        .filter_map(|object| {
+            let number = slot_number(workload, object.metadata.name.as_deref()?)?;
+            let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
+            // A name that another workload has is held by it for good.
+            let foreign =
+                object.spec.claimant.kind != ClaimantKind::Slot || object.spec.workload.name != *workload;
+            let held_by = attachment.map(|attachment| attachment.pod_uid.as_str());
+            Some(Slot { number, held_by: if foreign { Some("") } else { held_by } })
+        })
+        .collect();
+    Ok(choose_slot(&slots, &facts.uid))
+}
+
+fn to_cni(error: &WalkError) -> CniError {
+    let message = error.to_string();
+    match error {
+        WalkError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. }) => {
+            CniError::try_again(message)
+        }
+        WalkError::Refused(_) | WalkError::HeldHere { .. } => CniError::new(code::REQUEST_REFUSED, message),
+        WalkError::Exhausted { .. } => CniError::new(code::EXHAUSTED, message),
+        WalkError::Ground(_) => CniError::io(message),
+        WalkError::Api(_)
+        | WalkError::Waited { .. }
+        | WalkError::Outrun { .. }
+        | WalkError::Unsound { .. } => CniError::try_again(message),
+    }
+}

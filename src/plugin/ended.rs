@@ -1,0 +1,97 @@
+//! The cluster's part of the other verbs: a sandbox that has ended is hidden and detached, one that is checked is looked up,
+//! and STATUS looks whether the API server could be asked. Must never detach what a newer sandbox has.
+
+use ipnet::IpNet;
+
+use super::bound::block_on;
+use super::{Scene, Story};
+use crate::cluster::claims::carry::{Carrier, Nobody};
+use crate::cluster::claims::walk::{self, Detached};
+use crate::cluster::client::Connection;
+use crate::cluster::leave::{self, LeaveError};
+use crate::cluster::objects::Holder;
+use crate::cluster::projection::Shape;
+use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, code};
+use crate::store::{Binding, Claimant, Disk};
+
+/// What a node's CiliumNode shows, by its configuration.
+pub(super) fn shape<D: Disk>(scene: &Scene<'_, D>) -> Shape {
+    let ranges = scene.ipam.sets.iter().flat_map(|set| set.ranges());
+    let ranges: Vec<IpNet> = ranges.map(crate::alloc::range::Range::subnet).collect();
+    Shape { pool: scene.crd, ranges }
+}
+
+/// Hides and detaches a sandbox. Without a binding it is searched among the node's.
+pub(super) fn detach<D: Disk>(
+    scene: &Scene<'_, D>,
+    conf: &ClusterConf,
+    attachment: &Attachment,
+    binding: Option<&Binding>,
+    story: &mut Story<'_>,
+) -> Result<(), String> {
+    let container = attachment.container.as_str();
+    let witness = story.witness;
+    let work = async {
+        let api =
+            Connection::open(&conf.kubeconfig, conf.timeout).await.map_err(|error| error.to_string())?;
+        let mut carrier = Carrier::new(api, witness);
+        let key = match binding {
+            Some(b) => Some(Holder { namespace: b.namespace.clone(), name: b.name.clone() }),
+            None => leave::find(&carrier, &conf.node, container).await.map_err(|error| error.to_string())?,
+        };
+        let Some(key) = key else { return Ok(Detached::NotAttached) };
+        let claimant = Claimant::bound(&key.namespace, &key.name, &attachment.interface);
+        // The store may never have been opened on this node.
+        drop(scene.store.lock().map_err(|error| error.to_string())?);
+        let turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout);
+        let _turn = turn.map_err(|error| error.to_string())?;
+        carrier.api_mut().restart_time();
+        // The sandbox may have taken the place of one that was prepared, or of its pod's older one.
+        let known_as = binding.map_or(container, |binding| binding.container.as_str());
+        let left = leave::leave(&mut carrier, &conf.node, &shape(scene), &key, &[container, known_as]).await;
+        left.map_err(|error: LeaveError| error.to_string())
+    };
+    let left: Result<Detached, String> = block_on(work).map_err(|error| error.to_string())?;
+    if let Detached::Now(key) = left? {
+        tracing::info!(container, %key, "detached");
+    }
+    Ok(())
+}
+
+/// Whether the API server still says that this sandbox has the address. One that cannot be asked says nothing.
+pub(super) fn check(conf: &ClusterConf, binding: &Binding, attachment: &Attachment) -> Result<(), CniError> {
+    let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
+    let read = block_on(async {
+        let api = Connection::open(&conf.kubeconfig, conf.timeout).await?;
+        walk::read_sticky(&Carrier::new(api, &Nobody), &key).await
+    })?;
+    let object = match read {
+        Ok(object) => object,
+        Err(error) => {
+            tracing::warn!(%error, "cannot check the binding");
+            return Ok(());
+        }
+    };
+    let status = object.as_ref().and_then(|object| object.status.as_ref());
+    let holder = status.and_then(|status| status.attachment.as_ref()).map(|held| held.container_id.as_str());
+    let ours = [attachment.container.as_str(), &binding.container];
+    match holder {
+        Some(holder) if ours.contains(&holder) => Ok(()),
+        Some(holder) => Err(CniError::new(
+            code::CHECK_FAILED,
+            format!("StickyIP {key} is attached to container {holder}"),
+        )),
+        None => Err(CniError::new(code::CHECK_FAILED, format!("StickyIP {key} is attached to nobody"))),
+    }
+}
+
+/// Whether an ADD of a sticky pod could succeed, as far as a look at the node tells.
+pub(super) fn is_ready(conf: &ClusterConf) -> Result<(), CniError> {
+    match std::fs::File::open(&conf.kubeconfig) {
+        Err(error) if conf.on_unavailable == OnUnavailable::Fail => Err(CniError::not_available(format!(
+            "cannot read the kubeconfig {}: {error}; the agent of this node writes it",
+            conf.kubeconfig.display()
+        ))),
+        _ => Ok(()),
+    }
+}

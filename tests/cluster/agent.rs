@@ -1,0 +1,258 @@
+//! An agent for tests: stepped by hand with a time of the test's own, ended at any write to the API server or the disk,
+//! or let loose with its watches.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use clap::Parser;
+use serde_json::json;
+use sticky_ipam::agent::keeper::{Keeper, Step};
+use sticky_ipam::agent::settings::{CommandLine, Settings};
+use sticky_ipam::agent::{self, watch};
+use sticky_ipam::cluster::claims::carry::{Nobody, Sent, Witness};
+use sticky_ipam::store::{Disk, RealDisk};
+use tokio::sync::oneshot;
+
+use crate::bench::access::Access;
+use crate::bench::case::Case;
+use crate::node::TestNode;
+
+/// Longer than anything must look wrong before it is.
+const LATER: Duration = Duration::from_secs(20);
+
+/// The settings of a node's agent.
+pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -> Settings {
+    let folder = node.folder();
+    let conf = folder.join("conf");
+    std::fs::create_dir_all(&conf).unwrap();
+    if mode != "crd" {
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
+            {"type": "cilium-cni", "ipam": {"type": "sticky-ipam", "subnet": node.range().to_string()}}]});
+        std::fs::write(conf.join("03-sticky-ipam.conflist"), list.to_string()).unwrap();
+    }
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let mut arguments = vec!["sticky-ipam-agent".to_owned()];
+    for (flag, value) in [
+        ("--node", node.name.clone()),
+        ("--mode", mode.to_owned()),
+        ("--kubeconfig", text(kubeconfig)),
+        ("--network", "net".to_owned()),
+        ("--data-dir", text(folder)),
+        ("--cni-conf-dir", text(&conf)),
+        ("--cilium-socket", text(&folder.join("cilium.sock"))),
+        ("--label-selector", json!({"matchLabels": {"sticky": "yes"}}).to_string()),
+        ("--metrics-address", "127.0.0.1:0".to_owned()),
+        ("--tick-seconds", "1".to_owned()),
+    ] {
+        arguments.extend([flag.to_owned(), value]);
+    }
+    arguments.extend(more.iter().map(|&word| word.to_owned()));
+    CommandLine::try_parse_from(arguments).unwrap().settings
+}
+
+/// An agent that the test steps.
+pub struct Stepped {
+    settings: Arc<Settings>,
+    keeper: Keeper<RealDisk>,
+    client: kube::Client,
+    node: String,
+    now: Duration,
+}
+
+impl Stepped {
+    pub async fn new(case: &Case<'_>, node: &TestNode, mode: &str, more: &[&str]) -> Self {
+        Self::by(&case.agent(&node.name).await, node, mode, more).await
+    }
+
+    pub async fn by(access: &Access, node: &TestNode, mode: &str, more: &[&str]) -> Self {
+        let settings = Arc::new(settings(node, &access.kubeconfig(), mode, more));
+        Self {
+            keeper: Keeper::new(settings.clone(), Arc::default(), RealDisk, Arc::new(Nobody)),
+            settings,
+            client: access.client().await,
+            node: node.name.clone(),
+            now: Duration::ZERO,
+        }
+    }
+
+    /// The same agent after a restart: it remembers nothing.
+    pub fn anew(&self) -> Self {
+        let keeper = Keeper::new(self.settings.clone(), Arc::default(), RealDisk, Arc::new(Nobody));
+        Self {
+            keeper,
+            settings: self.settings.clone(),
+            client: self.client.clone(),
+            node: self.node.clone(),
+            now: Duration::ZERO,
+        }
+    }
+
+    /// Reads everything anew, as a watch that has just listed, and takes a step.
+    pub async fn step(&mut self) -> Step {
+        self.keeper.index = watch::list(&self.client, &self.node).await.unwrap();
+        self.step_blind().await
+    }
+
+    /// Takes a step on what was read before.
+    pub async fn step_blind(&mut self) -> Step {
+        self.now += Duration::from_millis(10);
+        self.keeper.step(&self.client, self.now).await.unwrap()
+    }
+
+    /// Lets time go by.
+    pub fn later(&mut self) {
+        self.now += LATER;
+        self.keeper.forget_all_pauses();
+    }
+
+    /// Steps with time in between until nothing is done any more.
+    pub async fn settle(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..40 {
+            let step = self.step().await;
+            quiet = if step.done == 0 { quiet + 1 } else { 0 };
+            if quiet == 2 {
+                return;
+            }
+            self.later();
+        }
+        panic!("the agent does not come to rest");
+    }
+}
+
+/// Counts every write of an agent, to the API server and to the disk, and ends it before or after one of them.
+#[derive(Debug)]
+pub struct EndsAt {
+    number: usize,
+    after: bool,
+    seen: AtomicUsize,
+}
+
+const ENDED: &str = "ended at a write";
+
+impl EndsAt {
+    fn before(&self) {
+        let seen = self.seen.fetch_add(1, Ordering::SeqCst) + 1;
+        if !self.after && seen == self.number {
+            std::panic::panic_any(ENDED);
+        }
+    }
+
+    fn after(&self) {
+        if self.after && self.seen.load(Ordering::SeqCst) == self.number {
+            std::panic::panic_any(ENDED);
+        }
+    }
+}
+
+impl Witness for EndsAt {
+    fn before(&self, _: usize, _: Sent<'_>) {
+        self.before();
+    }
+    fn after(&self, _: usize, _: Sent<'_>) {
+        self.after();
+    }
+}
+
+/// The disk under the same counter.
+#[derive(Clone, Debug)]
+struct Counted(Arc<EndsAt>);
+
+impl Counted {
+    fn count<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.0.before();
+        let done = write();
+        self.0.after();
+        done
+    }
+}
+
+impl Disk for Counted {
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.count(|| RealDisk.make_dir(path))
+    }
+    fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
+        self.count(|| RealDisk.create(path, bytes))
+    }
+    fn write_at(&self, file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.count(|| RealDisk.write_at(file, offset, bytes))
+    }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.count(|| RealDisk.link(from, to))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.count(|| RealDisk.rename(from, to))
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.count(|| RealDisk.remove(path))
+    }
+    fn sync(&self, file: &File) -> io::Result<()> {
+        // Nothing changes by it but what a loss of power would show, which the store's own tests do.
+        RealDisk.sync(file)
+    }
+}
+
+/// Runs `steps` looks of an agent, `LATER` apart, and ends it before or after its n-th write. Answers whether it ended
+/// there.
+pub async fn ends_at(settings: &Settings, access: &Access, steps: usize, number: usize, after: bool) -> bool {
+    let (settings, access) = (Arc::new(settings.clone()), access.clone());
+    let ends = Arc::new(EndsAt { number, after, seen: AtomicUsize::new(0) });
+    let ran = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = access.client().await;
+            let node = settings.node.clone();
+            let mut keeper = Keeper::new(settings, Arc::default(), Counted(ends.clone()), ends);
+            let mut now = Duration::from_secs(1);
+            for _ in 0..steps {
+                keeper.index = watch::list(&client, &node).await.unwrap();
+                keeper.forget_all_pauses();
+                keeper.step(&client, now).await.unwrap();
+                now += LATER;
+            }
+        });
+    });
+    match ran.await {
+        Ok(()) => false,
+        Err(ended) => {
+            let panic = ended.into_panic();
+            match panic.downcast_ref::<&str>() {
+                Some(&ENDED) => true,
+                _ => std::panic::resume_unwind(panic),
+            }
+        }
+    }
+}
+
+/// An agent with its watches, on a thread of its own. It ends when this is dropped.
+pub struct Loose {
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Loose {
+    pub fn start(settings: Settings) -> Self {
+        let (end, ended) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let told = async {
+                let _ = ended.await;
+            };
+            runtime.block_on(agent::run(settings, told)).unwrap();
+        });
+        Self { end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Loose {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What the agent does for pods: decisions before their ADD, notes that are told, claims that are answered.
+
+use std::net::IpAddr;
+
+use ipnet::Ipv4Net;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::json;
+use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
+
+use crate::agent::Stepped;
+use crate::bench::case::Case;
+use crate::bench::proxy::Proxy;
+use crate::bench::{ApiServer, Weather};
+use crate::node::{Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
+
+pub async fn case() -> Case<'static> {
+    let server = ApiServer::shared().await;
+    server.install_our_kinds().await;
+    server.install_cilium_kinds().await;
+    server.case().await
+}
+
+pub fn parts(case: &Case<'_>) -> [Ipv4Net; 4] {
+    case.range().subnets(26).unwrap().collect::<Vec<_>>().try_into().unwrap()
+}
+
+/// Who is attached to the only StickyIP.
+pub async fn attached(case: &Case<'_>) -> Option<String> {
+    let only = stickies(case).await.remove(0);
+    only.status.and_then(|status| status.attachment).map(|attachment| attachment.container_id)
+}
+
+/// The node's plugin finds no API server.
+pub fn cut_off(case: &Case<'_>, node: &mut TestNode) -> Proxy {
+    let proxy = case.proxy();
+    proxy.set(Weather::Reset);
+    node.by(&case.nobody().through(&proxy));
+    node.timeout("2s");
+    proxy
+}
+
+async fn pod(case: &Case<'_>, name: &str, node: &TestNode) -> Sandbox {
+    sandbox(&sticky_pod(case, name, &node.name, json!({})).await)
+}
+
+#[tokio::test]
+async fn a_pod_that_is_bound_here_is_decided_before_its_add_which_needs_no_api_server() {
+    let case = case().await;
+    let mut node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let sticky = pod(&case, "db-0", &node).await;
+    let plain = sandbox(&case.pod("web", &[], Some(&node.name)).await);
+    let host = json!({"metadata": {"name": "host"}, "spec": {"nodeName": node.name, "hostNetwork": true,
+                      "containers": [{"name": "main", "image": "none"}]}});
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(case.client(), case.namespace());
+    pods.create(&PostParams::default(), &serde_json::from_value(host).unwrap()).await.unwrap();
+    assert_eq!(agent.step().await.done, 2);
+    let decisions = node.store().decisions().unwrap();
+    assert_eq!(decisions.len(), 2, "{decisions:?}");
+    assert_eq!(attached(&case).await, Some(format!("prepared-{}", sticky.uid)));
+    assert_eq!(agent.step().await.done, 0, "nothing is done twice");
+    let _proxy = cut_off(&case, &mut node);
+    let address = node.add(&sticky).await.unwrap();
+    assert_eq!(stickies(&case).await[0].spec.addresses, [address]);
+    let other = node.add(&plain).await.unwrap();
+    assert_ne!(other, address);
+    assert_eq!(agent.step().await.done, 0, "what the agent prepared is in use");
+    assert_in_step(&case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn a_namespaces_word_counts_as_it_stands_when_the_pod_is_decided() {
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let namespaces: Api<Namespace> = Api::all(case.client());
+    let word = json!({"metadata": {"annotations": {"sticky-ipam.io/sticky": "true"}}});
+    namespaces.patch(case.namespace(), &PatchParams::default(), &Patch::Merge(word)).await.unwrap();
+    case.pod("web", &[], Some(&node.name)).await;
+    agent.step().await;
+    let decisions = node.store().decisions().unwrap();
+    assert!(decisions[0].sticky.is_some() && decisions[0].reason.contains("namespace"), "{decisions:?}");
+}
+
+#[tokio::test]
+async fn a_decision_is_taken_back_when_its_pod_will_not_come() {
+    let case = case().await;
+    let [one, two, ..] = parts(&case);
+    let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
+    let mut agent = Stepped::new(&case, &n1, "delegated", &[]).await;
+    pod(&case, "db-0", &n1).await;
+    case.pod("web", &[], Some(&n1.name)).await;
+    agent.step().await;
+    let address = stickies(&case).await[0].spec.addresses[0];
+    delete_pod(&case, "db-0").await;
+    delete_pod(&case, "web").await;
+    agent.step().await;
+    assert!(n1.store().decisions().unwrap().is_empty());
+    assert_eq!(attached(&case).await, None);
+    // The next pod may come anywhere.
+    let moved = pod(&case, "db-0", &n2).await;
+    assert_eq!(n2.add(&moved).await.unwrap(), address);
+    agent.settle().await;
+    assert_eq!(attached(&case).await, Some(moved.container.clone()));
+    assert_in_step(&case, &[&n1, &n2]).await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_predecessor_still_runs_here_is_decided_when_it_has_gone() {
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let old = pod(&case, "db-0", &node).await;
+    agent.step().await;
+    let address = node.add(&old).await.unwrap();
+    // Forcibly deleted: its sandbox lives on for a while.
+    let new = pod(&case, "db-0", &node).await;
+    agent.step().await;
+    assert!(node.store().decisions().unwrap().is_empty(), "the old sandbox has the address");
+    assert_eq!(attached(&case).await, Some(format!("prepared-{}", old.uid)));
+    node.del(&old).await;
+    agent.later();
+    agent.step().await;
+    assert_eq!(attached(&case).await, Some(format!("prepared-{}", new.uid)));
+    assert_eq!(node.add(&new).await.unwrap(), address);
+    assert_in_step(&case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn what_a_del_could_not_tell_is_told_by_the_agent() {
+    let case = case().await;
+    let [one, two, ..] = parts(&case);
+    let mut n1 = TestNode::ready(&case, "n1", one).await;
+    let n2 = TestNode::ready(&case, "n2", two).await;
+    let mut agent = Stepped::new(&case, &n1, "delegated", &[]).await;
+    let first = pod(&case, "db-0", &n1).await;
+    let address = n1.add(&first).await.unwrap();
+    let _proxy = cut_off(&case, &mut n1);
+    n1.del(&first).await;
+    assert_eq!(n1.notes().len(), 1);
+    assert_eq!(attached(&case).await, Some(first.container.clone()));
+    agent.step().await;
+    assert_eq!(attached(&case).await, None);
+    assert!(n1.notes().is_empty());
+    let moved = pod(&case, "db-0", &n2).await;
+    assert_eq!(n2.add(&moved).await.unwrap(), address);
+    assert_in_step(&case, &[&n1, &n2]).await;
+}
+
+#[tokio::test]
+async fn a_sandbox_made_anew_without_the_api_server_keeps_its_address_through_its_old_ones_end() {
+    let case = case().await;
+    let mut node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let first = pod(&case, "db-0", &node).await;
+    let address = node.add(&first).await.unwrap();
+    let _proxy = cut_off(&case, &mut node);
+    let again = Sandbox { container: format!("{}-again", first.container), ..first.clone() };
+    assert_eq!(node.add(&again).await.unwrap(), address);
+    node.del(&first).await;
+    let told = node.notes();
+    assert_eq!(told.len(), 2, "{told:?}");
+    agent.step().await;
+    assert_eq!(attached(&case).await, Some(again.container.clone()));
+    assert!(node.notes().is_empty());
+    assert_eq!(node.in_use(), [(address, again.container.clone())]);
+    agent.settle().await;
+    assert_eq!(attached(&case).await, Some(again.container.clone()));
+}
+
+async fn ask(case: &Case<'_>, address: IpAddr, home: &str, holder: &str) {
+    let claims: Api<AddressClaim> = Api::all(case.client());
+    let claim = json!({"metadata": {"name": address.to_string()}, "spec": {
+        "address": address, "phase": "Requested", "homeNode": home,
+        "holder": {"namespace": case.namespace(), "name": holder}}});
+    claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_on_an_address_of_this_node_is_granted_once_it_is_reserved_or_refused_with_the_holders_name()
+{
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let plain = sandbox(&case.pod("web", &[], Some(&node.name)).await);
+    let used = node.add(&plain).await.unwrap();
+    let free: IpAddr = node.range().hosts().nth(40).unwrap().into();
+    let gateway: IpAddr = node.range().hosts().next().unwrap().into();
+    for (address, holder) in [(used, "a"), (free, "b"), (gateway, "c")] {
+        ask(&case, address, &node.name, holder).await;
+    }
+    ask(&case, node.range().hosts().nth(41).unwrap().into(), "elsewhere", "d").await;
+    agent.step().await;
+    let answers = claims(&case).await;
+    let answer = |address: IpAddr| answers.iter().find(|claim| claim.spec.address == address).unwrap();
+    assert_eq!(answer(free).spec.phase, ClaimPhase::Granted);
+    assert_eq!(answer(used).spec.phase, ClaimPhase::Refused);
+    assert!(answer(used).spec.reason.as_deref().unwrap().contains("web"), "{answers:?}");
+    assert_eq!(answer(gateway).spec.phase, ClaimPhase::Refused);
+    let elsewhere = answers.iter().find(|claim| claim.spec.holder.name == "d").unwrap();
+    assert_eq!(elsewhere.spec.phase, ClaimPhase::Requested, "another node's to answer");
+    // What was granted is kept from everybody on this node.
+    let mut given = Vec::new();
+    for number in 0..70 {
+        let pod = case.pod(&format!("p{number}"), &[], Some(&node.name)).await;
+        given.extend(node.add(&sandbox(&pod)).await.ok());
+    }
+    assert!(given.len() > 50 && !given.contains(&free), "{} were given", given.len());
+}

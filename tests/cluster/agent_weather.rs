@@ -1,0 +1,189 @@
+//! The agent with its watches: readiness, a watch that lags, a server that has forgotten where the watches were, tokens
+//! that are refused, an object that cannot be read.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Node};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::json;
+use sticky_ipam::agent::settings::Settings;
+
+use crate::agent::{Loose, settings};
+use crate::agent_duties::{attached, case, parts};
+use crate::bench::access::Access;
+use crate::bench::case::Case;
+use crate::bench::{ApiServer, Weather, comes_true};
+use crate::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies, sticky_pod};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn page(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+async fn is_ready(address: SocketAddr) -> bool {
+    let asked = tokio::task::spawn_blocking(move || page(address, "/readyz")).await.unwrap();
+    asked.is_some_and(|text| text.starts_with("HTTP/1.1 200"))
+}
+
+fn loose(node: &TestNode, access: &Access, mode: &str) -> (Settings, SocketAddr) {
+    let address = free_port();
+    let settings = Settings { metrics_address: address, ..settings(node, &access.kubeconfig(), mode, &[]) };
+    (settings, address)
+}
+
+async fn pod(case: &Case<'_>, name: &str, node: &TestNode) -> Sandbox {
+    sandbox(&sticky_pod(case, name, &node.name, json!({})).await)
+}
+
+fn decided(node: &TestNode, uid: &str) -> bool {
+    node.store().decisions().unwrap().iter().any(|decision| decision.uid == uid)
+}
+
+#[tokio::test]
+async fn an_agent_becomes_ready_prepares_on_an_event_and_shows_what_it_did() {
+    let case = case().await;
+    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
+    let (settings, address) = loose(&node, &case.agent(&node.name).await, "crd");
+    let _agent = Loose::start(settings);
+    assert!(comes_true(SOON, || is_ready(address)).await);
+    let first = pod(&case, "db-0", &node).await;
+    assert!(comes_true(SOON, || async { decided(&node, &first.uid) }).await);
+    let page = tokio::task::spawn_blocking(move || page(address, "/metrics").unwrap()).await.unwrap();
+    for part in [
+        "decisions_prepared_total{what=\"sticky\"} 1",
+        "pool_addresses{family=\"IPv4\",state=\"Free\"} 8",
+        "api_requests_total{what=\"get\"}",
+        "last_success_timestamp_seconds",
+    ] {
+        assert!(page.contains(part), "{part} is not in {page}");
+    }
+    let added = node.add(&first).await.unwrap();
+    assert_eq!(stickies(&case).await[0].spec.addresses, [added]);
+}
+
+#[tokio::test]
+async fn an_agent_whose_watch_lags_lets_go_of_nothing_that_another_node_has_by_now() {
+    let case = case().await;
+    let [one, two, ..] = parts(&case);
+    let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
+    let proxy = case.proxy();
+    let (settings, address) = loose(&n1, &case.agent(&n1.name).await.through(&proxy), "delegated");
+    let _agent = Loose::start(settings);
+    assert!(comes_true(SOON, || is_ready(address)).await);
+    let first = pod(&case, "db-0", &n1).await;
+    assert!(comes_true(SOON, || async { decided(&n1, &first.uid) }).await);
+    let own = stickies(&case).await[0].spec.addresses[0];
+    proxy.set(Weather::AnswersHeld);
+    // Somebody vouches that the node is off; its pod is made anew elsewhere.
+    let nodes: Api<Node> = Api::all(case.client());
+    let taint =
+        json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}});
+    nodes.patch(&n1.name, &PatchParams::default(), &Patch::Merge(taint)).await.unwrap();
+    let moved = pod(&case, "db-0", &n2).await;
+    assert_eq!(n2.add(&moved).await.unwrap(), own);
+    assert!(decided(&n1, &first.uid), "the agent knows nothing of it yet");
+    proxy.heal();
+    assert!(comes_true(SOON, || async { !decided(&n1, &first.uid) }).await);
+    assert_eq!(attached(&case).await, Some(moved.container.clone()));
+    assert_in_step(&case, &[&n1, &n2]).await;
+}
+
+#[tokio::test]
+async fn a_server_that_has_forgotten_where_the_watches_were_is_listed_anew() {
+    let server = ApiServer::start().await;
+    server.install_our_kinds().await;
+    server.install_cilium_kinds().await;
+    let case = server.case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let proxy = case.proxy();
+    let (settings, address) = loose(&node, &case.agent(&node.name).await.through(&proxy), "delegated");
+    let _agent = Loose::start(settings);
+    assert!(comes_true(SOON, || is_ready(address)).await);
+    let before = pod(&case, "db-0", &node).await;
+    assert!(comes_true(SOON, || async { decided(&node, &before.uid) }).await);
+    proxy.set(Weather::Reset);
+    // While nobody watches one pod goes and another comes; a server that starts anew remembers no events.
+    delete_pod(&case, "db-0").await;
+    let after = pod(&case, "db-1", &node).await;
+    server.restart().await;
+    proxy.heal();
+    assert!(comes_true(SOON, || async { decided(&node, &after.uid) && !decided(&node, &before.uid) }).await);
+    let gone =
+        stickies(&case).await.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some("db-0"));
+    assert!(gone.unwrap().status.unwrap().attachment.is_none());
+}
+
+#[tokio::test]
+async fn refused_credentials_are_read_anew_until_they_are_good() {
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let file = node.folder().join("agent.kubeconfig");
+    std::fs::copy(case.forged_token().kubeconfig(), &file).unwrap();
+    let good = case.agent(&node.name).await;
+    let (settings, address) = loose(&node, &good, "delegated");
+    let _agent = Loose::start(Settings { kubeconfig: Some(file.clone()), ..settings });
+    let refused = comes_true(SOON, || async {
+        let asked = tokio::task::spawn_blocking(move || page(address, "/metrics")).await.unwrap();
+        asked.is_some_and(|text| text.contains("errors_total{what=\"watch\"}"))
+    });
+    assert!(refused.await);
+    assert!(!is_ready(address).await);
+    std::fs::copy(good.kubeconfig(), &file).unwrap();
+    assert!(comes_true(SOON, || is_ready(address)).await);
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_is_told_of_and_ends_no_watch() {
+    let server = ApiServer::start().await;
+    server.install_our_kinds().await;
+    server.install_cilium_kinds().await;
+    let case = server.case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    // As a newer version, or a schema that was not there yet, would let one pass.
+    let kinds: Api<CustomResourceDefinition> = Api::all(case.client());
+    let mut kind = kinds.get("addressclaims.sticky-ipam.io").await.unwrap();
+    let schema = &mut kind.spec.versions[0].schema.as_mut().unwrap().open_api_v3_schema;
+    *schema = Some(
+        serde_json::from_value(json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+                "properties": {"homeNode": {"type": "string"}, "holder": {"type": "object",
+                    "properties": {"namespace": {"type": "string"}, "name": {"type": "string"}}}}}}}))
+        .unwrap(),
+    );
+    kind.metadata.managed_fields = None;
+    kinds.replace("addressclaims.sticky-ipam.io", &PostParams::default(), &kind).await.unwrap();
+    let gvk = GroupVersionKind::gvk("sticky-ipam.io", "v1alpha1", "AddressClaim");
+    let broken: Api<DynamicObject> = Api::all_with(case.client(), &ApiResource::from_gvk(&gvk));
+    let claim = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "AddressClaim",
+        "metadata": {"name": "10.9.9.9"}, "spec": {"address": "ten", "homeNode": node.name, "phase": "Odd"}});
+    let claim: DynamicObject = serde_json::from_value(claim).unwrap();
+    let created = comes_true(SOON, || async {
+        broken.create(&PostParams::default(), &claim).await.is_ok() || broken.get("10.9.9.9").await.is_ok()
+    });
+    assert!(created.await, "the loosened schema lets it pass");
+    let (settings, address) = loose(&node, &case.agent(&node.name).await, "delegated");
+    let _agent = Loose::start(settings);
+    assert!(comes_true(SOON, || is_ready(address)).await);
+    let first = pod(&case, "db-0", &node).await;
+    assert!(comes_true(SOON, || async { decided(&node, &first.uid) }).await);
+    let events: Api<Event> = Api::namespaced(case.client(), "default");
+    let told = comes_true(SOON, || async {
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        all.iter().any(|event| event.involved_object.name.as_deref() == Some("10.9.9.9"))
+    });
+    assert!(told.await);
+}

@@ -1,0 +1,242 @@
+//! Cilium for tests of `crd` mode: an agent that gives addresses out of the live CiliumNode's pool as the real one does
+//! (the owner's key, else any key that nobody owns), its socket, and a `cilium-cni` that asks it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use kube::api::{Api, ListParams, PostParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::claims::carry::{Sent, Witness};
+use sticky_ipam::cluster::claims::write::Write;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::bench::case::Case;
+
+/// What happened, in its order.
+pub type Diary = Arc<Mutex<Vec<String>>>;
+
+/// Cilium on one node.
+pub struct FakeCilium {
+    pub bin: PathBuf,
+    pub socket: PathBuf,
+    state: Arc<State>,
+}
+
+struct State {
+    node: String,
+    case: String,
+    nodes: Api<CiliumNode>,
+    /// Address by container.
+    endpoints: Mutex<BTreeMap<String, IpAddr>>,
+    /// How many ADDs do not see the owner yet.
+    blind: Mutex<usize>,
+    /// How often the socket was asked.
+    asked: Mutex<usize>,
+    diary: Diary,
+}
+
+/// Creates a node's CiliumNode, of this test.
+pub async fn cilium_node(case: &Case<'_>, name: &str, pod_cidrs: &[String], pool: Value) {
+    case.install_cilium_kinds().await;
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let node = json!({"metadata": {"name": name, "labels": {"case": case.namespace()}},
+                      "spec": {"ipam": {"podCIDRs": pod_cidrs, "pool": pool}}});
+    nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
+}
+
+/// The test's CiliumNodes.
+pub async fn cilium_nodes(case: &Case<'_>) -> Vec<CiliumNode> {
+    of_case(&Api::all(case.client()), case.namespace()).await
+}
+
+async fn of_case(nodes: &Api<CiliumNode>, case: &str) -> Vec<CiliumNode> {
+    nodes.list(&ListParams::default().labels(&format!("case={case}"))).await.unwrap().items
+}
+
+/// No address stands in two nodes' pools, or is routed to two of them by itself.
+pub fn assert_in_one_pool(nodes: &[CiliumNode]) {
+    let mut seen: BTreeMap<String, String> = BTreeMap::new();
+    for node in nodes {
+        let name = node.metadata.name.clone().unwrap();
+        let routes = node.spec.ipam.pod_cidrs.iter().filter(|cidr| cidr.ends_with("/32")).cloned();
+        for what in node.spec.ipam.pool.keys().cloned().chain(routes) {
+            if let Some(other) = seen.insert(what.clone(), name.clone()) {
+                panic!("{what} is with {other} and {name}");
+            }
+        }
+    }
+}
+
+/// What the pools show for `namespace/pod`: node and address.
+pub fn owned(nodes: &[CiliumNode], owner: &str) -> Vec<(String, IpAddr)> {
+    let of_node = |node: &CiliumNode| {
+        let name = node.metadata.name.clone().unwrap();
+        let keys = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner == owner);
+        keys.map(|(key, _)| (name.clone(), key.parse().unwrap())).collect::<Vec<_>>()
+    };
+    nodes.iter().flat_map(of_node).collect()
+}
+
+impl FakeCilium {
+    /// Cilium on this node, with a folder of its own. It runs on the test's runtime.
+    pub async fn start(case: &Case<'_>, node: &str, folder: &Path) -> Self {
+        let state = Arc::new(State {
+            node: node.to_owned(),
+            case: case.namespace().to_owned(),
+            nodes: Api::all(case.client()),
+            endpoints: Mutex::default(),
+            blind: Mutex::default(),
+            asked: Mutex::default(),
+            diary: Diary::default(),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(serve_cni(listener, state.clone()));
+        let socket = folder.join("cilium.sock");
+        tokio::spawn(serve_socket(UnixListener::bind(&socket).unwrap(), state.clone()));
+        let bin = folder.join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        let script = format!(
+            "#!/bin/bash\ncat >/dev/null\nargs=\";$CNI_ARGS;\"\nns=${{args#*;K8S_POD_NAMESPACE=}} \
+             pod=${{args#*;K8S_POD_NAME=}}\nexec 3<>/dev/tcp/127.0.0.1/{port}\n\
+             echo \"$CNI_COMMAND $CNI_CONTAINERID ${{ns%%;*}}/${{pod%%;*}}\" >&3\nread -r status <&3\n\
+             cat <&3\nexit \"$status\"\n"
+        );
+        let program = bin.join("cilium-cni");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self { bin, socket, state }
+    }
+
+    /// The next ADDs do not see any owner.
+    pub fn be_blind(&self, times: usize) {
+        *self.state.blind.lock().unwrap() = times;
+    }
+
+    /// An endpoint of another sandbox.
+    pub fn put_endpoint(&self, container: &str, address: IpAddr) {
+        self.state.endpoints.lock().unwrap().insert(container.to_owned(), address);
+    }
+
+    pub fn end_endpoint(&self, container: &str) {
+        self.state.endpoints.lock().unwrap().remove(container);
+    }
+
+    pub fn endpoints(&self) -> BTreeMap<String, IpAddr> {
+        self.state.endpoints.lock().unwrap().clone()
+    }
+
+    /// How often the socket was asked.
+    pub fn asked(&self) -> usize {
+        *self.state.asked.lock().unwrap()
+    }
+
+    pub fn diary(&self) -> Diary {
+        self.state.diary.clone()
+    }
+}
+
+async fn serve_cni(listener: TcpListener, state: Arc<State>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        stream.read_line(&mut line).await.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (status, answer) = match words[0] {
+            "ADD" => match state.add(words[1], words[2]).await {
+                Ok(address) => {
+                    (0, json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{address}/32")}]}))
+                }
+                Err(why) => (1, json!({"cniVersion": "1.0.0", "code": 999, "msg": why})),
+            },
+            "DEL" => {
+                state.look().await;
+                state.diary.lock().unwrap().push("cilium DEL".into());
+                state.endpoints.lock().unwrap().remove(words[1]);
+                (0, Value::Null)
+            }
+            _ => (0, Value::Null),
+        };
+        let text = if answer.is_null() { String::new() } else { answer.to_string() };
+        let _ = stream.write_all(format!("{status}\n{text}").as_bytes()).await;
+    }
+}
+
+impl State {
+    /// As Cilium's crd allocator: the owner's key without asking whether it is free, else one that nobody owns.
+    async fn add(&self, container: &str, owner: &str) -> Result<IpAddr, String> {
+        let nodes = self.look().await;
+        self.diary.lock().unwrap().push("cilium ADD".into());
+        let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(&self.node)).unwrap();
+        let pool = &node.spec.ipam.pool;
+        let blind = std::mem::replace(&mut *self.blind.lock().unwrap(), 0);
+        *self.blind.lock().unwrap() = blind.saturating_sub(1);
+        let mut endpoints = self.endpoints.lock().unwrap();
+        let own = pool.iter().find(|(_, entry)| blind == 0 && entry.owner == owner);
+        let address: IpAddr = match own {
+            Some((key, _)) => key.parse().unwrap(),
+            None => pool
+                .iter()
+                .filter(|(_, entry)| entry.owner.is_empty())
+                .map(|(key, _)| key.parse().unwrap())
+                .find(|address| !endpoints.values().any(|used| used == address))
+                .ok_or("No more IPs available")?,
+        };
+        if endpoints.iter().any(|(other, used)| other != container && *used == address) {
+            return Err(format!("IP {address} is already in use"));
+        }
+        endpoints.insert(container.to_owned(), address);
+        Ok(address)
+    }
+
+    /// Whenever Cilium is called, whatever else is going on, an address is in one pool.
+    async fn look(&self) -> Vec<CiliumNode> {
+        let nodes = of_case(&self.nodes, &self.case).await;
+        assert_in_one_pool(&nodes);
+        nodes
+    }
+}
+
+async fn serve_socket(listener: UnixListener, state: Arc<State>) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let mut asked = [0; 1024];
+        let length = stream.read(&mut asked).await.unwrap();
+        let line = String::from_utf8_lossy(&asked[..length]).into_owned();
+        let address = line.split_whitespace().nth(1).unwrap().rsplit('/').next().unwrap().to_owned();
+        let address: IpAddr = address.split_once(':').unwrap().1.parse().unwrap();
+        *state.asked.lock().unwrap() += 1;
+        let held = state.endpoints.lock().unwrap().clone();
+        let answer = match held.iter().find(|(_, used)| **used == address) {
+            Some((container, _)) => format!("HTTP/1.0 200 OK\r\n\r\n{{\"container-id\": \"{container}\"}}"),
+            None => "HTTP/1.0 404 Not Found\r\n\r\n".to_owned(),
+        };
+        let _ = stream.write_all(answer.as_bytes()).await;
+    }
+}
+
+/// Writes every write to the API server into the diary.
+pub struct Scribe(pub Diary);
+
+impl Witness for Scribe {
+    fn after(&self, _: usize, write: Sent<'_>) {
+        let told = match write {
+            Sent::Protocol(Write::Attach { .. }) => "attach".to_owned(),
+            Sent::Protocol(Write::Detach { .. }) => "detach".to_owned(),
+            Sent::Protocol(_) => "claim".to_owned(),
+            Sent::Node(patch) => {
+                let keys = patch.pool.iter().map(|(key, entry)| match entry {
+                    Some(entry) => format!("+{key}={},{}", entry.owner, entry.resource),
+                    None => format!("-{key}"),
+                });
+                keys.collect::<Vec<_>>().join(" ")
+            }
+            Sent::Event(_) => "event".to_owned(),
+        };
+        self.0.lock().unwrap().push(told);
+    }
+}

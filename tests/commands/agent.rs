@@ -1,0 +1,100 @@
+//! The agent's flags, its manifest and its document say the same.
+
+use std::fs;
+use std::path::Path;
+
+use clap::{CommandFactory, Parser};
+use serde_json::Value;
+use sticky_ipam::agent::settings::CommandLine;
+
+use crate::node::project;
+
+/// A flag with its variable and default, as the document's table has them.
+fn flags() -> Vec<(String, String, String)> {
+    let mut command = CommandLine::command();
+    command.build();
+    let own = command.get_arguments().chain(command.get_subcommands().flat_map(clap::Command::get_arguments));
+    let mut flags: Vec<_> = own
+        .filter(|flag| !["help", "version"].contains(&flag.get_id().as_str()))
+        .filter_map(|flag| {
+            let variable = flag.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let default: Vec<_> =
+                flag.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+            // A switch is off unless it is given; the table need not say so.
+            let default = if flag.get_action().takes_values() { default.join(",") } else { String::new() };
+            Some((flag.get_long()?.to_owned(), variable, default))
+        })
+        .collect();
+    flags.sort();
+    flags.dedup();
+    flags
+}
+
+#[test]
+fn the_table_of_flags_is_that_of_the_program() {
+    let document = fs::read_to_string(project().join("docs/agent.md")).unwrap();
+    let cells = |line: &str| -> Vec<String> {
+        line.split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+    };
+    let mut told: Vec<_> = document
+        .lines()
+        .filter(|line| line.starts_with("| `--"))
+        .map(cells)
+        .filter(|cells| cells.len() == 6)
+        .map(|cells| (cells[1].trim_start_matches("--").to_owned(), cells[2].clone(), cells[3].clone()))
+        .collect();
+    told.sort();
+    assert_eq!(told, flags());
+}
+
+fn daemon_set() -> Value {
+    let text = fs::read_to_string(project().join("packaging/agent.yaml")).unwrap();
+    serde_saphyr::from_str(&text).unwrap()
+}
+
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().unwrap().iter().map(|item| item.as_str().unwrap())
+}
+
+#[test]
+fn the_manifests_flags_are_understood_and_its_mounts_are_where_the_agent_looks() {
+    let pod = &daemon_set()["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let words = std::iter::once("sticky-ipam-agent").chain(strings(&container["args"]));
+    let line = CommandLine::try_parse_from(words).unwrap();
+    let settings = line.settings;
+    let mounts: Vec<&Value> = container["volumeMounts"].as_array().unwrap().iter().collect();
+    let covers = |path: &Path, to_write: bool| {
+        let path = settings.host_root.join(path.strip_prefix("/").unwrap());
+        mounts.iter().any(|mount| {
+            let writable = mount["readOnly"] != true;
+            path.starts_with(mount["mountPath"].as_str().unwrap()) && (writable || !to_write)
+        })
+    };
+    for path in
+        [&settings.cni_bin_dir, &settings.cni_conf_dir, &settings.plugin_kubeconfig, &settings.data_dir]
+    {
+        assert!(covers(path, true), "{} is not mounted to be written", path.display());
+    }
+    assert!(covers(&settings.cilium_socket, false), "Cilium's socket is not mounted");
+    for mount in &mounts {
+        let volume = pod["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == mount["name"]);
+        let on_host = volume.expect("every mount has its volume")["hostPath"]["path"].as_str().unwrap();
+        let seen = mount["mountPath"].as_str().unwrap().strip_prefix("/host").unwrap();
+        // /var/run is /run on every node that has systemd.
+        assert_eq!(seen.trim_start_matches("/var"), on_host.trim_start_matches("/var"));
+    }
+    for probe in ["livenessProbe", "readinessProbe"] {
+        let get = &container[probe]["httpGet"];
+        assert_eq!(get["port"], settings.metrics_address.port());
+        assert_eq!(get["host"], settings.metrics_address.ip().to_string());
+    }
+    let account = settings.plugin_service_account.unwrap().to_string();
+    let roles = fs::read_to_string(project().join("packaging/rbac.yaml")).unwrap();
+    let accounts: Vec<Value> = serde_saphyr::from_multiple(&roles).unwrap();
+    let named = accounts.iter().filter(|object| object["kind"] == "ServiceAccount").map(|object| {
+        let metadata = &object["metadata"];
+        format!("{}/{}", metadata["namespace"].as_str().unwrap(), metadata["name"].as_str().unwrap())
+    });
+    assert!(named.into_iter().any(|name| name == account), "rbac.yaml has no account {account}");
+}

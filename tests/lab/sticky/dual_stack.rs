@@ -1,0 +1,37 @@
+//! Both families of a pod stay with it.
+
+use super::Stage;
+use super::moves::{in_step, other};
+use super::reach;
+use super::workloads::{probed_spec, stateful_set};
+use crate::api::ApiServer;
+use crate::cluster::{Flavour, Lab, Mode};
+
+#[test]
+fn a_dual_stack_pod_keeps_both_addresses_over_restarts_and_nodes() {
+    let lab = Lab::of(Flavour::OursDualStack);
+    let stage = Stage { lab, api: ApiServer::connect(), mode: Mode::Crd };
+    let namespace = "families";
+    stage.lab.namespace(namespace);
+    reach::start_clients(&stage, namespace);
+    stage.api.create(stateful_set(namespace, "mysql", 1, probed_spec()));
+    let first = stage.api.ready(namespace, "mysql-0");
+    assert!(
+        matches!(&first.addresses[..], [four, six] if !four.contains(':') && six.contains(':')),
+        "one address of each family, not {first:?}"
+    );
+    for time in 1..=2 {
+        let next = stage.api.replace(namespace, "mysql-0", None);
+        assert_eq!(next.addresses, first.addresses, "restart {time}");
+    }
+    let before = stage.api.ready(namespace, "mysql-0");
+    stage.lab.kubectl(&["cordon", &before.node]);
+    let moved = stage.api.replace(namespace, "mysql-0", None);
+    stage.lab.kubectl(&["uncordon", &before.node]);
+    assert_eq!((&*moved.node, &moved.addresses), (other(&before.node), &first.addresses));
+    for address in &moved.addresses {
+        reach::soon(&stage, namespace, &reach::everyone(), address);
+    }
+    in_step(&stage, namespace, "mysql-0", &moved);
+    stage.lab.delete_namespace(namespace);
+}

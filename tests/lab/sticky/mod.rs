@@ -1,0 +1,76 @@
+//! A pod keeps its address over restarts and over nodes, on unpatched Cilium, in each mode.
+//!
+//! The scenarios are functions of a lab; each mode runs all of them on one lab of its own.
+
+mod dual_stack;
+mod moves;
+mod outages;
+mod reach;
+mod restarts;
+mod storm;
+mod workloads;
+
+use crate::api::ApiServer;
+use crate::cluster::{Flavour, Lab, Mode};
+
+/// A lab of a mode, and what a scenario needs of it.
+pub struct Stage {
+    pub lab: Lab,
+    pub api: ApiServer,
+    pub mode: Mode,
+}
+
+impl Stage {
+    fn of(mode: Mode) -> Self {
+        let lab = Lab::of(Flavour::Ours(mode));
+        let api = ApiServer::connect();
+        Self { lab, api, mode }
+    }
+}
+
+macro_rules! proofs_in {
+    ($name:ident, $mode:expr) => {
+        mod $name {
+            use super::{Mode, Stage, moves, outages, restarts, storm};
+
+            #[test]
+            fn every_kind_of_restart_keeps_the_addresses() {
+                restarts::keep_the_addresses(&Stage::of($mode));
+            }
+
+            #[test]
+            fn a_pinned_pod_has_its_address_and_a_thief_is_told_whose_it_is() {
+                restarts::pins(&Stage::of($mode));
+            }
+
+            #[test]
+            fn a_pod_keeps_its_address_over_nodes_and_is_reached() {
+                moves::planned(&Stage::of($mode));
+            }
+
+            #[test]
+            fn a_pod_of_a_crashed_node_keeps_its_address_and_is_reached() {
+                moves::crash(&Stage::of($mode));
+            }
+
+            #[test]
+            fn no_address_is_with_two_pods_when_fifty_are_made_anew_at_once() {
+                storm::fifty_at_once(&Stage::of($mode));
+            }
+
+            #[test]
+            fn a_new_sandbox_has_the_address_while_the_api_server_is_away() {
+                outages::api_server(&Stage::of($mode));
+            }
+
+            #[test]
+            fn pods_start_without_the_agent_and_all_is_in_step_when_it_is_back() {
+                outages::agent(&Stage::of($mode));
+            }
+        }
+    };
+}
+
+proofs_in!(chained, Mode::Chained);
+proofs_in!(crd, Mode::Crd);
+proofs_in!(delegated, Mode::Delegated);
