@@ -99,6 +99,15 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// Whether the server says that the object of this name is not there. A kind that it does not serve right now, of which it
+    /// says 404 as well, is something else.
+    #[must_use]
+    pub fn says_gone(&self, name: &str) -> bool {
+        matches!(self, Self::Refused { code: 404, why, .. } if why.contains(&format!("\"{name}\" not found")))
+    }
+}
+
 /// A client and the time that is left for it.
 #[derive(Clone)]
 pub struct Connection {
@@ -254,6 +263,16 @@ mod tests {
             runtime.block_on(Connection::open(&path, Duration::from_secs(1))).unwrap_err().to_string();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
         error
+    }
+
+    #[test]
+    fn only_an_answer_about_the_object_itself_says_that_it_is_gone() {
+        let answer = |code, why: &str| ApiError::Refused { what: "get".into(), code, why: why.into() };
+        assert!(answer(404, "statefulsets.apps \"db\" not found").says_gone("db"));
+        assert!(!answer(404, "statefulsets.apps \"db-2\" not found").says_gone("db"));
+        assert!(!answer(404, "the server could not find the requested resource").says_gone("db"));
+        assert!(!answer(404, "404 page not found").says_gone("db"));
+        assert!(!answer(410, "\"db\" not found").says_gone("db"));
     }
 
     #[test]

@@ -384,3 +384,96 @@ pub fn trimmed<K: ResourceExt>(mut object: K) -> K {
     object.managed_fields_mut().clear();
     object
 }
+
+#[cfg(test)]
+pub(super) mod fixture {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// A pod of the namespace `db`, running on `n1` with this address.
+    pub fn pod(name: &str, address: &str, owner: Option<(&str, &str)>) -> (String, PodSeen) {
+        let owners = owner.map(|(kind, name)| {
+            json!([{"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": "o", "controller": true}])
+        });
+        let pod = json!({"metadata": {"name": name, "namespace": "db", "uid": format!("uid-{name}"), "ownerReferences": owners,
+                                      "labels": {"app": "db"}, "annotations": {"noise": "x"}},
+                         "spec": {"nodeName": "n1", "containers": []},
+                         "status": {"phase": "Running", "podIPs": [{"ip": address}]}});
+        (format!("db/{name}"), PodSeen::from(serde_json::from_value::<Pod>(pod).unwrap()))
+    }
+
+    /// A StickyIP of the namespace `db`, attached to the pod of its name on this node if one is given.
+    pub fn sticky(name: &str, address: &str, node: Option<&str>) -> (String, StickyIP) {
+        let attachment = node.map(|node| {
+            json!({"node": node, "podName": name, "podUid": format!("uid-{name}"), "containerId": "c", "since": "2026-01-01T00:00:00Z"})
+        });
+        let object: Value = json!({"metadata": {"name": name, "namespace": "db", "uid": "s", "resourceVersion": "1"},
+            "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
+                     "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "mysql"}},
+            "status": {"attachment": attachment}});
+        (format!("db/{name}"), serde_json::from_value(object).unwrap())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixture::{pod, sticky};
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_address_is_shown_as_long_as_any_pod_shows_it() {
+        let mut index = Index::default();
+        let address = "10.0.0.1".parse().unwrap();
+        index.take_pod(Told::Here(pod("a", "10.0.0.1", None)));
+        index.take_pod(Told::Here(pod("a", "10.0.0.1", None)));
+        index.take_pod(Told::Here(pod("b", "10.0.0.1", None)));
+        index.take_pod(Told::Gone("db/a".into()));
+        assert!(index.is_shown(address));
+        index.take_pod(Told::Here(pod("b", "10.0.0.2", None)));
+        assert!(!index.is_shown(address) && index.is_shown("10.0.0.2".parse().unwrap()));
+        index.take_pod(Told::Listing);
+        index.take_pod(Told::Listed(pod("c", "10.0.0.1", None)));
+        assert!(!index.is_shown(address), "the list is not whole");
+        index.take_pod(Told::Complete);
+        assert!(index.is_shown(address) && !index.is_shown("10.0.0.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_pod_is_trimmed_to_what_decides() {
+        let (_, seen) = pod("a", "10.0.0.1", Some(("StatefulSet", "mysql")));
+        assert!(seen.facts.annotations.is_empty() && seen.running && seen.node == "n1");
+        assert_eq!(seen.facts.owners[0].name, "mysql");
+    }
+
+    #[test]
+    fn a_pods_binding_is_found_by_name_or_by_attachment() {
+        let mut index = Index::default();
+        index.stickies.take(Told::Here(sticky("mysql-0", "10.0.0.1", None)));
+        let (_, mut by_slot) = sticky("web-0", "10.0.0.2", Some("n1"));
+        by_slot.status.as_mut().unwrap().attachment.as_mut().unwrap().pod_uid = "uid-web-x".into();
+        index.stickies.take(Told::Here(("db/web-0".into(), by_slot)));
+        let (_, named) = pod("mysql-0", "10.0.0.1", Some(("StatefulSet", "mysql")));
+        assert_eq!(index.sticky_of(&named).map(key_of).unwrap().name, "mysql-0");
+        let (_, slotted) = pod("web-x", "10.0.0.2", Some(("Fleet", "web")));
+        assert_eq!(index.sticky_of(&slotted).map(key_of).unwrap().name, "web-0");
+        let (_, nobody) = pod("web-y", "10.0.0.3", Some(("Fleet", "web")));
+        assert!(index.sticky_of(&nobody).is_none());
+    }
+
+    #[test]
+    fn a_cilium_node_is_trimmed_to_pools_and_ranges() {
+        let node: CiliumNode = serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {"ipam": {
+            "podCIDRs": ["10.0.0.0/24", "10.9.0.1/32"],
+            "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}, "10.0.0.3": {}, "nonsense": {}}}},
+            "status": {"ipam": {"used": {"10.0.0.2": {}}}}}))
+        .unwrap();
+        let seen = CiliumNodeSeen::from(node);
+        assert_eq!((seen.owned.len(), seen.unowned.len(), seen.available()), (1, 2, 1));
+        assert_eq!(seen.blocks().collect::<Vec<_>>(), ["10.0.0.0/24".parse().unwrap()]);
+        let mut index = Index::default();
+        index.cilium_nodes.take(Told::Here(("n1".into(), seen)));
+        assert_eq!(index.home_of("10.0.0.9".parse().unwrap()).unwrap().0, "n1");
+        assert!(index.home_of("10.9.0.1".parse().unwrap()).is_none(), "a route is no home");
+    }
+}

@@ -276,3 +276,57 @@ impl Duty for Mark {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::fixture::{pod, sticky};
+    use super::*;
+    use crate::policy::selector::Selector;
+    use crate::process::known::Told as Event;
+
+    fn marker() -> Mark {
+        let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok();
+        Mark { rules: Rules { selector, ..Rules::default() }, ipv6: false, asked: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_running_sticky_pod_without_a_binding_is_marked_and_nothing_else() {
+        let mut index = Index::default();
+        let (_, seen) = pod("mysql-0", "10.0.0.1", Some(("StatefulSet", "mysql")));
+        let asks = |index: &Index, seen: &PodSeen| marker().unmarked(index, seen).unwrap().is_some();
+        assert!(asks(&index, &seen));
+        for change in [
+            |seen: &mut PodSeen| seen.running = false,
+            |seen: &mut PodSeen| seen.deleting = true,
+            |seen: &mut PodSeen| seen.ended = true,
+            |seen: &mut PodSeen| seen.facts.host_network = true,
+            |seen: &mut PodSeen| seen.addresses.clear(),
+            |seen: &mut PodSeen| seen.node.clear(),
+            |seen: &mut PodSeen| seen.facts.labels.clear(),
+            |seen: &mut PodSeen| seen.addresses = vec!["fd00::1".parse().unwrap()],
+        ] {
+            let mut other = seen.clone();
+            change(&mut other);
+            assert!(!asks(&index, &other), "{other:?}");
+        }
+        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", None)));
+        assert!(asks(&index, &seen), "it is not attached to it");
+        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", Some("n1"))));
+        assert!(!asks(&index, &seen));
+    }
+
+    #[test]
+    fn a_namespaces_word_wakes_its_pods_and_an_answer_the_pod_that_asked() {
+        let mut index = Index::default();
+        index.take_pod(Event::Here(pod("a", "10.0.0.1", None)));
+        let mut marker = marker();
+        let woken = |marker: &Mark, kind, name: &str| {
+            marker.concerned(&index, &[Key::new(kind, name)]).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(woken(&marker, Kind::Namespace, "db"), ["db/a"]);
+        assert!(woken(&marker, Kind::Namespace, "d").is_empty());
+        assert!(woken(&marker, Kind::StickyIP, "db/web-0").is_empty());
+        marker.asked.insert("db/web-0".into(), "db/a".into());
+        assert_eq!(woken(&marker, Kind::StickyIP, "db/web-0"), ["db/a"]);
+    }
+}

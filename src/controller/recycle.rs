@@ -29,8 +29,10 @@ use crate::policy::retention::Keep;
 
 /// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests.
 const SIDE_BY_SIDE: usize = 16;
-/// After a look that failed.
-const AFTER_DOUBT: Duration = Duration::from_secs(60);
+/// The longest time to the next look after looks that failed; it doubles from a second on.
+const LONGEST_DOUBT: Duration = Duration::from_secs(600);
+/// A doubt is told after so many: a server that was away for a moment is no news.
+const DOUBTS_TOLD: u32 = 3;
 /// The longest time to the next look at an address whose time runs.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 /// While pods of a workload that is gone are still there.
@@ -41,6 +43,7 @@ pub struct Recycle<'a> {
     workloads: &'a Workloads,
     proof: Proof,
     absences: BTreeMap<String, Absence>,
+    doubts: BTreeMap<String, u32>,
     bucket: Mutex<Bucket>,
 }
 
@@ -106,6 +109,7 @@ fn kept(sticky: &StickyIP) -> Kept {
 /// What came of one look.
 enum Looked {
     Kept { again: Option<Duration> },
+    Doubt(String),
     First(Absence),
     Released,
     Failed,
@@ -119,6 +123,7 @@ impl<'a> Recycle<'a> {
             workloads,
             proof: settings.proof(),
             absences: BTreeMap::new(),
+            doubts: BTreeMap::new(),
             bucket: Mutex::new(Bucket::new(settings.recycle_rate, settings.recycle_rate.div_ceil(10))),
         }
     }
@@ -162,7 +167,7 @@ impl<'a> Recycle<'a> {
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLook::Absent,
         };
         match decide(&kept, &workload, pod, before, world.now(), self.proof) {
-            Decision::Keep(reason) => self.keep(world, sticky, &reason).await,
+            Decision::Keep(reason) => keep(reason),
             Decision::LookAgain(absence) => Looked::First(absence),
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Unchanged { uid, resource_version } };
@@ -182,32 +187,31 @@ impl<'a> Recycle<'a> {
         }
     }
 
-    async fn keep(&self, world: &World, sticky: &StickyIP, reason: &KeepReason) -> Looked {
-        let again = match reason {
-            KeepReason::TtlRunning { seconds_left } => {
-                Some(Duration::from_secs((*seconds_left).max(1)).min(LONGEST_SLEEP))
-            }
-            KeepReason::Doubt { why } => {
-                tracing::warn!(sticky = %key_of(sticky), why, "in doubt whether an address may be let go; keeping it");
-                world
-                    .tell(Told {
-                        about: events::sticky_ip(sticky),
-                        reason: "KeptInDoubt",
-                        message: format!(
-                            "the address is kept, because its workload cannot be looked at: {why}"
-                        ),
-                        warning: true,
-                    })
-                    .await;
-                Some(AFTER_DOUBT)
-            }
-            // A watch tells when any of these ends.
-            KeepReason::Attached
-            | KeepReason::PodExists
-            | KeepReason::Forever
-            | KeepReason::WorkloadWantsIt => None,
-        };
-        Looked::Kept { again }
+    /// How long to wait after another look that failed; the doubt is told if it stays.
+    async fn doubt(&mut self, world: &World, name: &str, sticky: &StickyIP, why: &str) -> Duration {
+        let times = self.doubts.entry(name.to_owned()).or_default();
+        *times = times.saturating_add(1);
+        let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(LONGEST_DOUBT);
+        tracing::warn!(sticky = name, why, "in doubt whether an address may be let go; keeping it");
+        if *times >= DOUBTS_TOLD {
+            let message = format!("the address is kept, because its workload cannot be looked at: {why}");
+            let about = events::sticky_ip(sticky);
+            world.tell(Told { about, reason: "KeptInDoubt", message, warning: true }).await;
+        }
+        pause
+    }
+}
+
+fn keep(reason: KeepReason) -> Looked {
+    match reason {
+        KeepReason::TtlRunning { seconds_left } => {
+            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)) }
+        }
+        KeepReason::Doubt { why } => Looked::Doubt(why),
+        // A watch tells when any of these ends.
+        KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
+            Looked::Kept { again: None }
+        }
     }
 }
 
@@ -283,6 +287,7 @@ impl Duty for Recycle<'_> {
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
         let suspects = {
             let index = world.index();
+            self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
                 index.stickies.get(name).is_some_and(|sticky| attached_uid(sticky).is_none())
             });
@@ -294,12 +299,21 @@ impl Duty for Recycle<'_> {
         let (round, world) = (&round, world);
         let looks = suspects
             .iter()
-            .map(|(name, sticky)| async move { (name, this.look(world, name, sticky, round).await) });
+            .map(|(name, sticky)| async move { (name, sticky, this.look(world, name, sticky, round).await) });
         let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await;
         let gap = Duration::from_secs(self.proof.gap_seconds);
-        for (name, looked) in looked {
+        for (name, sticky, looked) in looked {
             let key = Key::new(Kind::StickyIP, name.clone());
+            if !matches!(looked, Looked::Doubt(_)) {
+                self.doubts.remove(name);
+            }
             match looked {
+                Looked::Doubt(why) => {
+                    self.absences.remove(name);
+                    done.failures += 1;
+                    let pause = self.doubt(world, name, sticky, &why).await;
+                    done.again.push((key, pause));
+                }
                 Looked::First(absence) => {
                     let again = gap
                         .saturating_sub(Duration::from_secs(world.now().seconds_since(absence.first_look)));
@@ -320,5 +334,48 @@ impl Duty for Recycle<'_> {
             }
         }
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::fixture::{pod, sticky};
+    use super::*;
+    use crate::process::known::Told as Event;
+
+    fn names(index: &Index, due: &[Key]) -> Vec<String> {
+        suspects(index, due).into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn only_what_nobody_holds_is_looked_at() {
+        let mut index = Index::default();
+        index.stickies.take(Event::Here(sticky("free", "10.0.0.1", None)));
+        index.stickies.take(Event::Here(sticky("held", "10.0.0.2", Some("n1"))));
+        let (name, mut forever) = sticky("forever", "10.0.0.3", None);
+        forever.spec.retention.keep = Keep::Forever;
+        index.stickies.take(Event::Here((name, forever)));
+        let all = ["db/free", "db/held", "db/forever", "db/unknown"];
+        let due: Vec<Key> = all.iter().map(|name| Key::new(Kind::StickyIP, *name)).collect();
+        assert_eq!(names(&index, &due), ["db/free"]);
+        index.take_pod(Event::Here(pod("free", "10.0.0.1", None)));
+        assert!(names(&index, &due).is_empty(), "its pod is there");
+        index.take_pod(Event::Gone("db/free".into()));
+        assert_eq!(
+            names(&index, &[Key::new(Kind::Pod, "db/free")]),
+            ["db/free"],
+            "the end of its pod wakes it"
+        );
+    }
+
+    #[test]
+    fn pods_of_a_workload_are_known_by_their_owner() {
+        let mut index = Index::default();
+        let workload =
+            WorkloadRef { kind: "StatefulSet".into(), name: "mysql".into(), ..WorkloadRef::default() };
+        assert!(!pods_remain(&index, "db", &workload));
+        index.take_pod(Event::Here(pod("mysql-1", "10.0.0.1", Some(("StatefulSet", "mysql")))));
+        assert!(pods_remain(&index, "db", &workload));
+        assert!(!pods_remain(&index, "d", &workload) && !pods_remain(&index, "other", &workload));
     }
 }

@@ -208,3 +208,64 @@ fn without(node: &CiliumNode, address: IpAddr) -> Option<NodePatch> {
         pod_cidrs,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::fixture::{pod, sticky};
+    use super::*;
+    use crate::cluster::cilium::PoolEntry;
+    use crate::process::known::Told;
+    use serde_json::json;
+
+    fn node(index: &mut Index, name: &str, taints: serde_json::Value) {
+        let node: Node =
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"taints": taints}})).unwrap();
+        index.nodes.take(Told::Here((name.into(), node.into())));
+    }
+
+    #[test]
+    fn only_what_is_of_a_dead_node_and_lives_elsewhere_or_not_at_all_is_planned() {
+        let mut index = Index::default();
+        node(&mut index, "alive", json!([]));
+        node(&mut index, "off", json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]));
+        let address = |n: u8| IpAddr::from([10, 0, 0, n]);
+        for (name, n, on) in [("a", 1, "alive"), ("b", 2, "off"), ("c", 3, "gone"), ("d", 4, "gone")] {
+            index.stickies.take(Told::Here(sticky(name, &address(n).to_string(), Some(on))));
+        }
+        // The pod of one is still there.
+        index.take_pod(Told::Here(pod("d", "10.0.0.4", None)));
+        let owned = |n: u8| (address(n), PoolEntry { owner: "db/x".into(), resource: String::new() });
+        for name in ["alive", "off"] {
+            let seen = CiliumNodeSeen {
+                owned: [owned(1), owned(2), owned(9)].into(),
+                pod_cidrs: vec!["10.0.0.1/32".parse().unwrap()],
+                ..CiliumNodeSeen::default()
+            };
+            index.cilium_nodes.take(Told::Here((name.into(), seen)));
+        }
+        let detach =
+            |name: &str, node: &str| Deed::Detach { sticky: format!("db/{name}"), node: node.into() };
+        assert_eq!(
+            plan(&index),
+            [
+                detach("b", "off"),
+                detach("c", "gone"),
+                Deed::Hide { node: "off".into(), address: address(1), sticky: "db/a".into() },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_patch_names_key_and_route_and_the_version_that_was_read() {
+        let node: CiliumNode = serde_json::from_value(json!({"metadata": {"name": "n", "resourceVersion": "7"},
+            "spec": {"ipam": {"podCIDRs": ["10.1.0.0/24", "10.0.0.1/32"], "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}}}}}))
+        .unwrap();
+        let body = without(&node, "10.0.0.1".parse().unwrap()).unwrap().body();
+        assert_eq!(
+            body,
+            json!({"metadata": {"resourceVersion": "7"},
+            "spec": {"ipam": {"pool": {"10.0.0.1": null}, "podCIDRs": ["10.1.0.0/24"]}}})
+        );
+        assert_eq!(without(&node, "10.0.0.2".parse().unwrap()), None, "nobody owns it");
+    }
+}

@@ -210,7 +210,15 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
             tracing::warn!("{skipped}");
         }
         Trouble::NoSuchKind => {
-            tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute")
+            tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");
+            // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
+            match kind {
+                Kind::CiliumNode => world.told(kind, |index| index.cilium_nodes.take_nothing()),
+                Kind::CiliumEndpoint => world.told(kind, |index| index.endpoints.take_nothing()),
+                _ => world
+                    .ready
+                    .no(format!("the API server does not know the kind {kind:?}; install packaging/crds")),
+            }
         }
         Trouble::Forbidden(why) => {
             tracing::error!(?kind, why, "not allowed to watch; grant it by a role");

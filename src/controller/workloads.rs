@@ -18,7 +18,6 @@ use tokio::sync::mpsc;
 use super::index::Kind;
 use super::queue::Key;
 use super::world::{Inbox, World};
-use crate::cluster::client::ApiError;
 use crate::cluster::objects::WorkloadRef;
 use crate::policy::recycle::WorkloadLook;
 use crate::process::known::Known;
@@ -92,9 +91,7 @@ impl Workloads {
                 uid: object.metadata.uid.clone().unwrap_or_default(),
                 ordinals: ordinals(&object.data),
             }),
-            Err(ApiError::Refused { code: 404, why, .. }) if names(&why, &workload.name) => {
-                Ok(WorkloadLook::Absent)
-            }
+            Err(error) if error.says_gone(&workload.name) => Ok(WorkloadLook::Absent),
             Err(error) => {
                 // The kind may be served elsewhere by now.
                 locked(&self.served).remove(&kind);
@@ -189,11 +186,6 @@ fn wake(world: &World, inbox: &Inbox, kind: &GroupKind, names: &BTreeSet<String>
     }
 }
 
-/// Whether a 404 is about this very object, and not about its kind.
-fn names(message: &str, name: &str) -> bool {
-    message.contains(&format!("\"{name}\" not found"))
-}
-
 /// The ordinals or slots that a workload asks for, where it has a number of replicas.
 fn ordinals(object: &Value) -> Option<(u32, u32)> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
@@ -215,13 +207,5 @@ mod tests {
         assert_eq!(ordinals(&json!({"spec": {"replicas": "3"}})), None);
         assert_eq!(ordinals(&json!({"spec": {"selector": {}}})), None);
         assert_eq!(ordinals(&json!({})), None);
-    }
-
-    #[test]
-    fn only_an_answer_about_the_object_itself_proves_its_absence() {
-        assert!(names("statefulsets.apps \"db\" not found", "db"));
-        assert!(!names("statefulsets.apps \"db-2\" not found", "db"));
-        assert!(!names("the server could not find the requested resource", "db"));
-        assert!(!names("404 page not found", "db"));
     }
 }

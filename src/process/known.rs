@@ -83,6 +83,14 @@ impl<T: PartialEq> Known<T> {
     }
 }
 
+impl<T: PartialEq> Known<T> {
+    /// There are none, as after an empty list.
+    pub fn take_nothing(&mut self) -> Vec<String> {
+        self.take(Told::Listing);
+        self.take(Told::Complete)
+    }
+}
+
 impl<T> Known<T> {
     /// Whether a list was whole once.
     #[must_use]

@@ -24,7 +24,8 @@ const PAGE: u32 = 500;
 pub enum Trouble<'a> {
     /// An object cannot be read.
     Skipped(&'a Skipped),
-    /// The server does not know the kind.
+    /// The server does not know the kind. Nothing is told of its objects: that it is not served now does not mean that there
+    /// are none.
     NoSuchKind,
     /// The server refuses to list or watch it; the words name verb and resource.
     Forbidden(&'a str),
@@ -72,7 +73,7 @@ pub async fn feed<K>(
                 Err(name) => tell(Told::Broken(name)),
             },
             Ok(Event::Delete(object)) => tell(Told::Gone(name_of(&object))),
-            Err(error) => fallen(&error, &mut tell, &mut trouble).await,
+            Err(error) => fallen(&error, &mut trouble).await,
         }
     }
 }
@@ -96,16 +97,12 @@ pub async fn feed_trimmed<K, T>(
             Ok(Event::InitDone) => tell(Told::Complete),
             Ok(Event::Apply(object)) => tell(Told::Here((name_of(&object), trim(object)))),
             Ok(Event::Delete(object)) => tell(Told::Gone(name_of(&object))),
-            Err(error) => fallen(&error, &mut tell, &mut trouble).await,
+            Err(error) => fallen(&error, &mut trouble).await,
         }
     }
 }
 
-async fn fallen<T>(
-    error: &watcher::Error,
-    tell: &mut impl FnMut(Told<T>),
-    trouble: &mut impl FnMut(Trouble<'_>),
-) {
+async fn fallen(error: &watcher::Error, trouble: &mut impl FnMut(Trouble<'_>)) {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status),
@@ -115,9 +112,6 @@ async fn fallen<T>(
     match status {
         Some(status) if status.code == 404 => {
             trouble(Trouble::NoSuchKind);
-            // Of a kind that is not there, there are none.
-            tell(Told::Listing);
-            tell(Told::Complete);
             tokio::time::sleep(UNKNOWN_KIND).await;
         }
         Some(status) if status.code == 403 => trouble(Trouble::Forbidden(&status.message)),

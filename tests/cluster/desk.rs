@@ -73,6 +73,12 @@ impl<'a> Desk<'a> {
         Self::watched(case, flags, Box::new(Unwatched)).await
     }
 
+    /// With the roles that are shipped.
+    pub async fn as_shipped(case: &'a Case<'a>, flags: &[&str]) -> Self {
+        let client = case.controller().await.client().await;
+        Self::with(case, client, flags, Box::new(Unwatched))
+    }
+
     pub async fn watched(case: &'a Case<'a>, flags: &[&str], overseer: Box<dyn Overseer>) -> Self {
         let client = case.admin().client().await;
         Self::with(case, client, flags, overseer)

@@ -32,7 +32,7 @@ async fn nodes_that_disagree_get_an_event_and_a_condition_that_goes_when_they_ag
     let well = node(&case, "well", "10.5.110.0/24", "10.5.110.0/24").await;
     let first = node(&case, "first", "10.5.112.0/24", "10.5.113.0/24").await;
     node(&case, "second", "10.5.113.0/24", "10.5.112.0/24").await;
-    let desk = Desk::new(&case, &["--cilium-ipam=cluster-pool"]).await;
+    let desk = Desk::as_shipped(&case, &["--cilium-ipam=cluster-pool"]).await;
     let mut audit = Audit::new(&desk.world.metrics);
     desk.look().await;
     assert_eq!(audit.round(&desk.world, Vec::new()).await.failures, 0);

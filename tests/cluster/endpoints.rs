@@ -68,7 +68,7 @@ async fn told(case: &Case<'_>) -> Vec<String> {
 async fn a_running_pod_without_an_endpoint_is_nudged_by_another_value_each_time_and_not_for_ever() {
     let case = case().await;
     let name = node(&case, "n", json!({}), &[]).await;
-    let desk = Desk::new(&case, &[]).await;
+    let desk = Desk::as_shipped(&case, &[]).await;
     let mut keeper = duty(&desk);
     running(&case, "lone", &name, "10.0.0.1").await;
     round(&desk, &mut keeper).await;
@@ -108,7 +108,7 @@ async fn a_pod_that_was_replaced_or_has_its_endpoint_by_now_is_not_nudged() {
 #[tokio::test]
 async fn an_endpoint_whose_deletion_hangs_is_freed_and_its_successor_is_left_alone() {
     let case = case().await;
-    let desk = Desk::new(&case, &[]).await;
+    let desk = Desk::as_shipped(&case, &[]).await;
     let held = json!(["test.sticky-ipam.io/held"]);
     endpoint(&case, "stuck", None, "10.0.0.1", held.clone()).await;
     endpoint(&case, "well", None, "10.0.0.2", held.clone()).await;
@@ -140,7 +140,7 @@ async fn the_endpoint_of_an_earlier_pod_goes_and_those_that_are_right_stay() {
     endpoint(&case, "own", Some(&uid), "10.0.0.1", json!([])).await;
     endpoint(&case, "new", Some("of-the-old-pod"), "10.0.0.7", json!([])).await;
     endpoint(&case, "podless", Some("of-a-gone-pod"), "10.0.0.8", json!([])).await;
-    let desk = Desk::new(&case, &[]).await;
+    let desk = Desk::as_shipped(&case, &[]).await;
     round(&desk, &mut duty(&desk)).await;
     let left: Vec<String> = endpoints(&case)
         .list(&ListParams::default())

@@ -50,7 +50,9 @@ fn loses_nothing(lab: &Lab, address: &str, meanwhile: impl FnOnce()) {
     });
     let counting = "i=0; while [ ! -e /tmp/end ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo last";
     let sender = Going::start("one", &format!("({counting}) | nc {address} 9000"));
-    let ping = format!("ping -i {PING_SECONDS} {address} & p=$!; while [ ! -e /tmp/end ]; do sleep 0.1; done; kill -INT $p; wait $p");
+    let ping = format!(
+        "ping -i {PING_SECONDS} {address} & p=$!; while [ ! -e /tmp/end ]; do sleep 0.1; done; kill -INT $p; wait $p"
+    );
     let pings = Going::start("one", &ping);
     meanwhile();
     in_one("touch /tmp/end");
@@ -71,7 +73,8 @@ fn loses_nothing(lab: &Lab, address: &str, meanwhile: impl FnOnce()) {
 fn is_restored(lab: &Lab, node: &str, address: &str) {
     let url = format!("http://localhost/v1/endpoint/ipv4:{address}");
     eventually(&format!("{address} to be ready on {node}"), || {
-        let said = lab.attempt(&["on", node, "curl", "-sf", "--unix-socket", "/var/run/cilium/cilium.sock", &url])?;
+        let said =
+            lab.attempt(&["on", node, "curl", "-sf", "--unix-socket", "/var/run/cilium/cilium.sock", &url])?;
         if said.contains(r#""state":"ready""#) { Ok(()) } else { Err(said.chars().take(300).collect()) }
     });
 }

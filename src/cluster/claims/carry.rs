@@ -145,8 +145,11 @@ impl<'a> Carrier<'a> {
     async fn is_there(&self, holder: &Holder, uid: &str) -> Result<bool, ApiError> {
         let api: Api<StickyIP> = Api::namespaced(self.api.client(), &holder.namespace);
         let what = format!("get StickyIP {holder}");
-        let found = self.api.read(&what, || api.get_metadata_opt(&holder.name)).await?;
-        Ok(found.is_some_and(|found| found.metadata.uid.as_deref() == Some(uid)))
+        match self.api.read(&what, || api.get_metadata(&holder.name)).await {
+            Ok(found) => Ok(found.metadata.uid.as_deref() == Some(uid)),
+            Err(error) if error.says_gone(&holder.name) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {

@@ -1,4 +1,4 @@
-//! What the parts may do, as packaging/rbac.yaml ships it, so that what passes here passes with the shipped roles.
+//! What the parts may do, as packaging ships it, so that what passes here passes with the shipped roles.
 
 use std::path::Path;
 
@@ -6,11 +6,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
 
-const OURS: &str = "sticky-ipam.io";
-const CILIUM: &str = "cilium.io";
 const READ: &[&str] = &["get", "list", "watch"];
-const WRITE: &[&str] = &["create", "update", "patch", "delete"];
-const CHANGE: &[&str] = &["update", "patch"];
 
 /// Every object of a manifest under packaging/.
 pub fn manifest(name: &str) -> Vec<serde_json::Value> {
@@ -70,25 +66,16 @@ fn of_node(mut rules: Vec<PolicyRule>, node: &str) -> Vec<PolicyRule> {
     rules
 }
 
-/// The controller, as long as packaging has no role of its own to read: reads every kind of workload, writes our objects,
-/// every CiliumNode and its lease.
+/// The controller: its ClusterRole, and the Role of its own namespace.
 pub fn controller() -> Vec<PolicyRule> {
-    vec![
-        rule("*", &["*"], READ),
-        rule("", &["events"], &["create", "patch"]),
-        rule("", &["pods", "nodes"], &["patch"]),
-        rule(OURS, &["*"], WRITE),
-        rule(CILIUM, &["ciliumnodes", "ciliumendpoints"], CHANGE),
-        rule("coordination.k8s.io", &["leases"], WRITE),
-    ]
-}
-
-fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
-    PolicyRule {
-        api_groups: Some(vec![group.to_owned()]),
-        resources: Some(owned(resources)),
-        verbs: owned(verbs),
-        ..PolicyRule::default()
-    }
+    let all = manifest("controller.yaml").into_iter();
+    let roles = all.filter(|object| {
+        object["metadata"]["name"] == "sticky-ipam-controller"
+            && ["ClusterRole", "Role"].iter().any(|kind| object["kind"] == *kind)
+    });
+    let rules: Vec<PolicyRule> = roles
+        .flat_map(|role| serde_json::from_value::<Vec<PolicyRule>>(role["rules"].clone()).expect("rules"))
+        .collect();
+    assert!(!rules.is_empty(), "packaging/controller.yaml has no role");
+    rules
 }

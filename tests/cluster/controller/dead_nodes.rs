@@ -8,7 +8,8 @@ use sticky_ipam::cluster::cilium::CiliumNode;
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 
 impl Desk {
-    async fn node(&self, name: &str) {
+    /// A node that is ready.
+    pub async fn node(&self, name: &str) {
         let api: Api<Node> = Api::all(self.case.client());
         let node = json!({"metadata": {"name": name}});
         api.create(&Default::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
