@@ -343,8 +343,8 @@ async fn give_back(hands: &Hands, locks: &Locks, lock: &Lock) -> Result<Came, Ap
     let api = hands.connection();
     let (nodes, cilium): (Api<Node>, Api<CiliumNode>) = (Api::all(hands.client()), Api::all(hands.client()));
     let node = lock.node.as_str();
-    let there = api.read(&format!("get Node {node}"), || nodes.get_metadata_opt(node)).await?.is_some()
-        || api.read(&format!("get CiliumNode {node}"), || cilium.get_metadata_opt(node)).await?.is_some();
+    let there =
+        !is_gone(hands, "Node", &nodes, node).await? || !is_gone(hands, "CiliumNode", &cilium, node).await?;
     let claims: Api<AddressClaim> = Api::all(hands.client());
     let of_block = format!("{}={}", labels::BLOCK, labels::block_value(lock.block));
     let params = ListParams::default().labels(&of_block).limit(1);
@@ -357,6 +357,18 @@ async fn give_back(hands: &Hands, locks: &Locks, lock: &Lock) -> Result<Came, Ap
         tracing::info!(block = %lock.block, node, "the node is gone and nothing is kept in its block: it is free");
     }
     Ok(if removed { Came::Done } else { Came::Overtaken })
+}
+
+/// A live look that an object is not there. A kind that the server does not serve right now proves nothing.
+async fn is_gone<K>(hands: &Hands, kind: &str, api: &Api<K>, name: &str) -> Result<bool, ApiError>
+where
+    K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    match hands.connection().read(&format!("get {kind} {name}"), || api.get_metadata(name)).await {
+        Ok(_) => Ok(false),
+        Err(error) if error.says_gone(name) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// A node's object as it was read.

@@ -48,7 +48,10 @@ pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiErr
         let api: Api<IPPool> = Api::all(world.hands.client());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let version = pool.metadata.resource_version.clone();
-        let body = json!({"metadata": {"resourceVersion": version}, "status": status});
+        let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
+        // A merge patch that leaves a key out keeps what stood there.
+        body["status"]["given"] = json!(status.given);
+        body["status"]["total"] = json!(status.total);
         let what = format!("patch status of IPPool {name}");
         world.hands.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
     }
