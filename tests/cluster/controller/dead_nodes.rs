@@ -17,8 +17,13 @@ impl Desk {
     }
 
     async fn attach(&self, name: &str, node: &str) {
+        self.attached(name, node, "u").await;
+    }
+
+    /// Attaches a pod of the StickyIP's name.
+    pub async fn attached(&self, name: &str, node: &str, uid: &str) {
         let status = json!({"status": {"phase": "Attached", "attachment": {"node": node, "podName": name,
-            "podUid": "u", "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
+            "podUid": uid, "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
         self.stickies().patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 

@@ -181,3 +181,53 @@ async fn a_changed_settings_file_ends_the_program_and_a_bad_one_does_not() {
     std::fs::write(&file, "quarantine: 2h\n").unwrap();
     assert_eq!(only.end().await, Some(0));
 }
+
+/// The memory that a process has in use, in kilobytes.
+fn resident(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+#[ignore = "makes 30,000 objects: some minutes"]
+async fn ten_thousand_bindings_and_pods_fit_into_a_hundred_megabytes_and_nothing_is_written_at_rest() {
+    use futures_util::StreamExt;
+    const BINDINGS: u32 = 10_000;
+    let desk = Desk::take().await;
+    desk.node("n1").await;
+    let address = |n: u32| std::net::Ipv4Addr::from_bits(0x0b00_0000 + n);
+    let all = futures_util::stream::iter(0..BINDINGS).for_each_concurrent(32, |n| {
+        let desk = &desk;
+        async move {
+            let (name, address) = (format!("db-{n}"), address(n).to_string());
+            let workload = json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"});
+            desk.retained(&name, &address, workload, json!({})).await;
+            let pod = desk.pod(&name, "n1", None, json!({})).await;
+            desk.attached(&name, "n1", &pod.metadata.uid.unwrap()).await;
+            desk.runs(&name, &address).await;
+        }
+    });
+    all.await;
+    let access = desk.case.controller().await;
+    let selector = r#"--label-selector={"matchLabels":{"sticky":"yes"}}"#;
+    let only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &[selector]);
+    let page = async || only.page("/metrics").await.unwrap_or_default().1;
+    until("all to be known", || async { page().await.contains("bindings{what=\"Attached\"} 10000") }).await;
+    let rounds = |page: &str| {
+        let start = "sticky_ipam_controller_reconcile_seconds_count{duty=\"repair\"} ";
+        page.lines().find_map(|line| line.strip_prefix(start)?.parse::<u32>().ok()).unwrap_or(0)
+    };
+    let before = rounds(&page().await);
+    until("some time at rest", || async { rounds(&page().await) > before + 10 }).await;
+    let page = page().await;
+    let resident = resident(only.child.id());
+    println!("resident: {resident} kB");
+    for write in ["POST", "PATCH", "DELETE"] {
+        let line = page.lines().find(|line| line.contains("api_requests_total") && line.contains(write));
+        // The lease is made by one POST and renewed by PUT.
+        let allowed = if write == "POST" { Some("} 1") } else { None };
+        assert!(line.is_none_or(|line| allowed.is_some_and(|end| line.ends_with(end))), "{line:?}");
+    }
+    assert!(resident < 100_000, "{resident} kB");
+}
