@@ -7,6 +7,7 @@ SHELL := bash
 PLUGIN_TARGET ?= $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 PLUGIN := $(TARGET_DIR)/$(PLUGIN_TARGET)/release/sticky-ipam
+AGENT := $(PLUGIN)-agent
 PLUGIN_FLAGS := -C target-feature=+crt-static -C relocation-model=static
 
 .PHONY: help
@@ -16,8 +17,14 @@ help: ## Show this list
 .PHONY: plugin
 plugin: ## Build the static plugin
 	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust 1.95 or newer (https://rustup.rs) and put cargo on PATH' >&2; exit 1; }
-	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --bin sticky-ipam --target $(PLUGIN_TARGET)
+	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --features cluster --bin sticky-ipam --target $(PLUGIN_TARGET)
 	@echo "$(PLUGIN)"
+
+.PHONY: agent
+agent: ## Build the static agent
+	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust 1.95 or newer (https://rustup.rs) and put cargo on PATH' >&2; exit 1; }
+	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --bin sticky-ipam-agent --target $(PLUGIN_TARGET)
+	@echo "$(AGENT)"
 
 .PHONY: demo
 demo: ## Show in a table what sticky-ipam keeps and host-local does not
@@ -59,8 +66,9 @@ crds: ## Write packaging/crds from the types
 	cargo run --quiet --bin crdgen
 
 .PHONY: bench
-bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes)
+bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster"]
+	tests/tools/build kubernetes whereabouts cilium >/dev/null
 	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
-	  cargo bench --quiet --no-default-features --bench peers
+	  cargo bench --quiet --bench peers -- $(PARTS)
 
 include tests/lab/lab.mk

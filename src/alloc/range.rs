@@ -166,6 +166,13 @@ pub struct RangeSpec<'a> {
     pub gateway: Option<&'a str>,
 }
 
+/// How many bits two addresses of one family have in common, from the first on.
+fn common_prefix(one: IpAddr, two: IpAddr) -> u8 {
+    let unlike = (to_number(one) ^ to_number(two)).leading_zeros();
+    let unused = 128 - if one.is_ipv4() { 32 } else { 128 };
+    u8::try_from(unlike.saturating_sub(unused)).unwrap_or(u8::MAX)
+}
+
 impl Range {
     /// Validates what was written and fills in what was left out: from the first to the last address that a pod
     /// may have, with the subnet's first address as gateway.
@@ -240,11 +247,17 @@ impl Range {
         self.family() == other.family() && self.first <= other.last && other.first <= self.last
     }
 
-    /// The address with the subnet's prefix length, as results show it.
+    /// The address with the subnet's prefix length, as results show it. An address from elsewhere has the longest one whose
+    /// network holds the gateway too: plugins such as ptp route only by a gateway that is on the link.
     pub fn with_prefix(&self, ip: IpAddr) -> IpNet {
         let ip = ip.to_canonical();
-        // The prefix length is the subnet's own, so it fits every address of the family.
-        IpNet::new(ip, self.subnet.prefix_len()).unwrap_or_else(|_| IpNet::from(ip))
+        let own = self.subnet.prefix_len();
+        let length = match self.gateway {
+            Some(gateway) if !self.subnet.contains(&ip) => common_prefix(gateway, ip).clamp(1, own),
+            _ => own,
+        };
+        // No longer than the subnet's own, so it fits every address of the family.
+        IpNet::new(ip, length).unwrap_or_else(|_| IpNet::from(ip))
     }
 
     /// The address at a distance from the first one, or nothing past the end.

@@ -48,6 +48,22 @@ fn the_gateway_is_skipped_inside_and_taken_as_it_is_outside() {
 }
 
 #[test]
+fn an_address_from_elsewhere_is_printed_in_a_network_that_holds_the_gateway() {
+    let home = whole("10.241.0.0/24");
+    for (address, printed) in [
+        ("10.241.0.9", "10.241.0.9/24"),
+        ("10.242.0.3", "10.242.0.3/14"),
+        ("10.240.255.255", "10.240.255.255/15"),
+        ("192.168.0.1", "192.168.0.1/1"),
+    ] {
+        let shown = home.with_prefix(ip(address));
+        assert_eq!(shown.to_string(), printed);
+        assert!(shown.contains(&home.gateway().unwrap()) || shown.prefix_len() == 1);
+    }
+    assert_eq!(whole("fd24:1::/96").with_prefix(ip("fd24:2::5")).to_string(), "fd24:2::5/30");
+}
+
+#[test]
 fn an_ipv6_range_below_two_to_the_32_keeps_its_family_in_print() {
     let range = whole("::1234:0/112");
     assert_eq!(range.with_prefix(ip("::1234:2")).to_string(), "::1234:2/112");

@@ -9,7 +9,6 @@ use kube::api::{Api, ListParams};
 use super::bound::{Errand, Why};
 use super::ground::{Here, Home};
 use super::{Story, attachment};
-use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
@@ -151,7 +150,7 @@ async fn ask_through<D: Disk>(
                 let locked = scene.store.lock().map_err(CniError::from)?;
                 let addresses = here.settle(locked, &object.spec.addresses, None)?;
                 story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
-                show(carrier, errand, &home, &walker, &object, node).await?;
+                show(carrier, errand, &home, &walker, &object).await?;
                 let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
                 tell_of_the_move(carrier, before, &object, &facts).await;
                 return Ok(Some(addresses));
@@ -195,7 +194,6 @@ async fn show<D: Disk>(
     home: &Home,
     walker: &Walker,
     object: &StickyIP,
-    node: Option<CiliumNode>,
 ) -> Result<(), CniError> {
     let addresses = &object.spec.addresses;
     if home.shape.is_silent_about(addresses) {
@@ -208,7 +206,12 @@ async fn show<D: Disk>(
     // A DEL of this very sandbox may come before this ADD has ended, and must find nothing left behind its back.
     let _turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout)?;
     carrier.api_mut().restart_time();
-    let live = walk::read_sticky(carrier, &walker.key).await.map_err(|error| again(error.to_string()))?;
+    // What the CiliumNode showed before is old: the one who was waited for may have taken it out since.
+    let read = tokio::try_join!(
+        walk::read_sticky(carrier, &walker.key),
+        projection::read_node(carrier.api(), &errand.conf.node),
+    );
+    let (live, node) = read.map_err(|error| again(error.to_string()))?;
     let attached = live.and_then(|live| live.status?.attachment);
     if attached.is_none_or(|attached| attached.container_id != walker.asker.container_id) {
         return Err(again(format!("StickyIP {} was detached while its pod was being added", walker.key)));

@@ -233,9 +233,12 @@ impl<D: Disk> Ground for Here<'_, D> {
                 families.push(set.family());
             }
         }
-        // A CiliumNode without blocks: what stands in its pool tells.
-        let pool = self.home.barred.iter().map(|address| Family::of(*address)).collect::<BTreeSet<_>>();
-        if families.is_empty() { pool.into_iter().collect() } else { families }
+        if families.is_empty() {
+            // A CiliumNode without blocks: what stands in its pool tells, or nothing does.
+            families
+                .extend(self.home.barred.iter().map(|address| Family::of(*address)).collect::<BTreeSet<_>>());
+        }
+        if families.is_empty() { vec![Family::V4] } else { families }
     }
 
     fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
@@ -293,14 +296,15 @@ impl<D: Disk> Ground for Here<'_, D> {
 
     fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
         let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
-        if self.home.barred.contains(&address) {
-            let holder = "Cilium, which gives it to any pod".to_owned();
-            return Err(WalkError::HeldHere { address, holder });
-        }
         let mut locked = self.scene.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
+            // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if there.record.claimant() != Some(self.claimant()) => {
                 Err(WalkError::HeldHere { address, holder: there.record.holder() })
+            }
+            _ if self.home.barred.contains(&address) => {
+                let holder = "Cilium, which gives it to any pod".to_owned();
+                Err(WalkError::HeldHere { address, holder })
             }
             Some(_) => Ok(origin),
             None => {

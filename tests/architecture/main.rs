@@ -23,6 +23,9 @@ const ROOMS: &[(&str, &[&str])] = &[
 /// The rooms that only decide.
 const PURE: &[&str] = &["alloc", "policy"];
 
+/// The files of other rooms that only decide. They know the cluster's objects, and nothing that changes by itself.
+const DECIDING: &[&str] = &["agent/index.rs", "agent/plan.rs", "agent/suspects.rs"];
+
 /// What a pure room must not name.
 const IMPURE: &[&str] = &[
     "std::fs",
@@ -131,6 +134,19 @@ fn what_decides_knows_no_clock_no_disk_and_no_network() {
                 let found = IMPURE.iter().find(|word| line.contains(*word));
                 assert!(found.is_none(), "{}:{at}: {room} names {found:?}: {line}", path.display());
             }
+        }
+    }
+}
+
+#[test]
+fn what_decides_in_other_rooms_is_told_the_time_and_what_was_read() {
+    for file in DECIDING {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        for (at, line) in code(&text) {
+            let impure = IMPURE.iter().filter(|word| !["kube::", "k8s_openapi"].contains(word));
+            let found = impure.into_iter().find(|word| line.contains(**word));
+            assert!(found.is_none(), "{}:{at}: names {found:?}: {line}", path.display());
         }
     }
 }

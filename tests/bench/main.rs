@@ -5,13 +5,26 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
+// The harnesses of the tests; each bench uses its own part of them.
+#[allow(dead_code)]
+#[path = "../lab/api.rs"]
+mod api;
 #[path = "../cluster/bench/mod.rs"]
 mod bench;
+#[allow(dead_code)]
+#[path = "../lab/cluster.rs"]
 mod cluster;
 mod lab;
 mod local;
 mod measure;
 mod report;
+mod server;
+#[allow(dead_code, unused_imports, unused_macros)]
+#[path = "../lab/sticky/mod.rs"]
+mod sticky;
+#[allow(dead_code)]
+#[path = "../lab/witness.rs"]
+mod witness;
 
 use std::path::PathBuf;
 
@@ -36,7 +49,7 @@ fn main() {
                     local::Plugins { ours: path_from("STICKY_IPAM"), host_local: path_from("HOST_LOCAL") };
                 (report::LOCAL, local::ABOUT, local::rows(&plugins))
             }
-            "cluster" => (report::CLUSTER, cluster::ABOUT, cluster::rows(&path_from("STICKY_IPAM"))),
+            "cluster" => (report::CLUSTER, server::ABOUT, server::rows(&path_from("STICKY_IPAM"))),
             "lab" => (report::LAB, lab::ABOUT, lab::rows()),
             other => panic!("there is no part {other}; there are: local, cluster, lab"),
         };

@@ -242,7 +242,16 @@ async fn offering_that_ends_at_any_write_offers_nothing_that_is_not_marked() {
             let n1 = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
             let access = case.agent(&n1.name).await;
             let settings = settings(&n1, &access.kubeconfig(), "crd", FEW);
+            let before = cilium_nodes(&case).await.remove(0).spec.ipam.pool;
             let ended = ends_at(&settings, &access, LOOKS, number, after).await;
+            let marked = |key: &String| {
+                let mut looks = n1.store().walk().unwrap().into_iter();
+                looks.any(|look| look.address.to_string() == *key && look.record.unwrap().is_offered())
+            };
+            let pool = cilium_nodes(&case).await.remove(0).spec.ipam.pool;
+            for key in pool.keys().filter(|key| !before.contains_key(*key)) {
+                assert!(marked(key), "{key} was offered before it was marked");
+            }
             // A new sticky pod before the next agent comes: nothing that is in the pool by then.
             let first = sandbox(&sticky_pod(&case, "db-0", &n1.name, json!({})).await);
             let address = n1.add(&first).await.unwrap();
@@ -252,10 +261,7 @@ async fn offering_that_ends_at_any_write_offers_nothing_that_is_not_marked() {
             assert_eq!(pool.len(), 4, "{pool:?}");
             assert_eq!(pool[&address.to_string()].owner, format!("{}/db-0", case.namespace()));
             for (key, entry) in &pool {
-                let record =
-                    n1.store().walk().unwrap().into_iter().find(|look| look.address.to_string() == *key);
-                let marked = record.unwrap().record.unwrap().is_offered();
-                assert_eq!(marked, entry.owner.is_empty(), "{key}");
+                assert_eq!(marked(key), entry.owner.is_empty(), "{key}");
             }
             if !ended {
                 assert!(number > 5, "only {number} writes were seen");

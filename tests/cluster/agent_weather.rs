@@ -97,7 +97,12 @@ async fn an_agent_whose_watch_lags_lets_go_of_nothing_that_another_node_has_by_n
     assert_eq!(n2.add(&moved).await.unwrap(), own);
     assert!(decided(&n1, &first.uid), "the agent knows nothing of it yet");
     proxy.heal();
-    assert!(comes_true(SOON, || async { !decided(&n1, &first.uid) }).await);
+    // Counted once everything that belongs to it is done.
+    let withdrawn = comes_true(SOON, || async {
+        let asked = tokio::task::spawn_blocking(move || page(address, "/metrics")).await.unwrap();
+        asked.is_some_and(|text| text.contains("decisions_withdrawn_total 1"))
+    });
+    assert!(withdrawn.await && !decided(&n1, &first.uid));
     assert_eq!(attached(&case).await, Some(moved.container.clone()));
     assert_in_step(&case, &[&n1, &n2]).await;
 }
@@ -122,9 +127,13 @@ async fn a_server_that_has_forgotten_where_the_watches_were_is_listed_anew() {
     server.restart().await;
     proxy.heal();
     assert!(comes_true(SOON, || async { decided(&node, &after.uid) && !decided(&node, &before.uid) }).await);
-    let gone =
-        stickies(&case).await.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some("db-0"));
-    assert!(gone.unwrap().status.unwrap().attachment.is_none());
+    // The decision goes first, then the attachment.
+    let detached = comes_true(SOON, || async {
+        let all = stickies(&case).await;
+        let gone = all.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some("db-0"));
+        gone.unwrap().status.unwrap().attachment.is_none()
+    });
+    assert!(detached.await);
 }
 
 #[tokio::test]

@@ -149,6 +149,33 @@ async fn an_add_waits_while_cilium_has_the_address_for_another_sandbox() {
 }
 
 #[tokio::test]
+async fn an_add_that_overtakes_the_old_pods_del_has_its_key_when_that_has_taken_its_own_out() {
+    let case = case().await;
+    let (mut n1, n2) = two_nodes(&case).await;
+    n1.patience("60s");
+    let mut old = pod(&case, "db-0", &n1).await;
+    let address = n1.add(&old).await.unwrap();
+    for node in [&n1, &n1] {
+        let new = pod(&case, "db-0", node).await;
+        let (added, ()) = tokio::join!(node.add(&new), async {
+            // The new one reads everything and waits for the old one's sandbox.
+            let waits = comes_true(std::time::Duration::from_secs(60), || async { n1.is_adding(&new) });
+            assert!(waits.await, "the ADD never began");
+            // Another one's whole ADD, which begins later and reads the same.
+            let other = sandbox(&sticky_pod(&case, "other", &n1.name, json!({})).await);
+            n1.add(&other).await.unwrap();
+            n1.del(&other).await;
+            n1.del(&old).await;
+        });
+        assert_eq!(added.unwrap(), address);
+        let nodes = cilium_nodes(&case).await;
+        assert_eq!(owned(&nodes, &format!("{}/db-0", case.namespace())), [(n1.name.clone(), address)]);
+        old = new;
+    }
+    assert_in_step(&case, &[&n1, &n2]).await;
+}
+
+#[tokio::test]
 async fn a_missing_cilium_node_is_told_and_nothing_is_claimed() {
     let case = case().await;
     let (n1, _) = two_nodes(&case).await;

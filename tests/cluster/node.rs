@@ -301,6 +301,12 @@ impl TestNode {
         }
     }
 
+    /// Whether an ADD of this pod has its turn, and so has left its mark in the store.
+    pub fn is_adding(&self, sandbox: &Sandbox) -> bool {
+        let turn = format!("{},{},eth0", sandbox.namespace, sandbox.pod);
+        self.store().root().join(".sticky/turns").join(turn).exists()
+    }
+
     /// The addresses that a sandbox of this node has.
     pub fn in_use(&self) -> Vec<(IpAddr, String)> {
         let store = self.store();

@@ -221,6 +221,12 @@ fn what_is_missing_is_named_with_its_cure() {
         .expect("lab runs");
     assert_eq!(plugin.status.code(), Some(1));
     assert!(text(&plugin).contains("make plugin"), "{}", text(&plugin));
+    let agent = command(&["up", "--mode", "delegated"])
+        .env("STICKY_IPAM_AGENT_BIN", "/nonexistent/agent")
+        .output()
+        .expect("lab runs");
+    assert_eq!(agent.status.code(), Some(1));
+    assert!(text(&agent).contains("make agent"), "{}", text(&agent));
 
     let lab = command(&["up"]);
     let unprivileged = Command::new("unshare")

@@ -5,15 +5,17 @@ T ?=
 # Tests have a lab of their own, never the one that someone works with.
 E2E_DIR ?= $(or $(XDG_RUNTIME_DIR),/tmp)/sticky-ipam-e2e
 
-.PHONY: tools lab lab-down e2e
+LAB_BINARIES = STICKY_IPAM_BIN=$(abspath $(PLUGIN)) STICKY_IPAM_AGENT_BIN=$(abspath $(AGENT))
+
+.PHONY: tools lab lab-down e2e bench-lab
 
 tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
 	tests/tools/build
 
-lab: plugin ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
+lab: plugin agent ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
 	tests/tools/debian e2e
-	STICKY_IPAM_BIN=$(abspath $(PLUGIN)) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
+	$(LAB_BINARIES) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
 	@tests/lab/lab what-to-try
 
 lab-down: ## Remove every trace of the lab
@@ -21,11 +23,18 @@ lab-down: ## Remove every trace of the lab
 
 # The plugin under cnitool and ptp first, then the cluster. The signals of an interrupted run reach the tests' own
 # lab too, so `down` comes in any case.
-e2e: plugin ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
+e2e: plugin agent ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
 	STICKY_IPAM_CNI_BIN="$$(tests/tools/path cni)" cargo test --features root-tests --test network $(T)
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down
-	@status=0; LAB_DIR=$(E2E_DIR) STICKY_IPAM_BIN=$(abspath $(PLUGIN)) \
+	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) \
 	  cargo test --features root-tests --test lab -- --test-threads=1 $(T) || status=$$?; \
+	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status
+
+bench-lab: plugin agent ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
+	tests/tools/debian e2e
+	tests/tools/build cni pod kubernetes cilium >/dev/null
+	LAB_DIR=$(E2E_DIR) tests/lab/lab down
+	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) cargo bench --quiet --bench peers -- lab || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status

@@ -36,13 +36,16 @@ ours_agent_needed() { ours_needed && [[ -z ${LAB_STICKY-} && ${LAB_AGENT-true} =
 
 # ours_binaries: copies in the lab's folder, which the nodes see.
 ours_binaries() {
+    local built
     ours_needed || return 0
     mkdir "$LAB_DIR/ours"
-    install -m 755 "$(ours_find_plugin)" "$LAB_DIR/ours/sticky-ipam"
+    built=$(ours_find_plugin)
     plugin_bin=$LAB_DIR/ours/sticky-ipam
+    install -m 755 "$built" "$plugin_bin"
     if ours_agent_needed; then
-        install -m 755 "$(ours_find_agent)" "$LAB_DIR/ours/sticky-ipam-agent"
+        built=$(ours_find_agent)
         agent_bin=$LAB_DIR/ours/sticky-ipam-agent
+        install -m 755 "$built" "$agent_bin"
     fi
 }
 

@@ -5,10 +5,10 @@
 mod dual_stack;
 mod moves;
 mod outages;
-mod reach;
+pub mod reach;
 mod restarts;
 mod storm;
-mod workloads;
+pub mod workloads;
 
 use crate::api::ApiServer;
 use crate::cluster::{Flavour, Lab, Mode};
@@ -21,7 +21,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    fn of(mode: Mode) -> Self {
+    pub fn of(mode: Mode) -> Self {
         let lab = Lab::of(Flavour::Ours(mode));
         let api = ApiServer::connect();
         Self { lab, api, mode }
