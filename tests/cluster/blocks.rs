@@ -12,6 +12,7 @@ use sticky_ipam::controller::act::Overseer;
 use sticky_ipam::controller::blocks::{Blocks, Place};
 use sticky_ipam::controller::world::Duty;
 use sticky_ipam::policy::blocks::Terms;
+use sticky_ipam::process::known::Told;
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
@@ -138,13 +139,20 @@ async fn two_controllers_at_once_never_give_one_block_twice() {
     pool(&case, "p", blocks_of(&case)).await;
     for round in 0..4 {
         let mut names = Vec::new();
-        for n in 0..6 {
+        for n in 0..3 {
             names.push(node(&case, &format!("n{n}-{round}"), json!({}), &[]).await);
         }
         let (one, other) = (Desk::new(&case, &[]).await, Desk::new(&case, &[]).await);
-        // Both have seen the same nodes without blocks.
         one.look().await;
+        for n in 3..6 {
+            names.push(node(&case, &format!("n{n}-{round}"), json!({}), &[]).await);
+        }
         other.look().await;
+        // Neither has seen the other's nodes: both want the same lowest blocks, for different nodes.
+        for name in &names[..3] {
+            other.world.index().nodes.take(Told::Gone(name.clone()));
+            other.world.index().cilium_nodes.take(Told::Gone(name.clone()));
+        }
         let (mut first, mut second) =
             (duty(&one, &case, Place::CiliumNode), duty(&other, &case, Place::CiliumNode));
         tokio::join!(first.round(&one.world, Vec::new()), second.round(&other.world, Vec::new()));
@@ -248,7 +256,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     *desk.world.index() = {
         let mut index = std::mem::take(&mut *desk.world.index());
         index.claims = Default::default();
-        index.claims.take(sticky_ipam::process::known::Told::Complete);
+        index.claims.take(Told::Complete);
         index
     };
     let claims: Api<AddressClaim> = Api::all(case.client());
