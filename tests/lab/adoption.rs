@@ -44,7 +44,8 @@ fn loses_nothing(lab: &Lab, address: &str, meanwhile: impl FnOnce()) {
     let in_two = |script: &str| lab.must(&["pod-exec", &format!("{NAMESPACE}/two"), "sh", "-c", script]);
     in_one("rm -f /tmp/end");
     in_two("rm -f /tmp/got");
-    let listener = Going::start("two", "nc -l -p 9000 > /tmp/got");
+    // Its standard input stays open: at its end nc closes its half, and the other end leaves.
+    let listener = Going::start("two", "tail -f /dev/null | nc -l -p 9000 > /tmp/got");
     eventually("the listener", || {
         lab.attempt(&["pod-exec", &format!("{NAMESPACE}/two"), "sh", "-c", "netstat -ltn | grep -q :9000"])
     });
