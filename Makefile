@@ -69,6 +69,6 @@ crds: ## Write packaging/crds from the types
 bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster"]
 	tests/tools/build kubernetes whereabouts cilium >/dev/null
 	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
-	  cargo bench --quiet --bench peers -- $(PARTS)
+	  cargo bench --quiet --profile dev --bench peers -- $(PARTS)
 
 include tests/lab/lab.mk

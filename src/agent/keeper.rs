@@ -22,6 +22,9 @@ use crate::store::Disk;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest: a person may have to look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The longest while the server is away. A watch that goes on where it was does not tell that it is back, and others wait
+/// for what a note says. One action a step is tried then, so this is at most that many requests.
+const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
 /// Keeps one node in step.
 pub struct Keeper<D: Disk + Clone> {
@@ -139,6 +142,7 @@ impl<D: Disk + Clone> Keeper<D> {
     /// Says what came of an action, once, and sets its pause.
     fn account(&mut self, action: &Action, id: &str, outcome: Result<Outcome, ActError>, now: Duration) {
         let (what, subject) = (action.name(), action.subject());
+        let away = outcome.as_ref().err().and_then(ActError::api).is_some_and(ApiError::leaves_doubt);
         let (odd, said) = match outcome {
             Ok(Outcome::Done(why)) => {
                 tracing::info!(what, subject, why, "done");
@@ -162,7 +166,8 @@ impl<D: Disk + Clone> Keeper<D> {
         }
         pause.said = said;
         pause.tries += 1;
-        pause.due = now + pause_after(id, pause.tries);
+        let longest = if away { LONGEST_AWAY } else { LONGEST_PAUSE };
+        pause.due = now + pause_after(id, pause.tries).min(longest);
     }
 
     fn forget_pauses(&mut self, actions: &[Action]) {

@@ -10,7 +10,7 @@ use super::act::{ActError, Hands, Outcome, bound, interface, list};
 use super::metrics::Metrics;
 use super::plan::{contains, uid_of};
 use crate::cluster::claims::walk;
-use crate::cluster::objects::{AddressClaim, ClaimName, Holder};
+use crate::cluster::objects::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, Holder};
 use crate::cluster::projection::{self, home_blocks};
 use crate::store::{Claimant, Disk, Keep, Note, Phase, Record, Told};
 
@@ -156,34 +156,42 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Ok(Outcome::Done(format!("{} was kept for {key}, which does not want it", list(&seen.addresses))))
     }
 
-    /// Who holds the claim on an address, by a live look.
-    pub(super) async fn holder_of(&self, address: IpAddr) -> Result<Option<Holder>, ActError> {
+    /// The claim on an address, by a live look.
+    async fn claim_on(&self, address: IpAddr) -> Result<Option<AddressClaimSpec>, ActError> {
         let api = self.connection();
         let claims: Api<AddressClaim> = Api::all(api.client());
         let name = ClaimName::of(address).to_string();
         let found = api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?;
-        Ok(found.map(|found| found.spec.holder))
+        Ok(found.map(|found| found.spec))
+    }
+
+    /// Who holds the claim on an address, by a live look.
+    pub(super) async fn holder_of(&self, address: IpAddr) -> Result<Option<Holder>, ActError> {
+        Ok(self.claim_on(address).await?.map(|claim| claim.holder))
     }
 
     /// Takes a key or a route out of this node's CiliumNode whose StickyIP is not attached here.
     pub(super) async fn hide(&self, address: IpAddr) -> Result<Outcome, ActError> {
-        let Some(key) = self.holder_of(address).await? else {
+        let Some(claim) = self.claim_on(address).await? else {
             return Ok(Outcome::Odd(format!(
                 "{address} stands in this CiliumNode for somebody and nobody claims it; take it out, or let it be adopted"
             )));
         };
+        let key = claim.holder;
         let store = self.store()?;
         let Some(_turn) = self.pool_turn(&store, &key)? else {
             return Ok(Outcome::Later("others are at its pool keys".into()));
         };
         let mut carrier = self.carrier();
         let found = walk::read_sticky(&carrier, &key).await?;
-        let Some(found) = found.filter(|found| found.spec.addresses.contains(&address)) else {
+        let found = found.filter(|found| found.spec.addresses.contains(&address));
+        // A claim that was sealed once tells that the key is ours; a person has deleted its StickyIP since.
+        if found.is_none() && !matches!(claim.phase, ClaimPhase::Bound | ClaimPhase::Resting) {
             return Ok(Outcome::Odd(format!(
                 "{address} stands in this CiliumNode and is claimed for StickyIP {key}, which does not have it"
             )));
-        };
-        let attachment = found.status.as_ref().and_then(|status| status.attachment.as_ref());
+        }
+        let attachment = found.and_then(|found| found.status?.attachment);
         if attachment.is_some_and(|attachment| attachment.node == self.settings.node) {
             return Ok(Outcome::Needless("it is attached here".into()));
         }

@@ -69,7 +69,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Fai
 }
 
 fn start_log(settings: &Settings) {
-    use tracing_subscriber::filter::LevelFilter;
+    use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::fmt;
     use tracing_subscriber::layer::SubscriberExt;
     let level = match settings.log_level {
@@ -79,7 +79,10 @@ fn start_log(settings: &Settings) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let registry = tracing_subscriber::registry().with(level);
+    // The library logs the server's whole answer each time a watch breaks off; we say it in a sentence.
+    let theirs = if level > LevelFilter::INFO { level } else { level.min(LevelFilter::ERROR) };
+    let targets = Targets::new().with_default(level).with_target("kube_runtime", theirs);
+    let registry = tracing_subscriber::registry().with(targets);
     // Only the first one in a process counts; a test may have set its own.
     let _ = match settings.log_format {
         LogFormat::Text => {

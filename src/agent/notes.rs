@@ -73,6 +73,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         };
         let mut carrier = self.carrier();
         let Some(object) = walk::read_sticky(&carrier, key).await? else {
+            self.forget_attachment(store, key, containers)?;
             return Ok(Outcome::Needless("the StickyIP does not exist any more".into()));
         };
         let view = StickyView::from(&object);
@@ -80,6 +81,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             attached.node == self.settings.node && containers.contains(&attached.container_id.as_str())
         });
         if !attached {
+            self.forget_attachment(store, key, containers)?;
             return Ok(Outcome::Needless("another sandbox is attached, or none".into()));
         }
         // A newer sandbox of the pod may live under the old one's name: the API server was away when it came.
@@ -98,12 +100,21 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
             }
         }
-        let left =
-            leave::leave(&mut carrier, &self.settings.node, &self.terms.shape, key, containers).await?;
-        Ok(match left {
+        let left = leave::leave(&mut carrier, &self.settings.node, &self.terms.shape, key, containers).await;
+        if left.is_ok() || carrier.count() > 0 {
+            self.forget_attachment(store, key, containers)?;
+        }
+        Ok(match left? {
             Detached::Now(_) => Outcome::Done(format!("{} is with nobody now", list(&view.addresses))),
             Detached::NotAttached => Outcome::Needless("another sandbox is attached, or none".into()),
         })
+    }
+
+    /// What the API server does not know as attached any more speaks for nobody.
+    fn forget_attachment(&self, store: &Store<D>, key: &Holder, containers: &[&str]) -> Result<(), ActError> {
+        let mut locked = store.lock()?;
+        locked.forget_attachment(&bound(key)?, containers)?;
+        Ok(locked.commit()?)
     }
 
     /// Attaches a sandbox of this node that lives, and shows it.

@@ -163,7 +163,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let view = ClaimView::from(&claim);
         if view.phase != ClaimPhase::Requested {
-            return Ok(Outcome::Needless("it is answered".into()));
+            return self.reserve_again(&view);
         }
         let node = projection::read_node(carrier.api(), &self.settings.node).await?;
         let reserved = self.reserve_for(address, &view.holder, node.as_ref())?;
@@ -183,6 +183,20 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 Metrics::count(&self.metrics.claims, "refused");
                 Outcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.holder))
             }
+        })
+    }
+
+    /// Reserves what is claimed and of which the store does not know any more. Where Cilium picks the addresses, claims are
+    /// looked up before anything is offered, and nothing rests on this.
+    fn reserve_again(&self, view: &ClaimView) -> Result<Outcome, ActError> {
+        let (address, key) = (view.address, &view.holder);
+        let ours = view.home_node.as_deref() == Some(&self.settings.node);
+        if view.phase == ClaimPhase::Refused || !ours || !contains(&self.terms.shape.ranges, address) {
+            return Ok(Outcome::Needless("it is answered".into()));
+        }
+        Ok(match self.reserve_for(address, key, None)? {
+            Ok(()) => Outcome::Done(format!("{address} is kept for StickyIP {key} again")),
+            Err(why) => Outcome::Odd(format!("{address} is claimed for StickyIP {key}, and {why}")),
         })
     }
 
@@ -225,7 +239,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let mut addresses: Vec<IpAddr> =
             kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();
-        addresses.retain(|other| Family::of(*other) != Family::of(address));
+        // Beside what is kept already, also of the same family: that may be claimed for it too.
         addresses.push(address);
         let record = reservation(addresses, holder, None, &sandbox("granted")?, &store);
         locked.put(&record, kept.as_ref())?;

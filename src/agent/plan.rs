@@ -160,9 +160,9 @@ pub fn plan(sight: &Sight<'_>, suspects: &mut Suspects) -> Vec<Action> {
     let mut actions = Vec::new();
     tell(sight, &mut actions);
     if sight.index.is_listed() {
-        answer(sight, &mut actions);
+        answer(sight, suspects, &mut actions);
         prepare(sight, &mut actions);
-        withdraw(sight, &mut actions);
+        withdraw(sight, suspects, &mut actions);
         mark_and_offer(sight, &mut actions);
         show_and_hide(sight, suspects, &mut actions);
         attachments(sight, suspects, &mut actions);
@@ -179,11 +179,25 @@ fn tell(sight: &Sight<'_>, actions: &mut Vec<Action>) {
     actions.extend(notes.into_iter().cloned().map(|(name, note)| Action::Tell { name, note }));
 }
 
-fn answer(sight: &Sight<'_>, actions: &mut Vec<Action>) {
-    let asked = sight.index.claims.iter().map(|(_, claim)| claim).filter(|claim| {
-        claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(&sight.terms.node)
-    });
-    actions.extend(asked.map(|claim| Action::Answer { address: claim.address }));
+fn answer(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { terms, index, store, now } = sight;
+    let ours = index.claims.iter().filter(|(_, claim)| claim.home_node.as_deref() == Some(&terms.node));
+    for (name, claim) in ours {
+        let known = store.held.iter().any(|held| held.record.addresses.contains(&claim.address));
+        let due = match claim.phase {
+            ClaimPhase::Requested => true,
+            ClaimPhase::Refused => false,
+            // The store was lost: whoever picks by it alone would give the address to anybody.
+            ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting => {
+                !known
+                    && contains(&terms.shape.ranges, claim.address)
+                    && suspects.ripe(format!("reserved {name}"), String::new(), SHORT, *now)
+            }
+        };
+        if due {
+            actions.push(Action::Answer { address: claim.address });
+        }
+    }
 }
 
 fn prepare(sight: &Sight<'_>, actions: &mut Vec<Action>) {
@@ -207,11 +221,26 @@ fn prepare(sight: &Sight<'_>, actions: &mut Vec<Action>) {
     }
 }
 
-fn withdraw(sight: &Sight<'_>, actions: &mut Vec<Action>) {
-    let Sight { index, store, .. } = sight;
+fn withdraw(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { index, store, now, .. } = sight;
     for decision in &store.decisions {
-        let stale = decision.sticky.is_some() && decision.at.boot() != store.now.boot();
-        if stale || index.pod_of(&decision.uid).is_none() {
+        let pod = index.pod_of(&decision.uid);
+        let due = match &decision.sticky {
+            // Its DEL still asks for it.
+            None => pod.is_none(),
+            Some(_) if decision.at.boot() != store.now.boot() => true,
+            // A pod that has ended, or that the kubelet turned away, may stand there for days.
+            Some(_) if pod.is_none_or(|pod| pod.ends) => true,
+            Some(sticky) => {
+                let key = format!("{}/{}", sticky.namespace, sticky.name);
+                let attachment =
+                    index.stickies.get(&key).and_then(|found| found.status.as_ref()?.attachment.as_ref());
+                let stands = attachment.is_some_and(|found| found.container_id == sticky.known_as);
+                // The watch may lag behind what was attached a moment ago.
+                !stands && suspects.ripe(format!("decided {}", decision.uid), String::new(), SHORT, *now)
+            }
+        };
+        if due {
             actions.push(Action::Withdraw { uid: decision.uid.clone() });
         }
     }

@@ -19,14 +19,15 @@ use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
-use crate::cluster::objects::Holder;
+use crate::cluster::events;
+use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, Shown};
 use crate::cni::PodIdentity;
 use crate::policy::claimant::{Claimant, slot_name};
-use crate::policy::handover::Attached;
+use crate::policy::handover::{Attached, OldPod};
 use crate::policy::pin::pin_of;
-use crate::store::{self, Decision, Disk, Prepared, Store, Withdrawn};
+use crate::store::{self, Decision, Disk, Prepared, Store, Turn, Withdrawn};
 
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
 const MOST_SLOTS: usize = 4;
@@ -58,10 +59,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let seen = PodSeen { facts, ..seen.clone() };
         match self.attach_for(&store, &seen, &identity).await? {
-            Ok(prepared) => {
+            Ok((prepared, object, turn)) => {
                 let addresses = list(&prepared.addresses);
                 self.decide(&store, &identity, Some(prepared), &reason.to_string())?;
+                drop(turn);
                 Metrics::count(&self.metrics.prepared, "sticky");
+                events::tell_of_the_move(&mut self.carrier(), None, &object, &seen.facts).await;
                 Ok(Outcome::Done(format!("the pod will have {addresses}: {reason}")))
             }
             Err(why) => Ok(Outcome::Later(why)),
@@ -92,13 +95,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Ok(store.lock()?.prepare(&decision)?)
     }
 
-    /// Walks the pod's way to its address; the reason if it must wait.
+    /// Walks the pod's way to its address, and has the turn at its pool keys then; the reason if it must wait.
     async fn attach_for(
         &self,
         store: &Store<D>,
         seen: &PodSeen,
         identity: &PodIdentity,
-    ) -> Result<Result<Prepared, String>, ActError> {
+    ) -> Result<Result<(Prepared, StickyIP, Turn), String>, ActError> {
         let mut carrier = self.carrier();
         let facts = &seen.facts;
         let claimant = Claimant::of(facts);
@@ -119,7 +122,14 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let owner = format!("{}/{}", facts.namespace, facts.name);
         let sets = self.own_sets(node.as_ref());
         if sets.is_empty() {
-            return Ok(Err("the node's own addresses are not known".into()));
+            let cure = match self.terms.shape.pool {
+                true => "spec.ipam.podCIDRs of its CiliumNode is empty; fill it",
+                false => "the installed conflist has no ranges",
+            };
+            return Ok(Err(format!(
+                "the own addresses of node {} are not known: {cure}",
+                self.settings.node
+            )));
         }
         for _ in 0..MOST_SLOTS {
             let slot = match claimant.fixed_name() {
@@ -157,20 +167,26 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 netns_is_there: &netns_is_there,
                 reserved: Vec::new(),
             };
-            match walker.walk(&mut carrier, &mut here, None).await {
-                Ok(addresses) => {
+            match walker.walk_to(&mut carrier, &mut here, None, None).await {
+                Ok(object) => {
+                    let addresses = object.spec.addresses.clone();
                     let resource = projection::resource(&key.namespace, &walker.workload);
                     let (owner, resource_shown) = (owner.clone(), resource.clone());
                     let shown = Shown { addresses: addresses.clone(), owner, resource: resource_shown };
+                    // Until the decision is in place: a DEL that detaches this very id must find it and take it away.
+                    let Some(turn) = self.pool_turn(store, &key)? else {
+                        return Ok(Err("others are at its pool keys".into()));
+                    };
+                    if !self.is_attached(&carrier, &key, &known_as).await? {
+                        return Ok(Err("another sandbox was attached meanwhile, or none".into()));
+                    }
                     if !self.terms.shape.is_silent_about(&addresses) {
-                        let Some(_turn) = self.pool_turn(store, &key)? else {
-                            return Ok(Err("others are at its pool keys".into()));
-                        };
                         projection::put(&mut carrier, &self.settings.node, &self.terms.shape, &shown, None)
                             .await?;
                     }
                     let Holder { namespace, name } = key;
-                    return Ok(Ok(Prepared { namespace, name, addresses, resource, known_as }));
+                    let prepared = Prepared { namespace, name, addresses, resource, known_as };
+                    return Ok(Ok((prepared, object, turn)));
                 }
                 // Another pod was faster on this slot.
                 Err(WalkError::Refused(Refusal::Handover { .. })) if slot.is_some() => {
@@ -190,17 +206,32 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Ok(Err("others took every slot that it chose".into()))
     }
 
-    /// Takes back a decision whose pod will not come, or that is from before a reboot.
+    /// A live look whether a StickyIP is attached to this node under this container id.
+    async fn is_attached(
+        &self,
+        carrier: &Carrier<'_>,
+        key: &Holder,
+        known_as: &str,
+    ) -> Result<bool, ActError> {
+        let found = walk::read_sticky(carrier, key).await?;
+        let attachment = found.and_then(|found| found.status?.attachment);
+        Ok(attachment.is_some_and(|attachment| {
+            attachment.node == self.settings.node && attachment.container_id == known_as
+        }))
+    }
+
+    /// Takes back a decision whose pod will not come, that is from before a reboot, or whose StickyIP is not attached for it
+    /// any more: a person may have deleted it.
     pub(super) async fn withdraw(&self, uid: &str) -> Result<Outcome, ActError> {
         let store = self.store()?;
         let Some(decision) = store.decisions()?.into_iter().find(|decision| decision.uid == uid) else {
             return Ok(Outcome::Needless("there is no such decision any more".into()));
         };
         let of_this_boot = decision.at.boot() == store.now().boot();
-        if of_this_boot && self.pod_exists(&decision.namespace, &decision.pod, uid).await? {
-            return Ok(Outcome::Later("the pod still exists".into()));
-        }
         let Some(sticky) = decision.sticky.clone() else {
+            if of_this_boot && self.pod_exists(&decision.namespace, &decision.pod, uid).await? {
+                return Ok(Outcome::Later("the pod still exists".into()));
+            }
             store.lock()?.forget_prepared(uid)?;
             self.metrics.withdrawn.inc();
             return Ok(Outcome::Done(format!("pod {}/{} is gone", decision.namespace, decision.pod)));
@@ -210,6 +241,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(Outcome::Later("an ADD of this pod is on its way".into()));
         };
         let key = Holder { namespace: sticky.namespace.clone(), name: sticky.name.clone() };
+        if of_this_boot
+            && self.is_expected(&decision).await?
+            && self.is_attached(&self.carrier(), &key, &sticky.known_as).await?
+        {
+            return Ok(Outcome::Later("the pod may still come".into()));
+        }
         // Whoever ends between the file and the detach leaves an attachment without a sandbox, which is found as a leak.
         let withdrawn = store.lock()?.withdraw(uid, &interface()?)?;
         match withdrawn {
@@ -221,12 +258,22 @@ impl<D: Disk + Clone> Hands<'_, D> {
                         "pod {pod} will not come; {} is free for its next one",
                         list(&sticky.addresses)
                     )),
+                    Outcome::Needless(why) => Outcome::Done(format!("it rested on nothing: {why}")),
                     other => other,
                 })
             }
             Withdrawn::InUse => Ok(Outcome::Done("a sandbox has it; its DEL detaches".into())),
             Withdrawn::Nothing => Ok(Outcome::Needless("its sandbox has come and gone".into())),
         }
+    }
+
+    /// A live look whether the pod of a decision exists, and has neither ended nor been told to.
+    async fn is_expected(&self, decision: &Decision) -> Result<bool, ActError> {
+        let api = self.connection();
+        let Decision { namespace, pod: name, .. } = decision;
+        let pods: Api<Pod> = Api::namespaced(api.client(), namespace);
+        let found = api.read(&format!("get Pod {namespace}/{name}"), || pods.get_opt(name)).await?;
+        Ok(pod::old_pod(found.as_ref(), &decision.uid) == OldPod::Running)
     }
 
     /// A live look whether the pod that the runtime knows by this uid exists.

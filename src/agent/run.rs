@@ -1,6 +1,7 @@
 //! The agent's life: connect, watch, step on every event and tick, begin anew when the credentials were refused. Must
 //! never end because the API server is away.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,6 +33,11 @@ use crate::store::RealDisk;
 const MOST_UPDATES: usize = 512;
 /// Events come in flocks: a step waits this long for the rest of one.
 const FLOCK: Duration = Duration::from_millis(2);
+/// A watch that goes on to fail for one reason is told of this often: it tries every second, and would drown the rest.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
+/// The watches that broke off and have not listed since: why, and when it was told.
+type Broken = BTreeMap<&'static str, (String, Instant)>;
 
 /// Why the agent cannot start.
 #[derive(Debug, Error)]
@@ -78,7 +84,8 @@ pub async fn connect(
     let config = match &settings.kubeconfig {
         None => kube::Config::incluster().map_err(|error| {
             AgentError::Credentials(format!(
-                "--kubeconfig is missing and this is no pod with a service account: {error}"
+                "--kubeconfig (KUBECONFIG) is missing and this is no pod with a service account ({error}); name a kubeconfig of \
+                 the cluster"
             ))
         })?,
         Some(path) => {
@@ -193,6 +200,7 @@ async fn session(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let started = Instant::now();
     let mut skipped = Vec::new();
+    let mut broken = Broken::new();
     // Ready once: a server that is away later does not make the node any less so, its pods start all the same.
     let mut stepped = false;
     loop {
@@ -200,14 +208,14 @@ async fn session(
             _ = ticks.tick() => {}
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
-                if let Some(why) = take(&mut keeper, metrics, update, &mut skipped) {
+                if let Some(why) = take(&mut keeper, metrics, update, &mut skipped, &mut broken) {
                     return why;
                 }
                 tokio::time::sleep(FLOCK).await;
             }
         }
         while let Ok(update) = updates.try_recv() {
-            if let Some(why) = take(&mut keeper, metrics, update, &mut skipped) {
+            if let Some(why) = take(&mut keeper, metrics, update, &mut skipped, &mut broken) {
                 return why;
             }
         }
@@ -228,8 +236,9 @@ async fn session(
                 stepped |= keeper.index.is_listed() && step.failed == 0;
                 let mut problems = installed.borrow().problems();
                 if !keeper.index.is_listed() {
+                    problems.push("the API server has not listed this node's objects yet".into());
                     problems
-                        .push("the API server has not listed this node's objects yet; see the log".into());
+                        .extend(broken.iter().map(|(what, (why, _))| format!("no watch of {what}: {why}")));
                 } else if !stepped {
                     problems.push("no step has succeeded yet; see the log".into());
                 }
@@ -250,7 +259,13 @@ fn take(
     metrics: &Metrics,
     update: Update,
     skipped: &mut Vec<Skipped>,
+    broken: &mut Broken,
 ) -> Option<String> {
+    if let Some(what) = update.completes()
+        && broken.remove(what).is_some()
+    {
+        tracing::info!(what, "the watch works again");
+    }
     match &update {
         Update::Skipped(object) => {
             metrics.skipped.inc();
@@ -259,7 +274,13 @@ fn take(
         }
         Update::Broke { what, why, unauthorized } => {
             Metrics::count(&metrics.errors, "watch");
-            tracing::warn!(what, why, "a watch broke off; it is begun again");
+            let said = broken.get(what).is_some_and(|(last, at)| last == why && at.elapsed() < SAID_AGAIN);
+            if said {
+                tracing::debug!(what, why, "a watch broke off; it is begun again");
+            } else {
+                tracing::warn!(what, why, "a watch broke off; it is begun again");
+                broken.insert(what, (why.clone(), Instant::now()));
+            }
             if *unauthorized {
                 return Some(format!("the API server does not accept the credentials for a watch of {what}"));
             }

@@ -78,10 +78,10 @@ pub enum LogLevel {
 /// Everything the agent is told.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
-    /// This node's name in the cluster
-    #[arg(long, env = "NODE_NAME", global = true, default_value = "", value_parser = node, help_heading = "Node")]
+    /// This node's name in the cluster; required
+    #[arg(long, env = "NODE_NAME", global = true, default_value = "", hide_default_value = true, value_parser = node, help_heading = "Node")]
     pub node: String,
-    /// How sticky-ipam stands before Cilium
+    /// How sticky-ipam stands before Cilium: crd, delegated or chained
     #[arg(long, env = "MODE", global = true, default_value = "crd", help_heading = "Node")]
     pub mode: Mode,
     /// The agent's credentials; without it those that the cluster gives a pod
@@ -169,6 +169,7 @@ pub struct Settings {
         env = "METRICS_ADDRESS",
         global = true,
         default_value = "127.0.0.1:9977",
+        value_parser = listener,
         help_heading = "Operation"
     )]
     pub metrics_address: SocketAddr,
@@ -311,6 +312,10 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err("it is not absolute; write it from / on".into()) }
 }
 
+fn listener(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write address and port, such as 127.0.0.1:9977".into())
+}
+
 fn on_unavailable(text: &str) -> Result<OnUnavailable, String> {
     match text {
         "fail" => Ok(OnUnavailable::Fail),
@@ -335,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_enough_and_the_seeds_spellings_are_understood() {
+    fn a_node_is_enough_and_both_spellings_of_a_flag_are_understood() {
         let line = parse(&["--node", "n1", "--ipRateNum", "4", "--maxAllocatedIP=9"]).unwrap();
         assert_eq!((line.settings.ip_rate_num, line.settings.max_allocated_ip), (4, 9));
         assert_eq!(line.settings.mode, Mode::Crd);

@@ -18,6 +18,12 @@ use crate::cluster::claims::view::ClaimView;
 use crate::cluster::objects::lenient::{Skipped, Sound, readable};
 use crate::cluster::objects::{AddressClaim, StickyIP};
 
+/// What the watches are called where people read of them.
+const PODS: &str = "pods";
+const STICKIES: &str = "StickyIPs";
+const CLAIMS: &str = "AddressClaims";
+const NODE: &str = "the CiliumNode";
+
 /// What a watch tells.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "taken into the index one by one, never kept")]
@@ -43,6 +49,20 @@ pub enum Update {
     },
 }
 
+impl Update {
+    /// The watch whose list is complete with this.
+    #[must_use]
+    pub fn completes(&self) -> Option<&'static str> {
+        match self {
+            Self::Pod(Told::Complete) => Some(PODS),
+            Self::Sticky(Told::Complete) => Some(STICKIES),
+            Self::Claim(Told::Complete) => Some(CLAIMS),
+            Self::Node(Told::Complete) => Some(NODE),
+            _ => None,
+        }
+    }
+}
+
 impl Index {
     /// Takes an update in.
     pub fn take(&mut self, update: Update) {
@@ -63,17 +83,17 @@ pub fn start(client: &kube::Client, node: &str, out: &Sender<Update>) -> JoinSet
     let by = |field: &str| watcher::Config::default().fields(&format!("{field}={node}"));
     let pods = Api::<DeserializeGuard<Pod>>::all(client.clone());
     let pods = watcher(pods, by("spec.nodeName"));
-    watches.spawn(follow("pods", pods, |pod: Pod| PodSeen::from(&pod), Update::Pod, out.clone()));
+    watches.spawn(follow(PODS, pods, |pod: Pod| PodSeen::from(&pod), Update::Pod, out.clone()));
     let stickies = Api::<DeserializeGuard<StickyIP>>::all(client.clone());
     let stickies = watcher(stickies, by("status.attachment.node"));
-    watches.spawn(follow("StickyIPs", stickies, small_sticky, Update::Sticky, out.clone()));
+    watches.spawn(follow(STICKIES, stickies, small_sticky, Update::Sticky, out.clone()));
     let claims = Api::<DeserializeGuard<AddressClaim>>::all(client.clone());
     let claims = watcher(claims, by("spec.homeNode"));
     let view = |claim: AddressClaim| ClaimView::from(&claim);
-    watches.spawn(follow("AddressClaims", claims, view, Update::Claim, out.clone()));
+    watches.spawn(follow(CLAIMS, claims, view, Update::Claim, out.clone()));
     let nodes = Api::<DeserializeGuard<CiliumNode>>::all(client.clone());
     let nodes = watcher(nodes, by("metadata.name"));
-    watches.spawn(follow("the CiliumNode", nodes, small_node, Update::Node, out.clone()));
+    watches.spawn(follow(NODE, nodes, small_node, Update::Node, out.clone()));
     watches
 }
 
@@ -120,7 +140,7 @@ async fn follow<K, T>(
             Ok(watcher::Event::Apply(guarded)) => object(guarded, false),
             Ok(watcher::Event::Delete(guarded)) => told.push(wrap(Told::Gone(name_of(guarded.meta())))),
             Err(error) => {
-                told.push(Update::Broke { what, unauthorized: unauthorized(&error), why: error.to_string() })
+                told.push(Update::Broke { what, unauthorized: unauthorized(&error), why: why(what, &error) })
             }
         }
         for update in told {
@@ -146,6 +166,25 @@ fn unauthorized(error: &watcher::Error) -> bool {
         watcher::Error::WatchError(status) => status.code == 401,
         watcher::Error::NoResourceVersion => false,
     }
+}
+
+/// Why a watch broke off, with the cure where one is known. The server's own words, not its whole answer: that is long and
+/// says the same.
+fn why(what: &str, error: &watcher::Error) -> String {
+    let (code, message) = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => (status.code, &status.message),
+        watcher::Error::WatchError(status) => (status.code, &status.message),
+        _ => return error.to_string(),
+    };
+    let cure = match code {
+        403 => "; apply packaging/rbac.yaml",
+        404 if what == NODE => "; the API server does not know the kind, which Cilium registers",
+        404 => "; the API server does not know the kind, apply packaging/crds",
+        _ => "",
+    };
+    format!("the API server answered {code}: {message}{cure}")
 }
 
 /// A list of everything, at once, as the watches would tell it.
@@ -184,4 +223,27 @@ pub async fn list(client: &kube::Client, node: &str) -> Result<Index, kube::Erro
     let nodes = Api::<DeserializeGuard<CiliumNode>>::all(client.clone()).list(&by("metadata.name")).await?;
     all(nodes.items, small_node, Update::Node, &mut index);
     Ok(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_is_refused_says_so_in_one_sentence_with_the_cure() {
+        let refused = |code, message| {
+            let status = kube::core::Status::failure(message, "Reason").with_code(code);
+            watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
+        };
+        for (what, code, cure) in [
+            (PODS, 403, "apply packaging/rbac.yaml"),
+            (STICKIES, 404, "apply packaging/crds"),
+            (NODE, 404, "which Cilium registers"),
+        ] {
+            let said = why(what, &refused(code, "the server's words"));
+            assert!(said.contains("the server's words") && said.ends_with(cure), "{said}");
+            assert!(!said.contains("Status {"), "{said}");
+        }
+        assert_eq!(why(PODS, &refused(500, "oh")), "the API server answered 500: oh");
+    }
 }

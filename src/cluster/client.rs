@@ -220,6 +220,12 @@ impl Connection {
             kube::Error::Api(status) => match status.code {
                 401 => ApiError::Unauthorized { what, path },
                 403 => ApiError::Forbidden { what, path, why: status.message.clone() },
+                // Not an object that is missing: no such path.
+                404 if status.message.contains("page not found") => ApiError::Refused {
+                    what,
+                    code: 404,
+                    why: "it does not know this kind; apply packaging/crds (CiliumNodes are of Cilium's own making)".into(),
+                },
                 code => ApiError::Refused { what, code, why: status.message.clone() },
             },
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => {

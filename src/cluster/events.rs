@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use super::claims::carry::{Carrier, FIELD_MANAGER, Sent};
 use super::client::ApiError;
 use super::objects::{IPPool, StickyIP};
+use crate::policy::facts::PodFacts;
 
 /// How long a told event may take away from a verb.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -107,6 +108,21 @@ pub fn move_of(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
             last.reason
         )
     })
+}
+
+/// Tells whoever looks at the StickyIP or at the pod that the address came from another node, if it did.
+pub async fn tell_of_the_move(
+    carrier: &mut Carrier<'_>,
+    before: Option<&StickyIP>,
+    object: &StickyIP,
+    facts: &PodFacts,
+) {
+    let Some(message) = move_of(before, object) else { return };
+    let pod = pod(&facts.namespace, &facts.name, &facts.uid);
+    for about in [sticky_ip(object), pod] {
+        let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
+        tell(carrier, &told).await;
+    }
 }
 
 impl Told {

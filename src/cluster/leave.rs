@@ -60,7 +60,7 @@ pub async fn leave(
             Ok(Carried::Lost) => {}
             Ok(_) => return Ok(Detached::Now(view.key)),
             Err(error) if error.leaves_doubt() => {
-                tracing::warn!(%error, "in doubt about a write; looking again")
+                tracing::warn!(sticky_ip = %key, %error, "in doubt about a write; looking again")
             }
             Err(error) => return Err(error.into()),
         }

@@ -253,7 +253,7 @@ pub async fn change(
             // Somebody was faster, or nobody knows: look again.
             Err(ApiError::Refused { code: 409 | 412, .. }) => {}
             Err(error) if error.leaves_doubt() => {
-                tracing::warn!(%error, "in doubt about a write; looking again");
+                tracing::warn!(cilium_node = node, %error, "in doubt about a write; looking again");
             }
             Err(error) => return Err(error.into()),
         }

@@ -3,22 +3,23 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{Api, ListParams};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
 
 use super::bound::{Errand, Why};
 use super::ground::{Here, Home};
 use super::{Story, attachment};
 use crate::cluster::claims::carry::Carrier;
+use crate::cluster::claims::errand::{self, ErrandError};
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
 use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{ClaimantKind, ClaimantRef, Holder, StickyIP, WorkloadRef};
+use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, ProjectionError, Shown};
 use crate::cni::{ClusterConf, CniError, PodIdentity, code};
-use crate::policy::claimant::{Claimant, Slot, choose_slot, slot_name, slot_number};
+use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::facts::PodFacts;
 use crate::policy::handover::Attached;
 use crate::policy::pin::pin_of;
@@ -72,7 +73,17 @@ async fn ask_through<D: Disk>(
     )
     .map_err(Why::Unasked)?;
     let found = the_pod_that_is_meant(found, pod, &conf.node)?;
-    let facts = match judge(carrier, conf, &found).await? {
+    // What the walk reads next of a pod that has its StickyIP; a failure is the walk's to find again.
+    let of_sticky = async {
+        match &sticky {
+            Some(sticky) => {
+                walk::read_claims(carrier, &sticky.spec.addresses.iter().copied().collect()).await.ok()
+            }
+            None => None,
+        }
+    };
+    let (judged, claims) = tokio::join!(judge(carrier, conf, &found), of_sticky);
+    let facts = match judged? {
         Ok(facts) => facts,
         Err(reason) => {
             tracing::debug!(%pod, %reason, "the pod is not sticky");
@@ -107,30 +118,29 @@ async fn ask_through<D: Disk>(
     for _ in 0..MOST_SLOTS {
         let (key, reference, read) = match claimant.fixed_name() {
             Some(name) if name == itself.name => {
-                (itself.clone(), reference(&claimant, None), Some(sticky.clone()))
+                (itself.clone(), errand::reference(&claimant, None), Some(sticky.clone()))
             }
             Some(name) => {
-                (Holder { name: name.to_owned(), ..itself.clone() }, reference(&claimant, None), None)
+                (Holder { name: name.to_owned(), ..itself.clone() }, errand::reference(&claimant, None), None)
             }
             None => {
-                let slot = choose(carrier, &claimant, &facts).await?;
+                let slot = match errand::choose(carrier.api(), &claimant, &facts).await {
+                    Ok(slot) => slot,
+                    // An attempt at another slot may have left something.
+                    Err(error) if carrier.count() > 0 => return Err(Why::Doubt(error)),
+                    Err(error) => return Err(Why::Unasked(error)),
+                };
                 let name = slot_name(&claimant.workload().name, slot);
-                (Holder { name, ..itself.clone() }, reference(&claimant, Some(slot)), None)
+                (Holder { name, ..itself.clone() }, errand::reference(&claimant, Some(slot)), None)
             }
         };
         let pin = pin_of(&facts, reference.ordinal).map_err(refused)?;
-        let workload = claimant.workload();
         let walker = Walker {
             asker: asker.clone(),
             pod: pod.name().to_owned(),
             key: key.clone(),
             claimant: reference,
-            workload: WorkloadRef {
-                api_version: workload.api_version.clone(),
-                kind: workload.kind.clone(),
-                name: workload.name.clone(),
-                uid: workload.uid.clone(),
-            },
+            workload: errand::workload(&claimant),
             pinned: pin.map(|pin| pin.addresses).unwrap_or_default(),
             patience: scene.sticky.wait_for_old_pod,
         };
@@ -145,14 +155,15 @@ async fn ask_through<D: Disk>(
             pod: named,
             reserved: Vec::new(),
         };
-        match walker.walk_to(carrier, &mut here, read).await {
+        let read_claims = claims.clone().filter(|_| read.is_some());
+        match walker.walk_to(carrier, &mut here, read, read_claims).await {
             Ok(object) => {
                 let locked = scene.store.lock().map_err(CniError::from)?;
                 let addresses = here.settle(locked, &object.spec.addresses, None)?;
                 story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
                 show(carrier, errand, &home, &walker, &object).await?;
                 let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
-                tell_of_the_move(carrier, before, &object, &facts).await;
+                events::tell_of_the_move(carrier, before, &object, &facts).await;
                 return Ok(Some(addresses));
             }
             // Another pod was faster on this slot.
@@ -181,7 +192,8 @@ async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result
         Ok(false) => Ok(here.unreserve()?),
         Ok(true) => Ok(()),
         Err(error) => {
-            tracing::warn!(%error, "cannot tell whether an address is claimed; it stays reserved");
+            let addresses = super::list(&here.reserved);
+            tracing::warn!(pod = %here.pod, addresses, %error, "cannot tell whether an address is claimed; it stays reserved");
             Ok(())
         }
     }
@@ -225,21 +237,6 @@ async fn show<D: Disk>(
     put.map_err(|error| again(error.to_string()))
 }
 
-/// Tells whoever looks at the StickyIP or the pod that the address came from another node.
-async fn tell_of_the_move(
-    carrier: &mut Carrier<'_>,
-    before: Option<&StickyIP>,
-    object: &StickyIP,
-    facts: &PodFacts,
-) {
-    let Some(message) = events::move_of(before, object) else { return };
-    let pod = events::pod(&facts.namespace, &facts.name, &facts.uid);
-    for about in [events::sticky_ip(object), pod] {
-        let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
-        events::tell(carrier, &told).await;
-    }
-}
-
 /// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.
 fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod, CniError> {
     let Some(found) = found else {
@@ -259,56 +256,21 @@ fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> R
     }
 }
 
-/// The facts of a sticky pod, or why it is none. The namespace is looked up only where its word counts.
+/// The facts of a sticky pod, or why it is none.
 async fn judge(
     carrier: &Carrier<'_>,
     conf: &ClusterConf,
     found: &Pod,
 ) -> Result<Result<PodFacts, Reason>, Why> {
-    let refused = |error: crate::policy::PolicyError| {
-        Why::Told(CniError::new(code::REQUEST_REFUSED, error.to_string()))
-    };
-    let mut facts = pod::facts(found, Default::default());
-    let mut verdict = conf.rules.judge(&facts).map_err(refused)?;
-    if matches!(verdict.reason, Reason::NothingAsksForIt | Reason::Selected) {
-        let namespaces: Api<Namespace> = Api::all(carrier.api().client());
-        let what = format!("get Namespace {}", facts.namespace);
-        let read = carrier.api().read(&what, || namespaces.get_metadata_opt(&facts.namespace)).await;
-        let annotations = read.map_err(Why::Unasked)?.and_then(|found| found.metadata.annotations);
-        facts.namespace_annotations = annotations.unwrap_or_default();
-        verdict = conf.rules.judge(&facts).map_err(refused)?;
+    let facts = pod::facts(found, Default::default());
+    match errand::judge(carrier.api(), &conf.rules, facts).await {
+        Ok((true, facts, _)) => Ok(Ok(facts)),
+        Ok((false, _, reason)) => Ok(Err(reason)),
+        Err(ErrandError::Policy(error)) => {
+            Err(Why::Told(CniError::new(code::REQUEST_REFUSED, error.to_string())))
+        }
+        Err(ErrandError::Api(error)) => Err(Why::Unasked(error)),
     }
-    Ok(if verdict.sticky { Ok(facts) } else { Err(verdict.reason) })
-}
-
-fn reference(claimant: &Claimant, slot: Option<u32>) -> ClaimantRef {
-    match claimant {
-        Claimant::Pod { ordinal, .. } => ClaimantRef { kind: ClaimantKind::Pod, ordinal: *ordinal },
-        Claimant::Slot { .. } => ClaimantRef { kind: ClaimantKind::Slot, ordinal: slot },
-        Claimant::VirtualMachine { .. } => ClaimantRef { kind: ClaimantKind::VirtualMachine, ordinal: None },
-    }
-}
-
-/// The slot of a pod of a Deployment.
-async fn choose(carrier: &Carrier<'_>, claimant: &Claimant, facts: &PodFacts) -> Result<u32, Why> {
-    let api: Api<StickyIP> = Api::namespaced(carrier.api().client(), &facts.namespace);
-    let every = ListParams::default();
-    let listed = carrier.api().read("list StickyIPs", || api.list(&every)).await.map_err(Why::Unasked)?;
-    let workload = &claimant.workload().name;
-    let slots: Vec<Slot<'_>> = listed
-        .items
-        .iter()
-        .filter_map(|object| {
-            let number = slot_number(workload, object.metadata.name.as_deref()?)?;
-            let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-            // A name that another workload has is held by it for good.
-            let foreign =
-                object.spec.claimant.kind != ClaimantKind::Slot || object.spec.workload.name != *workload;
-            let held_by = attachment.map(|attachment| attachment.pod_uid.as_str());
-            Some(Slot { number, held_by: if foreign { Some("") } else { held_by } })
-        })
-        .collect();
-    Ok(choose_slot(&slots, &facts.uid))
 }
 
 fn to_cni(error: &WalkError) -> CniError {

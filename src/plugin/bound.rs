@@ -74,13 +74,14 @@ pub(super) fn add<D: Disk>(
         Err(Why::Doubt(error)) => (false, error),
     };
     if let Some(addresses) = from_record(request, scene, pod, attachment)? {
-        tracing::warn!(%error, "the API server was of no help; the pod has what this node remembers of it");
+        let shown = super::list(&addresses);
+        tracing::warn!(%pod, addresses = shown, %error, "the API server was of no help; the pod has what this node remembers of it");
         story.tell(&addresses, "remembered, the API server is away");
         return Ok(Some(addresses));
     }
     match conf.on_unavailable {
         OnUnavailable::Allocate if unasked => {
-            tracing::warn!(%error, "the API server was of no help; the pod gets an address that it does not keep");
+            tracing::warn!(%pod, %error, "the API server was of no help; the pod gets an address that it does not keep");
             Ok(None)
         }
         // In doubt the runtime's DEL comes first and takes back what may stand.

@@ -4,6 +4,8 @@
 
 use super::{Scene, Story, attachment};
 use crate::cni::{Attachment, CniError, Request};
+#[cfg(feature = "cluster")]
+use crate::store::Binding;
 use crate::store::{Decision, Disk, Keep, Locked, Moment, Note, Phase, Record, StoreError, Stored, Told};
 
 pub(super) fn run<D: Disk>(
@@ -53,11 +55,13 @@ fn tell_cluster<D: Disk>(
     if record.is_none() && is_not_sticky(scene, request, attachment)? {
         return Ok(());
     }
+    let told = if record.is_none() { told_before(scene, attachment)? } else { None };
     let outcome = match (&scene.sticky.cluster, record.map(|record| &record.binding)) {
         (_, Some(None)) | (None, None) => return Ok(()),
         (None, Some(Some(_))) => Err("sticky.cluster is missing or cannot be read".to_owned()),
         (Some(conf), binding) => {
-            super::ended::detach(scene, conf, attachment, binding.and_then(Option::as_ref), story)
+            let binding = binding.map_or(told.as_ref(), Option::as_ref);
+            super::ended::detach(scene, conf, attachment, binding, story)
         }
     };
     let Err(why) = outcome else {
@@ -68,7 +72,25 @@ fn tell_cluster<D: Disk>(
     };
     tracing::warn!(container = attachment.container.as_str(), why, "left a note for the agent");
     let mut locked = scene.store.lock()?;
+    if told.is_some() {
+        // The earlier DEL's note knows more than this one does.
+        return Ok(());
+    }
     Ok(locked.leave_note(attachment, &ended_note(attachment, record, scene.store.now()))?)
+}
+
+/// What an earlier DEL of this sandbox knew of its attachment and could not tell: it has freed the record since.
+#[cfg(feature = "cluster")]
+fn told_before<D: Disk>(scene: &Scene<'_, D>, attachment: &Attachment) -> Result<Option<Binding>, CniError> {
+    let Some(mut locked) = scene.store.lock_existing()? else { return Ok(None) };
+    let note = locked.note_of(attachment)?.filter(|note| note.what == Told::Ended);
+    Ok(note.and_then(|note| {
+        Some(Binding {
+            namespace: note.namespace?,
+            name: note.name?,
+            container: note.known_as.unwrap_or(note.container),
+        })
+    }))
 }
 
 /// Whether this node knows, without asking anybody, that the pod has nothing in the cluster. Where Cilium picks the

@@ -12,7 +12,7 @@ use crate::cluster::leave::{self, LeaveError};
 use crate::cluster::objects::Holder;
 use crate::cluster::projection::Shape;
 use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, code};
-use crate::store::{Binding, Claimant, Disk};
+use crate::store::{Binding, Claimant, Disk, StoreError};
 
 /// What a node's CiliumNode shows, by its configuration.
 pub(super) fn shape<D: Disk>(scene: &Scene<'_, D>) -> Shape {
@@ -45,10 +45,20 @@ pub(super) fn detach<D: Disk>(
         drop(scene.store.lock().map_err(|error| error.to_string())?);
         let turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout);
         let _turn = turn.map_err(|error| error.to_string())?;
+        if is_with_another(scene, &claimant, attachment).map_err(|error| error.to_string())? {
+            return Ok(Detached::NotAttached);
+        }
         carrier.api_mut().restart_time();
         // The sandbox may have taken the place of one that was prepared, or of its pod's older one.
         let known_as = binding.map_or(container, |binding| binding.container.as_str());
-        let left = leave::leave(&mut carrier, &conf.node, &shape(scene), &key, &[container, known_as]).await;
+        let containers = [container, known_as];
+        let left = leave::leave(&mut carrier, &conf.node, &shape(scene), &key, &containers).await;
+        if left.is_ok() || carrier.count() > 0 {
+            // Others may have the address from here on, also if the answer to the last write was lost.
+            let mut locked = scene.store.lock().map_err(|error| error.to_string())?;
+            let forgotten = locked.forget_attachment(&claimant, &containers);
+            forgotten.and_then(|()| locked.commit()).map_err(|error| error.to_string())?;
+        }
         left.map_err(|error: LeaveError| error.to_string())
     };
     let left: Result<Detached, String> = block_on(work).map_err(|error| error.to_string())?;
@@ -56,6 +66,19 @@ pub(super) fn detach<D: Disk>(
         tracing::info!(container, %key, "detached");
     }
     Ok(())
+}
+
+/// Whether a newer sandbox of this node has what the API server knows under this one's name: it took its place while the API
+/// server was away.
+fn is_with_another<D: Disk>(
+    scene: &Scene<'_, D>,
+    claimant: &Claimant,
+    attachment: &Attachment,
+) -> Result<bool, StoreError> {
+    let held = scene.store.lock()?.of_claimant(claimant)?;
+    Ok(held.is_some_and(|held| {
+        held.record.is_attached(scene.store.now()) && held.record.attachment != *attachment
+    }))
 }
 
 /// Whether the API server still says that this sandbox has the address. One that cannot be asked says nothing.
@@ -68,7 +91,8 @@ pub(super) fn check(conf: &ClusterConf, binding: &Binding, attachment: &Attachme
     let object = match read {
         Ok(object) => object,
         Err(error) => {
-            tracing::warn!(%error, "cannot check the binding");
+            let container = attachment.container.as_str();
+            tracing::warn!(container, sticky_ip = %key, %error, "cannot check the binding");
             return Ok(());
         }
     };

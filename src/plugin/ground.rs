@@ -59,7 +59,9 @@ impl Home {
         };
         let sets = [Family::V4, Family::V6].into_iter().filter_map(of_family).collect();
         let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
-        let used = node.status.iter().flat_map(|status| status.ipam.used.keys());
+        // What Cilium says is used lags behind: the pod's own old sandbox may still stand there.
+        let own = |key: &&String| node.spec.ipam.pool.get(*key).is_some_and(|entry| entry.owner == owner);
+        let used = node.status.iter().flat_map(|status| status.ipam.used.keys()).filter(|key| !own(key));
         let barred = pool.chain(used).filter_map(|key| key.parse().ok()).collect();
         Self { sets, barred, ..Self::elsewhere() }
     }

@@ -75,6 +75,19 @@ impl<D: Disk> Locked<'_, D> {
         open::sync_dir(disk, &folder)
     }
 
+    /// The note about an attachment, if there is one.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn note_of(&mut self, attachment: &Attachment) -> Result<Option<Note>, StoreError> {
+        let path = self.store.path(NOTES).join(record::attachment_entry(attachment));
+        match fs::read(&path) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(StoreError::io("read the note", &path, source)),
+        }
+    }
+
     /// Takes the note about an attachment away, if there is one: what it told is told.
     ///
     /// # Errors

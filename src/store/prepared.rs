@@ -186,6 +186,33 @@ impl<D: Disk> Locked<'_, D> {
         if inode_of(&path)?.is_some() { self.remove(&path) } else { Ok(()) }
     }
 
+    /// Writes down that the API server knows none of these container ids as attached any more: what is kept for the claimant
+    /// does not speak for its pod from here on, because others may have the address, and a decision that rests on such an
+    /// attachment goes. What a living sandbox has is left alone. Durable with the commit.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_attachment(
+        &mut self,
+        claimant: &super::Claimant,
+        containers: &[&str],
+    ) -> Result<(), StoreError> {
+        let Some(stored) = self.of_claimant(claimant)? else { return Ok(()) };
+        let record = &stored.record;
+        let binding = record.binding.as_ref().filter(|binding| {
+            !record.is_attached(&self.store.now) && containers.contains(&binding.container.as_str())
+        });
+        let Some(binding) = binding.cloned() else { return Ok(()) };
+        if let Some(uid) = record.pod.as_ref().and_then(PodIdentity::uid)
+            && binding.container == Decision::known_as(uid)
+        {
+            // First: the record is what tells that it is used up.
+            self.forget_prepared(uid)?;
+        }
+        let binding = Some(super::Binding { container: String::new(), ..binding });
+        self.put(&Record { phase: Phase::Kept, netns: None, binding, ..record.clone() }, Some(&stored))
+    }
+
     /// Takes a decision back whose pod will not come. The caller detaches what is unused, after it gave the lock back.
     ///
     /// # Errors

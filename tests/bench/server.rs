@@ -35,6 +35,7 @@ struct Node<'a> {
 }
 
 /// A pod as the runtime names it.
+#[derive(Clone)]
 struct Pod {
     namespace: String,
     name: String,
@@ -188,7 +189,9 @@ async fn prepared(case: &Case<'_>, node: &Node<'_>, access: &Access) -> Row {
     let (mut theirs, mut ours) = (Times::default(), Times::default());
     let mut calls = 0;
     for round in 0..ROUNDS {
-        let container = format!("prepared-{round}");
+        let container = format!("sandbox-{round}");
+        // A pod is prepared once: the next one has another uid.
+        let pod = Pod { uid: format!("{round:08}-0000-0000-0000-000000000000"), ..pod.clone() };
         theirs.push(alone.run("ADD", &pod, &container, &local));
         alone.run("DEL", &pod, &container, &local);
         node.prepare(&pod, &sticky);

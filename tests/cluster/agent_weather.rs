@@ -127,10 +127,10 @@ async fn a_server_that_has_forgotten_where_the_watches_were_is_listed_anew() {
     server.restart().await;
     proxy.heal();
     assert!(comes_true(SOON, || async { decided(&node, &after.uid) && !decided(&node, &before.uid) }).await);
-    // The decision goes first, then the attachment.
+    // The decision goes before the attachment does.
     let detached = comes_true(SOON, || async {
-        let all = stickies(&case).await;
-        let gone = all.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some("db-0"));
+        let mut all = stickies(&case).await.into_iter();
+        let gone = all.find(|sticky| sticky.metadata.name.as_deref() == Some("db-0"));
         gone.unwrap().status.unwrap().attachment.is_none()
     });
     assert!(detached.await);

@@ -27,4 +27,5 @@ mod node;
 mod objects;
 mod plugin;
 mod repair;
+mod stale_memory;
 mod takeover;

@@ -395,6 +395,29 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
 }
 
 #[tokio::test]
+async fn a_late_del_after_an_outage_takes_nothing_from_the_sandbox_that_took_its_place() {
+    let case = case().await;
+    let [one, ..] = parts(&case).await;
+    let proxy = case.proxy();
+    let mut node = TestNode::ready(&case, "n1", one).await;
+    node.by(&case.admin().through(&proxy));
+    let pod = sticky_pod(&case, "db-0", &node.name, json!({})).await;
+    let (first, again) = (sandbox(&pod), sandbox(&pod));
+    let address = node.add(&first).await.unwrap();
+    proxy.set(Weather::Reset);
+    node.del(&first).await;
+    assert_eq!(node.add(&again).await.unwrap(), address);
+    proxy.heal();
+    // The runtime repeats itself, and the API server knows the attachment by the first one's name still.
+    node.del(&first).await;
+    let attachment = stickies(&case).await.remove(0).status.unwrap().attachment;
+    assert!(attachment.is_some_and(|attachment| attachment.container_id == first.container));
+    assert_eq!(node.in_use(), [(address, again.container.clone())]);
+    node.del(&again).await;
+    assert!(stickies(&case).await.remove(0).status.unwrap().attachment.is_none());
+}
+
+#[tokio::test]
 async fn a_slow_server_and_one_whose_answers_are_lost_leave_no_doubt_in_the_end() {
     let case = case().await;
     let [one, ..] = parts(&case).await;

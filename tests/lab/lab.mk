@@ -36,5 +36,5 @@ bench-lab: plugin agent ## Print how pods start and move beside stock Cilium, an
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down
-	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) cargo bench --quiet --bench peers -- lab || status=$$?; \
+	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) cargo bench --quiet --profile dev --bench peers -- lab || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status

@@ -21,8 +21,12 @@ use crate::cluster::objects::{AddressClaim, ClaimName, ClaimantRef, Holder, Soun
 use crate::cluster::pod;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
-/// Between two looks while waiting for somebody else.
+/// Between two looks while waiting for somebody else, at first: most are gone soon.
 const PAUSE: Duration = Duration::from_millis(50);
+/// After this long the looks become rare: fifty pods of one dead node must not keep the API server busy.
+const SOON: Duration = Duration::from_secs(4);
+/// Between two looks then.
+const LONG_PAUSE: Duration = Duration::from_millis(500);
 /// The most writes of one walk. Every one is either progress or a lost race; whoever loses more often than this gives the
 /// others a rest.
 const MOST_STEPS: usize = 64;
@@ -97,7 +101,7 @@ pub enum WalkError {
     #[error("{0}")]
     Ground(String),
     /// Somebody on this node has the address.
-    #[error("{address} is held on this node by {holder}")]
+    #[error("{address} is held or kept on this node for {holder}")]
     HeldHere {
         /// The address.
         address: IpAddr,
@@ -136,10 +140,11 @@ impl Walker {
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
     ) -> Result<Vec<IpAddr>, WalkError> {
-        Ok(self.walk_to(carrier, ground, sticky).await?.spec.addresses)
+        Ok(self.walk_to(carrier, ground, sticky, None).await?.spec.addresses)
     }
 
-    /// Walks until the pod is attached, and tells the StickyIP as it stands then.
+    /// Walks until the pod is attached, and tells the StickyIP as it stands then. `claims` are those of the StickyIP's addresses,
+    /// if they were read after it.
     ///
     /// # Errors
     /// As [`Walker::walk`].
@@ -148,6 +153,7 @@ impl Walker {
         carrier: &mut Carrier<'_>,
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
+        claims: Option<Claims>,
     ) -> Result<StickyIP, WalkError> {
         self.go(carrier, ground, sticky, false).await
     }
@@ -180,7 +186,8 @@ impl Walker {
         let mut candidates: Option<Vec<Candidate>> = None;
         let mut avoid = BTreeSet::new();
         // Claims that were read since the last write that could have changed them.
-        let mut claims: Option<BTreeMap<IpAddr, ClaimView>> = None;
+        // Those of a pin are not among what was read beforehand.
+        let mut claims = claims.filter(|_| known.is_some() && self.pinned.is_empty());
         while carrier.count() < MOST_STEPS {
             let view = sound_view(known.as_ref())?;
             let attached = view.as_ref().and_then(|view| view.attached.as_ref());
@@ -230,7 +237,8 @@ impl Walker {
                         return Err(WalkError::Waited { what, patience: self.patience });
                     }
                     carrier.api_mut().restart_time();
-                    tokio::time::sleep(PAUSE).await;
+                    let pause = if started.elapsed() < SOON { PAUSE } else { LONG_PAUSE };
+                    tokio::time::sleep(pause).await;
                     carrier.api_mut().restart_time();
                     known = self.read_sticky(carrier).await?;
                 }
@@ -246,7 +254,7 @@ impl Walker {
                         Ok(_) => known = self.read_sticky(carrier).await?,
                         // It may have happened: look.
                         Err(error) if error.leaves_doubt() => {
-                            tracing::warn!(%error, "in doubt about a write; looking again");
+                            tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "in doubt about a write; looking again");
                             known = self.read_sticky(carrier).await?;
                         }
                         Err(error) => return Err(error.into()),
@@ -332,7 +340,7 @@ impl Walker {
         for write in writes {
             // Whoever comes next, or repair, finds what is left.
             if let Err(error) = carrier.carry(write, None, &self.pod).await {
-                tracing::warn!(%error, "cannot undo a claim");
+                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "cannot undo a claim");
             }
         }
     }
@@ -386,10 +394,14 @@ pub async fn is_any_claimed(carrier: &Carrier<'_>, addresses: &[IpAddr]) -> Resu
     Ok(false)
 }
 
-async fn read_claims(
-    carrier: &Carrier<'_>,
-    addresses: &BTreeSet<IpAddr>,
-) -> Result<BTreeMap<IpAddr, ClaimView>, WalkError> {
+/// Claims as they were read, by address.
+pub type Claims = BTreeMap<IpAddr, ClaimView>;
+
+/// Reads the claims on these addresses, live; those that are there.
+///
+/// # Errors
+/// The server is of no help, or a claim breaks its own rules.
+pub async fn read_claims(carrier: &Carrier<'_>, addresses: &BTreeSet<IpAddr>) -> Result<Claims, WalkError> {
     let mut claims = BTreeMap::new();
     let api: Api<AddressClaim> = Api::all(carrier.api().client());
     // At most two families twice over; one connection takes them in turn.

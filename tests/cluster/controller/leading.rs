@@ -6,9 +6,9 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::lease::{Ended, Seat, Terms};
+use sticky_ipam::cluster::lease::{Ended, Seat, Term, Terms};
 
-use super::{Desk, until};
+use super::{DEADLINE, Desk, until};
 use crate::bench::{ApiServer, Weather};
 
 const TERMS: Terms = Terms {
@@ -19,6 +19,11 @@ const TERMS: Terms = Terms {
 
 fn seat(client: kube::Client, namespace: &str, me: &str) -> Seat {
     Seat::new(client, namespace, "lead", me, TERMS)
+}
+
+/// Leads until the lease is lost; a leader that never sees it fails the test.
+async fn hold(seat: &mut Seat, term: Term, work: impl Future<Output = ()>) -> Result<(), Ended> {
+    tokio::time::timeout(DEADLINE, seat.hold(term, work)).await.expect("it went on")
 }
 
 async fn holder(desk: &Desk) -> Option<String> {
@@ -69,7 +74,7 @@ async fn after_a_crash_another_follows_when_the_lease_has_run_out() {
     let _ = first.win().await;
     drop(first);
     let mut second = seat(desk.case.client(), ns, "second");
-    let term = tokio::time::timeout(super::DEADLINE, second.win()).await.expect("nobody followed");
+    let term = tokio::time::timeout(DEADLINE, second.win()).await.expect("nobody followed");
     assert_eq!(holder(&desk).await.as_deref(), Some("second"));
     second.hold(term, async {}).await.unwrap();
 }
@@ -93,7 +98,7 @@ async fn a_lease_that_a_person_gave_to_another_ends_the_leader() {
         leases.patch("lead", &PatchParams::default(), &Patch::Merge(other)).await.unwrap();
         std::future::pending::<()>().await;
     };
-    let Err(Ended::Lost { lease, why }) = first.hold(term, edit).await else { panic!("it went on") };
+    let Err(Ended::Lost { lease, why }) = hold(&mut first, term, edit).await else { panic!("it went on") };
     assert!(lease.ends_with("/lead") && why.contains("another"), "{lease}: {why}");
     assert_eq!(holder(&desk).await.as_deref(), Some("person"), "what is another's is not given back");
 }
@@ -108,7 +113,7 @@ async fn a_leader_that_cannot_renew_ends_before_its_lease_does() {
         let term = first.win().await;
         proxy.set(weather);
         let began = tokio::time::Instant::now();
-        let ended = first.hold(term, std::future::pending::<()>()).await;
+        let ended = hold(&mut first, term, std::future::pending()).await;
         assert!(matches!(ended, Err(Ended::Lost { .. })), "{weather:?}: {ended:?}");
         // Not a matter of speed: nobody else may lead before the lease's duration is over.
         assert!(began.elapsed() < TERMS.lease_duration, "{weather:?}: it went on for {:?}", began.elapsed());
@@ -123,7 +128,7 @@ async fn a_paused_api_server_ends_the_leader() {
     let mut first = seat(case.client(), case.namespace(), "first");
     let term = first.win().await;
     server.pause();
-    let ended = first.hold(term, std::future::pending::<()>()).await;
+    let ended = hold(&mut first, term, std::future::pending()).await;
     server.resume();
     assert!(matches!(ended, Err(Ended::Lost { .. })), "{ended:?}");
 }

@@ -104,5 +104,7 @@ The lab is up ($mode, $routing). A few things to try, with lab=tests/lab/lab:
   \$lab logs kubelet@node-1
   make lab-down                                                       no trace left
 
+docs/lab.md, "What to try", has a StatefulSet whose pod keeps its address.
+
 TEXT
 }
