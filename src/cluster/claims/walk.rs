@@ -155,7 +155,7 @@ impl Walker {
         sticky: Option<Option<StickyIP>>,
         claims: Option<Claims>,
     ) -> Result<StickyIP, WalkError> {
-        self.go(carrier, ground, sticky, false).await
+        self.go(carrier, ground, sticky, claims, false).await
     }
 
     /// Walks for a pod that runs already, and stops at any attachment of that pod: its own sandbox's is better than ours.
@@ -167,7 +167,7 @@ impl Walker {
         carrier: &mut Carrier<'_>,
         ground: &mut dyn Ground,
     ) -> Result<StickyIP, WalkError> {
-        self.go(carrier, ground, None, true).await
+        self.go(carrier, ground, None, None, true).await
     }
 
     async fn go(
@@ -175,6 +175,7 @@ impl Walker {
         carrier: &mut Carrier<'_>,
         ground: &mut dyn Ground,
         sticky: Option<Option<StickyIP>>,
+        claims: Option<Claims>,
         yields: bool,
     ) -> Result<StickyIP, WalkError> {
         let started = Instant::now();
