@@ -25,7 +25,7 @@ use crate::cluster::client::ApiError;
 use crate::cluster::events::{self, Told};
 use crate::policy::endpoint::{Deed, Disagreement, Endpoint, Keeper, Patience, Said};
 
-/// The label that nudges. It counts to [`VALUES`] and begins again: each value is another identity for Cilium, which is what
+/// The label that nudges. It counts to three and begins again: each value is another identity for Cilium, which is what
 /// makes it look at the pod, and there should be few of them.
 pub const NUDGED: &str = "sticky-ipam.io/nudged";
 /// How many values the label has.
