@@ -78,10 +78,10 @@ impl FromIterator<IpNet> for Taken {
     }
 }
 
-/// The lowest block of this prefix length in the range that overlaps nothing taken; none if the range is full, or shorter
-/// than a block.
+/// The lowest block of this prefix length in the range that overlaps nothing that is taken in any of these; none if the
+/// range is full, or shorter than a block.
 #[must_use]
-pub fn next_block(range: IpNet, prefix: u8, taken: &Taken) -> Option<IpNet> {
+pub fn next_block(range: IpNet, prefix: u8, taken: &[&Taken]) -> Option<IpNet> {
     if prefix < range.prefix_len() || prefix > range.max_prefix_len() {
         return None;
     }
@@ -89,7 +89,7 @@ pub fn next_block(range: IpNet, prefix: u8, taken: &Taken) -> Option<IpNet> {
     let (mut first, end) = bounds(range);
     loop {
         let last = first.checked_add(size - 1).filter(|last| *last <= end)?;
-        match taken.of(range).overlap(first, last) {
+        match taken.iter().filter_map(|taken| taken.of(range).overlap(first, last)).max() {
             None => return IpNet::new(address(Family::of(range.addr()), first)?, prefix).ok(),
             // The next border of a block behind what is in the way.
             Some(in_the_way) => first = (in_the_way / size).checked_add(1)?.checked_mul(size)?,
@@ -104,6 +104,31 @@ pub fn count_blocks(range: IpNet, prefix: u8) -> u128 {
         return 0;
     }
     1u128.checked_shl(u32::from(prefix - range.prefix_len())).unwrap_or(u128::MAX)
+}
+
+/// How many blocks of this prefix length a range has of which something is taken.
+#[must_use]
+pub fn count_taken(range: IpNet, prefix: u8, taken: &Taken) -> u128 {
+    if count_blocks(range, prefix) == 0 {
+        return 0;
+    }
+    let Some(size) = 1u128.checked_shl(u32::from(range.max_prefix_len() - prefix)) else { return 0 };
+    let (first, end) = bounds(range);
+    // The number of the first block that is not counted yet: two spans may lie in one block.
+    let (mut next, mut count) = (0, 0);
+    for (start, last) in &taken.of(range).0 {
+        if *last < first || *start > end {
+            continue;
+        }
+        let from = ((*start).max(first) - first) / size;
+        let to = ((*last).min(end) - first) / size;
+        let from = from.max(next);
+        if from <= to {
+            count += to - from + 1;
+            next = to + 1;
+        }
+    }
+    count
 }
 
 fn bounds(range: IpNet) -> (u128, u128) {
@@ -130,7 +155,8 @@ mod tests {
     }
 
     fn next(range: &str, prefix: u8, taken: &[&str]) -> Option<String> {
-        next_block(net(range), prefix, &taken.iter().map(|text| net(text)).collect()).map(|b| b.to_string())
+        next_block(net(range), prefix, &[&taken.iter().map(|text| net(text)).collect()])
+            .map(|b| b.to_string())
     }
 
     #[test]
@@ -169,7 +195,7 @@ mod tests {
             let before: Vec<IpNet> = taken.into_iter().map(at).collect();
             let mut all: Taken = before.iter().copied().collect();
             let mut given: Vec<IpNet> = Vec::new();
-            while let Some(block) = next_block(range, prefix, &all) {
+            while let Some(block) = next_block(range, prefix, &[&all]) {
                 prop_assert!(range.contains(&block) && block == block.trunc());
                 let clash = |other: &IpNet| other.contains(&block) || block.contains(other);
                 prop_assert!(!before.iter().chain(&given).any(clash), "{block}");
@@ -180,6 +206,8 @@ mod tests {
                 !before.iter().any(|other| other.contains(block) || block.contains(other))
             });
             prop_assert_eq!(free.count(), given.len());
+            let counted = count_taken(range, prefix, &before.iter().copied().collect());
+            prop_assert_eq!(count_blocks(range, prefix) - counted, given.len() as u128);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod blocks;
 mod occupancy;
+pub mod owned;
 pub mod range;
 
 pub use occupancy::{BITMAP_BYTES, Bitmap, Group, count_free, next_free, position};

@@ -7,9 +7,9 @@ use sticky_ipam::controller;
 
 fn main() -> ExitCode {
     match controller::main(std::env::args_os().collect()) {
-        Ok(text) => {
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
+        Ok(printed) => {
+            let _ = std::io::stdout().write_all(printed.text.as_bytes());
+            ExitCode::from(printed.status)
         }
         Err(failure) => {
             let _ = writeln!(std::io::stderr(), "{}", failure.text.trim_end());

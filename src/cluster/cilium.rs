@@ -4,6 +4,7 @@
 //! are merge patches of single keys, so fields that we do not know are never lost.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use kube::CustomResource;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -23,9 +24,41 @@ use super::objects::lenient::Sound;
     derive = "PartialEq"
 )]
 pub struct CiliumNodeSpec {
+    /// The node's own addresses, those of Cilium's router among them.
+    #[serde(default, deserialize_with = "or_default")]
+    pub addresses: Vec<NodeAddress>,
+    /// The addresses of the health endpoint.
+    #[serde(default, deserialize_with = "or_default")]
+    pub health: AddressPair,
+    /// The addresses of the ingress proxy.
+    #[serde(default, deserialize_with = "or_default")]
+    pub ingress: AddressPair,
     /// Its addresses.
     #[serde(default, deserialize_with = "or_default")]
     pub ipam: CiliumIpam,
+}
+
+/// One address of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAddress {
+    /// What it is for: `InternalIP`, `CiliumInternalIP` and others.
+    #[serde(rename = "type", default, deserialize_with = "or_default")]
+    pub purpose: String,
+    /// The address.
+    #[serde(default, deserialize_with = "or_default")]
+    pub ip: String,
+}
+
+impl CiliumNodeSpec {
+    /// The addresses that Cilium itself has of the node's range: router, health, ingress.
+    pub fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let router = self.addresses.iter().filter(|address| address.purpose == "CiliumInternalIP");
+        let pairs = [&self.health, &self.ingress];
+        let texts = router
+            .map(|address| &address.ip)
+            .chain(pairs.into_iter().flat_map(|pair| [&pair.ipv4, &pair.ipv6]));
+        texts.filter_map(|text| text.parse().ok())
+    }
 }
 
 /// The part of a CiliumNode that says which addresses the node has.

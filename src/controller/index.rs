@@ -30,6 +30,9 @@ pub const RANGE_ANNOTATIONS: &[&str] = &[
     "io.cilium.network.ipv6-pod-cidr",
 ];
 
+/// The condition of a Node of whose addresses two objects say different things.
+pub const DRIFT: &str = "AddressDrift";
+
 /// The kinds of object that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -99,6 +102,8 @@ pub struct NodeSeen {
     pub annotated: BTreeMap<String, Vec<IpNet>>,
     /// Whether it is ready, gone off, and so on.
     pub state: NodeState,
+    /// The words of its condition [`DRIFT`], if that is True.
+    pub drift: Option<String>,
 }
 
 impl From<Node> for NodeSeen {
@@ -120,8 +125,15 @@ impl From<Node> for NodeSeen {
             pod_cidrs,
             annotated: annotated.collect(),
             state: pod::node_state(Some(&object)),
+            drift: drift(&object),
         }
     }
+}
+
+fn drift(node: &Node) -> Option<String> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let ours = conditions.iter().find(|condition| condition.type_ == DRIFT && condition.status == "True")?;
+    Some(ours.message.clone().unwrap_or_default())
 }
 
 /// A CiliumNode, as far as it matters.
@@ -139,6 +151,8 @@ pub struct CiliumNodeSeen {
     pub unowned: BTreeSet<IpAddr>,
     /// The addresses that Cilium says it has given out.
     pub used: BTreeSet<IpAddr>,
+    /// The addresses that Cilium itself has: router, health, ingress.
+    pub own: BTreeSet<IpAddr>,
 }
 
 impl CiliumNodeSeen {
@@ -160,6 +174,7 @@ impl From<CiliumNode> for CiliumNodeSeen {
             uid: object.uid().unwrap_or_default(),
             resource_version: object.resource_version().unwrap_or_default(),
             pod_cidrs: object.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect(),
+            own: object.spec.own().collect(),
             ..Self::default()
         };
         for (text, entry) in object.spec.ipam.pool {
@@ -185,6 +200,8 @@ pub struct EndpointSeen {
     pub deleting: bool,
     /// Finalizers hold the deletion up.
     pub held: bool,
+    /// The uid of the pod that it was made for, if it says so.
+    pub made_for: Option<String>,
     /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
 }
@@ -197,6 +214,7 @@ impl From<CiliumEndpoint> for EndpointSeen {
             uid: object.uid().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
             held: !object.finalizers().is_empty(),
+            made_for: made_for(&object.metadata),
             addresses: pairs
                 .iter()
                 .flat_map(|pair| [&pair.ipv4, &pair.ipv6])
@@ -204,6 +222,13 @@ impl From<CiliumEndpoint> for EndpointSeen {
                 .collect(),
         }
     }
+}
+
+/// The uid of the pod that an endpoint was made for.
+#[must_use]
+pub fn made_for(meta: &kube::core::ObjectMeta) -> Option<String> {
+    let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
+    owner.map(|owner| owner.uid.clone())
 }
 
 /// The annotations of a namespace that matter.

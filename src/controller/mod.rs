@@ -5,6 +5,12 @@
 //! something is read live.
 
 pub mod act;
+pub mod adopt;
+pub mod audit;
+pub mod blocks;
+pub mod cilium_config;
+pub mod commands;
+pub mod endpoints;
 pub mod index;
 pub mod mark;
 pub mod metrics;
@@ -15,6 +21,7 @@ pub mod repair;
 pub mod retain;
 pub mod run;
 pub mod settings;
+pub mod survey;
 pub mod tally;
 pub mod tell;
 pub mod workloads;
@@ -43,24 +50,47 @@ impl Failure {
     }
 }
 
+/// What a command prints and ends with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Printed {
+    /// For standard output.
+    pub text: String,
+    /// The exit status.
+    pub status: u8,
+}
+
+impl From<String> for Printed {
+    fn from(text: String) -> Self {
+        Self { text, status: 0 }
+    }
+}
+
 /// The whole program; what goes to standard output.
 ///
 /// # Errors
 /// What goes to standard error, and the status.
-pub fn main(arguments: Vec<OsString>) -> Result<String, Failure> {
+pub fn main(arguments: Vec<OsString>) -> Result<Printed, Failure> {
     let loaded = match settings::load(&arguments) {
         Ok(loaded) => loaded,
-        Err(NoSettings::Line(error)) if !error.use_stderr() => return Ok(error.to_string()),
+        Err(NoSettings::Line(error)) if !error.use_stderr() => return Ok(error.to_string().into()),
         Err(NoSettings::Line(error)) => return Err(Failure::start(error.to_string())),
         Err(NoSettings::Refused(refused)) => return Err(Failure::start(format!("error: {refused}"))),
     };
-    match loaded.line.command.clone().unwrap_or(Command::Run) {
-        Command::Reference => Ok(settings::reference()),
-        Command::Run => {
-            log::start(loaded.line.settings.log_level, loaded.line.settings.log_format);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| Failure::start(format!("cannot start: {error}")))?;
-            runtime.block_on(run::run(loaded, arguments)).map(|()| String::new())
-        }
+    let command = loaded.line.command.clone().unwrap_or(Command::Run);
+    if command == Command::Reference {
+        return Ok(settings::reference().into());
     }
+    let settings = loaded.line.settings.clone();
+    log::start(settings.log_level, settings.log_format);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::start(format!("cannot start: {error}")))?;
+    runtime.block_on(async {
+        match command {
+            Command::Audit { output } => commands::audit(&settings, output).await,
+            Command::Adopt(adoption) => commands::adopt(&settings, &adoption).await,
+            Command::Run | Command::Reference => {
+                run::run(loaded, arguments).await.map(|()| Printed::default())
+            }
+        }
+    })
 }

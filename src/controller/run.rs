@@ -18,7 +18,7 @@ use super::index::{CiliumNodeSeen, EndpointSeen, Kind, NodeSeen, PodSeen, namesp
 use super::metrics::{Metrics, What};
 use super::settings::{Loaded, Settings, reread};
 use super::world::{World, keep};
-use super::{Failure, mark, recycle, remove, repair, retain, tally};
+use super::{Failure, audit, blocks, endpoints, mark, recycle, remove, repair, retain, tally};
 use crate::cluster::cilium::{CiliumEndpoint, CiliumNode};
 use crate::cluster::lease::Seat;
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
@@ -133,7 +133,12 @@ fn duties(world: &World) -> Vec<Part<'_>> {
         Box::pin(recycle::keep_recycling(world)),
         Box::pin(keep(remove::Remove::default(), world)),
         Box::pin(keep(retain::Retain::default(), world)),
+        Box::pin(keep(audit::Audit::new(&world.metrics), world)),
+        Box::pin(keep(endpoints::Endpoints::for_world(world), world)),
     ];
+    if let Some(blocks) = blocks::Blocks::for_world(world) {
+        duties.push(Box::pin(keep(blocks, world)));
+    }
     if world.settings.mark {
         duties.push(Box::pin(keep(mark::Mark::new(&world.settings), world)));
     }

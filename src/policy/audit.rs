@@ -10,6 +10,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::alloc::Family;
+use crate::alloc::owned::Owned;
+
 /// How Cilium gets its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CiliumMode {
@@ -82,6 +85,8 @@ pub enum Drift {
         node: Vec<IpNet>,
         /// What the CiliumNode says.
         cilium: Vec<IpNet>,
+        /// Ranges are announced by BGP.
+        announced: bool,
     },
     /// The Node's range is where another node's pods are: when this node goes, so does the other's route.
     SpeaksForAnother {
@@ -137,8 +142,10 @@ impl Finding {
     #[must_use]
     pub fn breaks(&self) -> Breaks {
         match &self.drift {
-            Drift::Disagree { .. } | Drift::SpeaksForAnother { .. } | Drift::NothingAnnounced => Breaks::Bgp,
-            Drift::Stray { .. } | Drift::NoNode => Breaks::Routes,
+            Drift::Disagree { announced: true, .. }
+            | Drift::SpeaksForAnother { .. }
+            | Drift::NothingAnnounced => Breaks::Bgp,
+            Drift::Disagree { .. } | Drift::Stray { .. } | Drift::NoNode => Breaks::Routes,
             Drift::Overlap { .. } | Drift::Invented | Drift::Annotation { .. } => Breaks::Ipam,
         }
     }
@@ -191,7 +198,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, drift } = self;
         match drift {
-            Drift::Disagree { node: says, cilium } => {
+            Drift::Disagree { node: says, cilium, .. } => {
                 write!(f, "node {node}: Node has {}, CiliumNode has {}", list(says), list(cilium))
             }
             Drift::SpeaksForAnother { range, other } => {
@@ -229,45 +236,57 @@ fn list(ranges: &[IpNet]) -> String {
 #[must_use]
 pub fn audit(cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
-    let owners = Owners::of(cluster);
+    let owners: Owned = cluster
+        .nodes
+        .iter()
+        .flat_map(|node| {
+            let ranges = blocks(node.cilium.as_deref().unwrap_or_default());
+            ranges.into_iter().map(|range| (range, node.name.as_str()))
+        })
+        .collect();
     for node in &cluster.nodes {
         let mut tell = |drift| found.push(Finding { node: node.name.clone(), drift });
         let cilium = blocks(node.cilium.as_deref().unwrap_or_default());
         let own = blocks(node.node.as_deref().unwrap_or_default());
         match (&node.node, &node.cilium) {
             (None, Some(_)) => tell(Drift::NoNode),
-            (Some(_), Some(_)) if !own.is_empty() && !cilium.is_empty() && !same(&own, &cilium) => {
-                tell(Drift::Disagree { node: own.clone(), cilium: cilium.clone() });
+            (Some(_), Some(_)) if disagree(cluster.mode, &own, &cilium) => {
+                let announced = cluster.announces;
+                tell(Drift::Disagree { node: own.clone(), cilium: cilium.clone(), announced });
             }
             (Some(_), _) if own.is_empty() && cluster.mode == CiliumMode::Crd => tell(Drift::Invented),
             _ => {}
         }
         for range in own.iter().filter(|range| !cilium.iter().any(|block| clash(block, range))) {
             if let Some((other, _)) = owners.other_than(&node.name, *range) {
-                tell(Drift::SpeaksForAnother { range: *range, other });
+                tell(Drift::SpeaksForAnother { range: *range, other: other.to_owned() });
             }
         }
         for range in &cilium {
-            if let Some((other, theirs)) =
-                owners.other_than(&node.name, *range).filter(|(other, _)| *other > node.name)
-            {
-                tell(Drift::Overlap { range: *range, other, theirs });
+            // Each pair once, by the first of the two names.
+            let mut others: Vec<_> =
+                owners.overlapping(*range).filter(|(other, _)| **other > *node.name).collect();
+            others.sort_unstable();
+            for (other, theirs) in others {
+                tell(Drift::Overlap { range: *range, other: other.to_owned(), theirs });
             }
         }
         if cluster.mode == CiliumMode::Kubernetes {
-            let stands = if own.is_empty() { cilium.clone() } else { own.clone() };
             for (key, says) in &node.annotated {
-                let family =
-                    |range: &&IpNet| says.iter().any(|said| said.addr().is_ipv4() == range.addr().is_ipv4());
-                let stands: Vec<IpNet> = stands.iter().filter(family).copied().collect();
+                let stands = stands(node, key, &own, &cilium, says);
                 if !stands.is_empty() && !same(says, &stands) {
                     tell(Drift::Annotation { key: key.clone(), says: says.clone(), stands });
                 }
             }
         }
         // Without any range there is nothing that a pod could stray from.
-        let known = node.cilium.as_deref().filter(|all| !all.is_empty()).or(node.node.as_deref());
-        if let Some(known) = known.filter(|known| !known.is_empty()) {
+        let annotated: Vec<IpNet> = node.annotated.values().flatten().copied().collect();
+        let all = [
+            node.cilium.as_deref().unwrap_or_default(),
+            node.node.as_deref().unwrap_or_default(),
+            &annotated,
+        ];
+        if let Some(known) = all.into_iter().find(|known| !known.is_empty()) {
             for (pod, address) in &node.pods {
                 if !known.iter().any(|range| range.contains(address)) {
                     tell(Drift::Stray { pod: pod.clone(), address: *address });
@@ -286,51 +305,38 @@ fn blocks(ranges: &[IpNet]) -> Vec<IpNet> {
     ranges.iter().filter(|range| range.prefix_len() < range.max_prefix_len()).copied().collect()
 }
 
+/// Whether Node and CiliumNode contradict each other. Where Cilium does not copy the one from the other, a CiliumNode may have
+/// more: further blocks of a node that ran low.
+fn disagree(mode: CiliumMode, node: &[IpNet], cilium: &[IpNet]) -> bool {
+    if node.is_empty() || cilium.is_empty() {
+        return false;
+    }
+    let missing = node.iter().any(|range| !cilium.contains(range));
+    missing || (mode == CiliumMode::Kubernetes && !same(node, cilium))
+}
+
+/// What Cilium goes by instead of an annotation: the Node's ranges of that family, else what the CiliumNode shows, else the
+/// annotation of the newer spelling.
+fn stands(node: &NodeSays, key: &str, own: &[IpNet], cilium: &[IpNet], says: &[IpNet]) -> Vec<IpNet> {
+    let families: Vec<Family> = says.iter().map(|range| Family::of(range.addr())).collect();
+    let of_family = |ranges: &[IpNet]| -> Vec<IpNet> {
+        ranges.iter().filter(|range| families.contains(&Family::of(range.addr()))).copied().collect()
+    };
+    let newer =
+        node.annotated.iter().filter(|(other, _)| other.as_str() > key).map(|(_, says)| of_family(says));
+    [of_family(own), of_family(cilium)]
+        .into_iter()
+        .chain(newer)
+        .find(|all| !all.is_empty())
+        .unwrap_or_default()
+}
+
 fn same(a: &[IpNet], b: &[IpNet]) -> bool {
     a.len() == b.len() && a.iter().all(|range| b.contains(range))
 }
 
 fn clash(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
-}
-
-/// Every CiliumNode's blocks in the order of their first addresses, so that thousands of nodes are compared with a few steps each.
-struct Owners(BTreeMap<(bool, IpAddr, u8, String), IpNet>);
-
-impl Owners {
-    fn of(cluster: &Cluster) -> Self {
-        let all = cluster.nodes.iter().flat_map(|node| {
-            let ranges = blocks(node.cilium.as_deref().unwrap_or_default());
-            ranges.into_iter().map(|range| (Self::key(range, &node.name), range))
-        });
-        Self(all.collect())
-    }
-
-    fn key(range: IpNet, name: &str) -> (bool, IpAddr, u8, String) {
-        (range.addr().is_ipv4(), range.network(), range.prefix_len(), name.to_owned())
-    }
-
-    /// A block of another node that overlaps this range: CIDRs overlap only by one containing the other, so it starts inside, or
-    /// it is one of the few that contain the start.
-    fn other_than(&self, name: &str, range: IpNet) -> Option<(String, IpNet)> {
-        let family = range.addr().is_ipv4();
-        let inside = self
-            .0
-            .range(
-                (family, range.network(), 0, String::new())
-                    ..=(family, range.broadcast(), u8::MAX, String::new()),
-            )
-            .filter(|(key, other)| key.3 != name && clash(other, &range));
-        let around = (0..range.prefix_len()).filter_map(|bits| {
-            let wider = IpNet::new(range.network(), bits).ok()?.trunc();
-            let first = (family, wider.network(), bits, String::new());
-            self.0
-                .range(first..)
-                .take_while(|(key, _)| key.1 == wider.network() && key.2 == bits)
-                .find(|(key, _)| key.3 != name)
-        });
-        inside.chain(around).map(|(key, other)| (key.3.clone(), *other)).min_by(|a, b| a.0.cmp(&b.0))
-    }
 }
 
 #[cfg(test)]
@@ -397,6 +403,24 @@ mod tests {
     }
 
     #[test]
+    fn three_nodes_with_one_range_are_three_pairs() {
+        let nodes = ["a", "b", "c"].map(|name| node(name, &["10.0.0.0/24"], &["10.0.0.0/24"])).to_vec();
+        let told = told(CiliumMode::ClusterPool, nodes);
+        let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a", "a", "b"]);
+    }
+
+    #[test]
+    fn further_blocks_of_a_node_that_ran_low_are_no_drift_where_cilium_does_not_copy_the_node() {
+        let grown = node("a", &["10.0.0.0/24"], &["10.0.0.0/24", "10.0.7.0/24"]);
+        assert_eq!(told(CiliumMode::Crd, vec![grown.clone()]), []);
+        assert_eq!(told(CiliumMode::Kubernetes, vec![grown]), [("a".to_owned(), "RangesDisagree")]);
+        let other = node("a", &["10.0.0.0/24"], &["10.0.7.0/24"]);
+        let found = audit(&Cluster { mode: CiliumMode::Crd, announces: false, nodes: vec![other] });
+        assert_eq!(found[0].breaks(), Breaks::Routes, "nobody announces anything");
+    }
+
+    #[test]
     fn a_pod_outside_its_nodes_ranges_is_a_stray() {
         let mut a = node("a", &["10.0.0.0/24"], &["10.0.0.0/24"]);
         a.pods =
@@ -424,7 +448,12 @@ mod tests {
         assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), []);
         a.annotated.insert("io.cilium.network.ipv4-pod-cidr".to_owned(), nets(&["10.9.0.0/24"]));
         assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), [("a".to_owned(), "AnnotationDisagrees")]);
-        assert_eq!(told(CiliumMode::ClusterPool, vec![a]), []);
+        assert_eq!(told(CiliumMode::ClusterPool, vec![a.clone()]), []);
+        // Nobody but the annotations says anything: they still contradict each other, and a pod may be in none.
+        (a.node, a.cilium) = (Some(Vec::new()), None);
+        a.pods = vec![("db/x".into(), "10.5.0.1".parse().unwrap())];
+        let expected = [("a".to_owned(), "AnnotationDisagrees"), ("a".to_owned(), "StrayAddress")];
+        assert_eq!(told(CiliumMode::Kubernetes, vec![a]), expected);
     }
 
     #[test]

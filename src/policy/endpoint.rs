@@ -8,6 +8,9 @@ use std::net::IpAddr;
 
 use super::facts::Moment;
 
+/// Between two tries of something that should have worked at once, in seconds.
+pub const AGAIN: u64 = 60;
+
 /// How long is long enough, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
@@ -15,7 +18,7 @@ pub struct Patience {
     pub missing: u64,
     /// The most nudges of one pod: whatever does not help three times helps a fourth time neither.
     pub nudges: u32,
-    /// An endpoint that is being deleted is freed after this.
+    /// An endpoint that is being deleted is freed after this, and again after [`AGAIN`] if that did not help.
     pub terminating: u64,
     /// A disagreement is told after this: objects are written one after the other.
     pub disagreeing: u64,
@@ -24,6 +27,20 @@ pub struct Patience {
 impl Default for Patience {
     fn default() -> Self {
         Self { missing: 30, nudges: 3, terminating: 30 * 60, disagreeing: 30 }
+    }
+}
+
+impl Patience {
+    /// How long a name is seen in this state before something is done for the next time; none if never again.
+    fn due(&self, state: &State, done: u32) -> Option<u64> {
+        match state {
+            State::Missing { .. } => {
+                (done < self.nudges).then(|| self.missing.saturating_mul(u64::from(done) + 1))
+            }
+            State::Terminating { .. } => Some(self.terminating.saturating_add(AGAIN * u64::from(done))),
+            State::LeftOver { .. } => Some(self.disagreeing.saturating_add(AGAIN * u64::from(done))),
+            State::Disagreeing(_) => (done == 0).then_some(self.disagreeing),
+        }
     }
 }
 
@@ -36,8 +53,16 @@ pub struct Endpoint {
     pub deleting: bool,
     /// Something holds the deletion up.
     pub held: bool,
+    /// The uid of the pod that it was made for; none if it does not say.
+    pub made_for: Option<String>,
     /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Endpoint {
+    fn is_left_over(&self, pod: &str) -> bool {
+        !self.deleting && self.made_for.as_deref().is_some_and(|uid| uid != pod)
+    }
 }
 
 /// What is said of one name by the pod, its endpoint, its binding and its node's pool.
@@ -69,6 +94,11 @@ pub enum Deed {
     },
     /// Take the finalizers off an endpoint whose deletion does not end.
     Free {
+        /// The endpoint's uid, the precondition.
+        uid: String,
+    },
+    /// Delete an endpoint that was made for an earlier pod of the name: Cilium makes the running pod's own in its place.
+    Remove {
         /// The endpoint's uid, the precondition.
         uid: String,
     },
@@ -119,6 +149,7 @@ impl Disagreement {
 enum State {
     Missing { uid: String },
     Terminating { uid: String },
+    LeftOver { uid: String },
     Disagreeing(Disagreement),
 }
 
@@ -145,17 +176,12 @@ impl Keeper {
         for state in states {
             let (since, done) = before.remove(&state).unwrap_or((now, 0));
             let waited = now.seconds_since(since);
-            let due = match &state {
-                State::Missing { .. } => {
-                    done < self.patience.nudges && waited >= self.patience.missing * u64::from(done + 1)
-                }
-                State::Terminating { .. } => waited >= self.patience.terminating,
-                State::Disagreeing(_) => done == 0 && waited >= self.patience.disagreeing,
-            };
+            let due = self.patience.due(&state, done).is_some_and(|due| waited >= due);
             if due {
                 deeds.push(match &state {
                     State::Missing { uid } => Deed::Nudge { uid: uid.clone(), number: done + 1 },
                     State::Terminating { uid } => Deed::Free { uid: uid.clone() },
+                    State::LeftOver { uid } => Deed::Remove { uid: uid.clone() },
                     State::Disagreeing(what) => Deed::Tell(what.clone()),
                 });
             }
@@ -171,13 +197,7 @@ impl Keeper {
     #[must_use]
     pub fn next_look(&self, name: &str, now: Moment) -> Option<u64> {
         let times = self.seen.get(name)?.iter().filter_map(|(state, (since, done))| {
-            let due = match state {
-                State::Missing { .. } if *done >= self.patience.nudges => return None,
-                State::Missing { .. } => self.patience.missing * u64::from(done + 1),
-                State::Terminating { .. } => self.patience.terminating,
-                State::Disagreeing(_) if *done > 0 => return None,
-                State::Disagreeing(_) => self.patience.disagreeing,
-            };
+            let due = self.patience.due(state, *done)?;
             Some(due.saturating_sub(now.seconds_since(*since)))
         });
         times.min()
@@ -189,6 +209,10 @@ fn states(said: &Said) -> Vec<State> {
     match (&said.endpoint, &said.pod) {
         (Some(endpoint), _) if endpoint.deleting && endpoint.held => {
             states.push(State::Terminating { uid: endpoint.uid.clone() });
+        }
+        (Some(endpoint), Some(uid)) if said.running && endpoint.is_left_over(uid) => {
+            // Whatever it says is of another pod.
+            return vec![State::LeftOver { uid: endpoint.uid.clone() }];
         }
         (None, Some(uid)) if said.running => states.push(State::Missing { uid: uid.clone() }),
         _ => {}
@@ -231,7 +255,13 @@ mod tests {
     }
 
     fn endpoint(addresses: &[&str]) -> Option<Endpoint> {
-        Some(Endpoint { uid: "e".into(), deleting: false, held: true, addresses: set(addresses) })
+        Some(Endpoint {
+            uid: "e".into(),
+            deleting: false,
+            held: true,
+            made_for: None,
+            addresses: set(addresses),
+        })
     }
 
     #[test]
@@ -256,20 +286,43 @@ mod tests {
     fn an_endpoint_whose_deletion_hangs_is_freed_by_its_uid_after_the_operators_time() {
         let mut keeper = Keeper::new(Patience { terminating: 1800, ..Patience::default() });
         let hanging = |uid: &str| Said {
-            endpoint: Some(Endpoint { uid: uid.into(), deleting: true, held: true, addresses: set(&[]) }),
+            endpoint: Some(Endpoint { uid: uid.into(), deleting: true, ..endpoint(&[]).unwrap() }),
             ..Said::default()
         };
         assert_eq!(keeper.look("db/a", &hanging("e"), Moment(0)), []);
         assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1799)), []);
         assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1800)), [Deed::Free { uid: "e".into() }]);
-        // It may not have worked: again.
-        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1801)).len(), 1);
-        assert_eq!(keeper.look("db/a", &hanging("f"), Moment(1802)), [], "another one has its own time");
+        // It may not have worked: again, but not at once.
+        assert_eq!(keeper.next_look("db/a", Moment(1801)), Some(59));
+        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1859)), []);
+        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1860)).len(), 1);
+        assert_eq!(keeper.look("db/a", &hanging("f"), Moment(1862)), [], "another one has its own time");
         // Nothing holds it: it goes by itself.
         let mut going = hanging("g");
         going.endpoint.as_mut().unwrap().held = false;
         assert_eq!(keeper.look("db/b", &going, Moment(0)), []);
         assert_eq!(keeper.look("db/b", &going, Moment(9999)), []);
+    }
+
+    #[test]
+    fn an_endpoint_of_an_earlier_pod_of_the_name_is_removed_and_nothing_it_says_is_told() {
+        let mut keeper = Keeper::new(Patience::default());
+        let made_for = |pod: &str| {
+            let mut said = Said { endpoint: endpoint(&["10.0.0.2"]), ..running() };
+            said.endpoint.as_mut().unwrap().made_for = Some(pod.into());
+            said
+        };
+        assert_eq!(keeper.look("db/a", &made_for("old"), Moment(0)), []);
+        assert_eq!(keeper.look("db/a", &made_for("old"), Moment(30)), [Deed::Remove { uid: "e".into() }]);
+        assert_eq!(keeper.look("db/a", &made_for("old"), Moment(31)), []);
+        assert_eq!(keeper.look("db/a", &made_for("p"), Moment(32)), [], "its own, which disagrees since now");
+        let gone = Said { pod: None, running: false, ..made_for("old") };
+        assert_eq!(
+            keeper.look("db/b", &gone, Moment(99)),
+            [],
+            "Cilium's operator collects those without a pod"
+        );
+        assert_eq!(keeper.look("db/b", &gone, Moment(999)), []);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! so in the facts it hands over. Every answer carries its reason as data, because a person will ask why.
 
 pub mod audit;
+pub mod blocks;
 pub mod claimant;
 pub mod duration;
 pub mod endpoint;

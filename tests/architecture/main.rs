@@ -24,7 +24,13 @@ const ROOMS: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &["alloc", "policy"];
 
 /// The files of other rooms that only decide. They know the cluster's objects, and nothing that changes by itself.
-const DECIDING: &[&str] = &["agent/index.rs", "agent/plan.rs", "agent/suspects.rs"];
+const DECIDING: &[&str] = &[
+    "agent/index.rs",
+    "agent/plan.rs",
+    "agent/suspects.rs",
+    "controller/adopt/plan.rs",
+    "controller/blocks/view.rs",
+];
 
 /// What a pure room must not name.
 const IMPURE: &[&str] = &[

@@ -6,6 +6,7 @@
 // All of it is test code: a helper fails the test that called it.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
+mod adoption;
 mod api;
 mod chained;
 mod cleaning;

@@ -44,9 +44,43 @@ pub struct CommandLine {
 pub enum Command {
     /// Work until told to end (the default)
     Run,
+    /// Compare what Nodes, CiliumNodes, annotations and pods say of addresses; status 1 if they disagree
+    Audit {
+        /// How the findings are printed
+        #[arg(long, value_enum, default_value = "text")]
+        output: OutputFormat,
+    },
+    /// Take over a running cluster into Cilium's crd mode, or check the way back; without --apply nothing is written
+    Adopt(Adoption),
     /// Print the reference of all flags, as the manual has it
     #[command(hide = true)]
     Reference,
+}
+
+/// How a command prints what it found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// For people
+    Text,
+    /// For machines
+    Json,
+}
+
+/// What `adopt` is told.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct Adoption {
+    /// Write the pools; without it only say what would be written
+    #[arg(long)]
+    pub apply: bool,
+    /// Go on putting in the addresses of pods that start, until told to end
+    #[arg(long, requires = "apply")]
+    pub follow: bool,
+    /// Check that every address away from home has gone home, for the way back
+    #[arg(long, conflicts_with_all = ["apply", "follow"])]
+    pub back: bool,
+    /// Addresses a node and family that any pod may get from its pool
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub free: usize,
 }
 
 /// How Cilium gets its addresses, and so where node blocks are written.
@@ -260,6 +294,36 @@ pub struct Settings {
     /// The prefix length of its blocks
     #[arg(long, env = "CLUSTER_POOL_IPV6_MASK_SIZE", global = true, default_value = "112", value_parser = clap::value_parser!(u8).range(64..=124), value_name = "BITS", help_heading = "Node blocks")]
     pub cluster_pool_ipv6_mask_size: u8,
+    /// A node whose blocks have fewer free addresses gets another block; 0 for never
+    #[arg(
+        long,
+        env = "BLOCK_LOW",
+        global = true,
+        default_value_t = 16,
+        value_name = "N",
+        help_heading = "Node blocks"
+    )]
+    pub block_low: u32,
+    /// The most blocks of one family that a node gets
+    #[arg(
+        long,
+        env = "BLOCKS_PER_NODE",
+        global = true,
+        default_value_t = 8,
+        value_name = "N",
+        help_heading = "Node blocks"
+    )]
+    pub blocks_per_node: usize,
+    /// How long a node must be gone before its blocks are free again
+    #[arg(
+        long,
+        env = "BLOCK_REST",
+        global = true,
+        default_value = "10m",
+        value_name = "DURATION",
+        help_heading = "Node blocks"
+    )]
+    pub block_rest: Span,
     /// Free addresses in a node's pool; kept by the node's agent, whose flag of this name counts
     #[arg(
         long,

@@ -65,6 +65,21 @@ command_reboot() {
     wait_for_component 120 "cilium@$1" cilium_healthy "$1"
 }
 
+command_set_ipam() {
+    help_for "set-ipam NODE MODE   restart Cilium's agent on a node with --ipam=MODE (crd, cluster-pool), and wait until it is healthy" "$@"
+    need_root
+    need_lab
+    need_node "${1-}"
+    case ${2-} in
+    crd | cluster-pool) ;;
+    *) bad_usage "set-ipam takes a node and a mode, crd or cluster-pool" ;;
+    esac
+    sed -i "s/--ipam=[a-z-]*/--ipam=$2/" "$LAB_DIR/run/cilium@$1.command"
+    stop_component "cilium@$1"
+    start_component "cilium@$1"
+    wait_for_component 120 "cilium@$1" cilium_healthy "$1"
+}
+
 command_cut() {
     help_for "cut NODE   off the network, silently; 'heal' puts it back" "$@"
     need_root

@@ -1,0 +1,318 @@
+//! The keeper of CiliumEndpoints, carried out: a pod without one is nudged, one whose deletion hangs is freed, one of an
+//! earlier pod goes, and who disagrees is told. Must never write on the word of the index: each object is read live, and
+//! written only as it was read.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::ResourceExt;
+use kube::api::Api;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use serde_json::json;
+
+use super::act::Hands;
+use super::index::{Index, Kind, attached_uid};
+use super::metrics::{Metrics, What};
+use super::queue::{Bucket, Key};
+use super::settings::CiliumIpam;
+use super::world::{Done, Duty, World};
+use crate::cluster::cilium::CiliumEndpoint;
+use crate::cluster::claims::write::Unchanged;
+use crate::cluster::client::ApiError;
+use crate::cluster::events::{self, Told};
+use crate::policy::endpoint::{Deed, Disagreement, Endpoint, Keeper, Patience, Said};
+
+/// The label that nudges. It counts to three and begins again: each value is another identity for Cilium, which is what
+/// makes it look at the pod, and there should be few of them.
+pub const NUDGED: &str = "sticky-ipam.io/nudged";
+/// How many values the label has.
+const VALUES: u32 = 3;
+/// Writes a second, and at once. A cluster whose endpoints are all missing has another trouble than we can cure.
+const RATE: (u32, u32) = (10, 20);
+/// Before a step that came to nothing is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The duty.
+pub struct Endpoints {
+    keeper: Keeper,
+    patience: Patience,
+    pools: bool,
+    bucket: Bucket,
+    deeds: Family<What, Counter>,
+    disagreements: Family<What, Counter>,
+}
+
+impl Endpoints {
+    /// The duty with this patience; `mode` says whether pools are to be compared.
+    #[must_use]
+    pub fn new(patience: Patience, mode: CiliumIpam, metrics: &Metrics) -> Self {
+        let duty = Self {
+            keeper: Keeper::new(patience),
+            patience,
+            pools: mode == CiliumIpam::Crd,
+            bucket: Bucket::new(RATE.0, RATE.1),
+            deeds: Family::default(),
+            disagreements: Family::default(),
+        };
+        metrics.register("endpoint_deeds", "CiliumEndpoints nudged, freed and removed", duty.deeds.clone());
+        metrics.register(
+            "endpoint_disagreements",
+            "Times that a pod, its CiliumEndpoint, its StickyIP and its node's pool were found to disagree",
+            duty.disagreements.clone(),
+        );
+        duty
+    }
+
+    /// The duty as it is set.
+    #[must_use]
+    pub fn for_world(world: &World) -> Self {
+        let terminating = world.settings.cep_termination_timeout.seconds();
+        Self::new(Patience { terminating, ..Patience::default() }, world.settings.cilium_ipam, &world.metrics)
+    }
+
+    async fn carry(&mut self, world: &World, name: &str, deed: Deed) -> Result<(), ApiError> {
+        let hands = &world.hands;
+        let Some((namespace, pod)) = name.split_once('/') else { return Ok(()) };
+        let at = At { hands, namespace, name: pod };
+        match deed {
+            Deed::Nudge { uid, number } => {
+                if at.nudge(&uid).await? {
+                    Metrics::count(&self.deeds, "nudged");
+                    let message = format!(
+                        "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (time \
+                         {number} of {}); if that does not help, look at Cilium's agent on its node, or delete the pod",
+                        self.patience.nudges
+                    );
+                    let about = events::pod(namespace, pod, &uid);
+                    world.tell(Told { about, reason: "EndpointMissing", message, warning: true }).await;
+                }
+            }
+            Deed::Free { uid } => {
+                if at.free(&uid).await? {
+                    Metrics::count(&self.deeds, "freed");
+                    let message = format!(
+                        "its deletion hung for more than {} s: the finalizers were taken off",
+                        self.patience.terminating
+                    );
+                    let about = at.endpoint(&uid);
+                    world.tell(Told { about, reason: "EndpointFreed", message, warning: false }).await;
+                }
+            }
+            Deed::Remove { uid } => {
+                if at.remove(&uid).await? {
+                    Metrics::count(&self.deeds, "removed");
+                    let message = "it was made for an earlier pod of this name and was removed".to_owned();
+                    let about = at.endpoint(&uid);
+                    world.tell(Told { about, reason: "EndpointLeftOver", message, warning: false }).await;
+                }
+            }
+            Deed::Tell(what) => {
+                Metrics::count(&self.disagreements, what.reason());
+                tracing::warn!(pod = name, reason = what.reason(), "{}", told(&what));
+                let uid = world.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
+                let about = events::pod(namespace, pod, &uid);
+                let message = told(&what);
+                world.tell(Told { about, reason: what.reason(), message, warning: true }).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Duty for Endpoints {
+    const NAME: &'static str = "endpoints";
+    const WAKES: &'static [Kind] = &[Kind::Pod, Kind::CiliumEndpoint];
+    const CALM: Duration = Duration::from_secs(1);
+    /// Bindings and pools change without waking it; a look costs no request.
+    const TICK: Option<Duration> = Some(Duration::from_secs(60));
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        if !world.index().missing().is_empty() {
+            let again = due.into_iter().map(|key| (key, RETRY)).collect();
+            return Done { again, failures: 0 };
+        }
+        let names: BTreeSet<String> = if due.is_empty() {
+            let index = world.index();
+            let all =
+                index.pods.iter().map(|(name, _)| name).chain(index.endpoints.iter().map(|(name, _)| name));
+            all.cloned().collect()
+        } else {
+            due.into_iter().map(|key| key.name).collect()
+        };
+        let mut done = Done::default();
+        for name in names {
+            let now = world.now();
+            let said = said(&world.index(), &name, self.pools);
+            let deeds = self.keeper.look(&name, &said, now);
+            let mut next = self.keeper.next_look(&name, now).map(Duration::from_secs);
+            for deed in deeds {
+                while let Err(wait) = self.bucket.take(world.elapsed()) {
+                    tokio::time::sleep(wait).await;
+                }
+                if let Err(error) = self.carry(world, &name, deed).await {
+                    tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
+                    done.failures += 1;
+                    next = Some(RETRY);
+                }
+            }
+            if let Some(after) = next {
+                // A second more: times are whole seconds, and a look too early would only come again.
+                done.again.push((Key::new(Kind::Pod, name), after + Duration::from_secs(1)));
+            }
+        }
+        done
+    }
+}
+
+/// What the index says of one name.
+#[must_use]
+pub fn said(index: &Index, name: &str, pools: bool) -> Said {
+    let endpoint = index.endpoints.get(name).map(|seen| Endpoint {
+        uid: seen.uid.clone(),
+        deleting: seen.deleting,
+        held: seen.held,
+        made_for: seen.made_for.clone(),
+        addresses: seen.addresses.clone(),
+    });
+    // Where nobody has an endpoint, Cilium makes none, or is not there.
+    let kept = |node: &str| !index.endpoints.is_empty() && index.cilium_nodes.get(node).is_some();
+    let pod = index.pods.get(name).filter(|pod| !pod.ended && !pod.facts.host_network && kept(&pod.node));
+    let Some(pod) = pod else { return Said { endpoint, ..Said::default() } };
+    let bound = index.sticky_of(pod).filter(|sticky| attached_uid(sticky) == Some(pod.facts.uid.as_str()));
+    let pooled = || -> Option<BTreeSet<IpAddr>> {
+        let node = index.cilium_nodes.get(&pod.node)?;
+        let owned = node.owned.iter().filter(|(_, entry)| entry.owner == name);
+        Some(owned.map(|(address, _)| *address).collect())
+    };
+    Said {
+        pod: Some(pod.facts.uid.clone()),
+        running: pod.running && !pod.deleting,
+        pod_addresses: pod.addresses.iter().copied().collect(),
+        endpoint,
+        bound: bound.map(|sticky| sticky.spec.addresses.iter().copied().collect()),
+        pooled: pools.then(pooled).flatten(),
+    }
+}
+
+/// A sentence for people.
+fn told(what: &Disagreement) -> String {
+    let list = |addresses: &BTreeSet<IpAddr>| -> String {
+        let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
+    };
+    match what {
+        Disagreement::EndpointAndPod { endpoint, pod } => format!(
+            "its CiliumEndpoint has {}, the pod shows {}; other nodes may send its traffic elsewhere: delete the \
+             CiliumEndpoint, and Cilium writes it anew",
+            list(endpoint),
+            list(pod)
+        ),
+        Disagreement::PodAndBinding { pod, bound } => format!(
+            "the pod shows {}, its StickyIP keeps {}: it came up without the plugin, or the StickyIP was changed; delete \
+             the pod, and it comes up with its own address",
+            list(pod),
+            list(bound)
+        ),
+        Disagreement::PoolAndBinding { pooled, bound } => format!(
+            "its node's CiliumNode pool keeps {} for it, its StickyIP {}: the pod loses its network when Cilium's agent \
+             restarts; look at the sticky-ipam agent of that node, which puts the key there",
+            list(pooled),
+            list(bound)
+        ),
+    }
+}
+
+/// One name, live.
+struct At<'a> {
+    hands: &'a Hands,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl At<'_> {
+    /// Writes the label on the pod with this uid. Whether it did.
+    async fn nudge(&self, uid: &str) -> Result<bool, ApiError> {
+        let api: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let what = format!("get Pod {}/{}", self.namespace, self.name);
+        let found = self.hands.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
+        let Some(pod) = found.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)) else {
+            return Ok(false);
+        };
+        let endpoints = self.endpoints();
+        let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
+        if self.hands.connection().read(&what, || endpoints.get_metadata_opt(self.name)).await?.is_some() {
+            return Ok(false);
+        }
+        let before = pod.labels().get(NUDGED).and_then(|text| text.parse::<u32>().ok()).unwrap_or(0);
+        let patch = json!({"metadata": {"labels": {NUDGED: (before % VALUES + 1).to_string()}}});
+        let what = format!("patch Pod {}/{}", self.namespace, self.name);
+        Ok(self.hands.patch(&what, &api, self.name, &state(&pod), patch).await?.is_some())
+    }
+
+    /// Takes the finalizers off the endpoint with this uid, if it is being deleted. Whether it did.
+    async fn free(&self, uid: &str) -> Result<bool, ApiError> {
+        let Some(endpoint) =
+            self.live(uid).await?.filter(|found| found.metadata.deletion_timestamp.is_some())
+        else {
+            return Ok(false);
+        };
+        let patch = json!({"metadata": {"finalizers": null}});
+        let what = format!("patch CiliumEndpoint {}/{}", self.namespace, self.name);
+        let patched = self.hands.patch(&what, &self.endpoints(), self.name, &state(&endpoint), patch).await?;
+        Ok(patched.is_some())
+    }
+
+    /// Deletes the endpoint with this uid if the pod that it was made for is not the one of this name. Whether it did.
+    async fn remove(&self, uid: &str) -> Result<bool, ApiError> {
+        let Some(endpoint) = self.live(uid).await? else { return Ok(false) };
+        let pods: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let what = format!("get Pod {}/{}", self.namespace, self.name);
+        let pod = self.hands.connection().read(&what, || pods.get_metadata_opt(self.name)).await?;
+        let made_for = super::index::made_for(&endpoint.metadata);
+        let left_over = match (made_for, pod.and_then(|pod| pod.metadata.uid)) {
+            (Some(made_for), Some(uid)) => made_for != uid,
+            // Without a pod it is for Cilium's operator to collect; without an owner nobody knows.
+            _ => false,
+        };
+        if !left_over {
+            return Ok(false);
+        }
+        let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
+        self.hands.delete(&what, &self.endpoints(), self.name, &state(&endpoint)).await
+    }
+
+    fn endpoints(&self) -> Api<CiliumEndpoint> {
+        Api::namespaced(self.hands.client(), self.namespace)
+    }
+
+    async fn live(
+        &self,
+        uid: &str,
+    ) -> Result<Option<kube::core::PartialObjectMeta<CiliumEndpoint>>, ApiError> {
+        let api = self.endpoints();
+        let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
+        let found = self.hands.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
+        Ok(found.filter(|found| found.metadata.uid.as_deref() == Some(uid)))
+    }
+
+    fn endpoint(&self, uid: &str) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("cilium.io/v2".into()),
+            kind: Some("CiliumEndpoint".into()),
+            namespace: Some(self.namespace.into()),
+            name: Some(self.name.into()),
+            uid: Some(uid.into()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+fn state(object: &impl ResourceExt) -> Unchanged {
+    Unchanged {
+        uid: object.uid().unwrap_or_default(),
+        resource_version: object.resource_version().unwrap_or_default(),
+    }
+}

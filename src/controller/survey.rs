@@ -1,0 +1,118 @@
+//! A live look at everything, once: what the commands rest on that look, tell and end. Must never be taken for what stands a
+//! moment later.
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::api::{Api, ListParams};
+use kube::core::DeserializeGuard;
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use super::act::Hands;
+use super::index::{CiliumNodeSeen, EndpointSeen, Index, NodeSeen, PodSeen, namespace_seen, trimmed};
+use crate::cluster::cilium::{CiliumEndpoint, CiliumNode};
+use crate::cluster::client::ApiError;
+use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::process::known::{Known, Told};
+use crate::process::watch::name_of;
+
+/// Objects a page of a list.
+const PAGE: u32 = 500;
+
+/// Everything as it stands now, and the objects that cannot be read. A kind that the server does not know has no objects.
+///
+/// # Errors
+/// The server is of no help, or forbids a list.
+pub async fn survey(hands: &Hands) -> Result<(Index, Vec<Skipped>), ApiError> {
+    let mut index = Index::default();
+    let mut skipped = Vec::new();
+    index.take_pod(Told::Listing);
+    for pod in all::<Pod>(hands, "list Pods").await? {
+        index.take_pod(Told::Listed((name_of(&pod), PodSeen::from(pod))));
+    }
+    index.take_pod(Told::Complete);
+    let namespaces = all::<Namespace>(hands, "list Namespaces").await?;
+    fill(&mut index.namespaces, namespaces, |object| namespace_seen(object.metadata));
+    fill(&mut index.nodes, all::<Node>(hands, "list Nodes").await?, NodeSeen::from);
+    guarded(hands, &mut index.stickies, "list StickyIPs", trimmed, &mut skipped).await?;
+    guarded(hands, &mut index.claims, "list AddressClaims", trimmed, &mut skipped).await?;
+    guarded(hands, &mut index.pools, "list IPPools", trimmed, &mut skipped).await?;
+    guarded::<CiliumNode, _>(
+        hands,
+        &mut index.cilium_nodes,
+        "list CiliumNodes",
+        CiliumNodeSeen::from,
+        &mut skipped,
+    )
+    .await?;
+    guarded::<CiliumEndpoint, _>(
+        hands,
+        &mut index.endpoints,
+        "list CiliumEndpoints",
+        EndpointSeen::from,
+        &mut skipped,
+    )
+    .await?;
+    Ok((index, skipped))
+}
+
+/// Every object of a kind, live, page by page.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn all<K>(hands: &Hands, what: &str) -> Result<Vec<K>, ApiError>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+    K::DynamicType: Default,
+{
+    let api: Api<K> = Api::all(hands.client());
+    let mut params = ListParams::default().limit(PAGE);
+    let mut found = Vec::new();
+    loop {
+        let page = match hands.connection().read(what, || api.list(&params)).await {
+            Ok(page) => page,
+            Err(ApiError::Refused { code: 404, .. }) => return Ok(found),
+            Err(error) => return Err(error),
+        };
+        found.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+fn fill<K: ResourceExt, T: PartialEq>(known: &mut Known<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
+    known.take(Told::Listing);
+    for object in objects {
+        known.take(Told::Listed((name_of(&object), trim(object))));
+    }
+    known.take(Told::Complete);
+}
+
+async fn guarded<K, T>(
+    hands: &Hands,
+    known: &mut Known<T>,
+    what: &str,
+    trim: impl Fn(K) -> T,
+    skipped: &mut Vec<Skipped>,
+) -> Result<(), ApiError>
+where
+    K: Resource<DynamicType = ()> + Sound + Clone + DeserializeOwned + Debug,
+    T: PartialEq,
+{
+    known.take(Told::Listing);
+    for object in all::<DeserializeGuard<K>>(hands, what).await? {
+        let name = name_of(&object);
+        match readable(object) {
+            Ok(object) => drop(known.take(Told::Listed((name, trim(object))))),
+            Err(unreadable) => {
+                skipped.push(unreadable);
+                known.take(Told::Broken(name));
+            }
+        }
+    }
+    known.take(Told::Complete);
+    Ok(())
+}

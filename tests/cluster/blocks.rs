@@ -1,0 +1,411 @@
+//! Node blocks on a real API server: given once, whoever else gives, wherever a controller ends; returned with a proof.
+
+use std::sync::Mutex;
+
+use k8s_openapi::api::core::v1::{Event, Node};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
+use sticky_ipam::controller::act::Overseer;
+use sticky_ipam::controller::blocks::{Blocks, Place};
+use sticky_ipam::controller::world::Duty;
+use sticky_ipam::policy::blocks::Terms;
+use sticky_ipam::process::known::Told;
+
+use crate::bench::access::Access;
+use crate::bench::case::Case;
+use crate::desk::{Desk, EndAt, bare_node, case, cilium_node, claim, locks, node, pool, ranges, remove_node};
+use crate::node::ended_by_the_witness;
+
+/// Nobody waits.
+const HURRIED: Terms = Terms { low: 4, most: 8, rest: 0 };
+/// More rounds than anything here needs.
+const MOST_ROUNDS: usize = 20;
+
+fn duty(desk: &Desk<'_>, case: &Case<'_>, place: Place) -> Blocks {
+    Blocks::new(place, case.namespace(), HURRIED, &desk.world.metrics)
+}
+
+/// Rounds until nothing is left to do.
+async fn settle(desk: &Desk<'_>, blocks: &mut Blocks) {
+    for _ in 0..MOST_ROUNDS {
+        desk.look().await;
+        let before = desk.world.hands.count();
+        let done = blocks.round(&desk.world, Vec::new()).await;
+        assert_eq!(done.failures, 0);
+        if desk.world.hands.count() == before {
+            return;
+        }
+    }
+    panic!("it does not come to rest");
+}
+
+async fn given(case: &Case<'_>) {
+    let desk = Desk::new(case, &[]).await;
+    settle(&desk, &mut duty(&desk, case, Place::CiliumNode)).await;
+}
+
+/// The sixteen /28 of the test's range.
+fn block(case: &Case<'_>, number: usize) -> String {
+    case.range().subnets(28).unwrap().nth(number).unwrap().to_string()
+}
+
+fn blocks_of(case: &Case<'_>) -> Value {
+    json!({"cidrs": [case.range().to_string()], "use": "NodeBlocks", "blockSize": {"ipv4": 28}})
+}
+
+/// No address is with two nodes, every block that stands is locked for its node, and every lock's block stands.
+async fn assert_in_step(case: &Case<'_>, nodes: usize) {
+    let ranges = ranges(case).await;
+    let all: Vec<(ipnet::IpNet, &str)> = ranges
+        .iter()
+        .flat_map(|(node, list)| list.iter().map(move |text| (text.parse().unwrap(), node.as_str())))
+        .collect();
+    for (n, (a, one)) in all.iter().enumerate() {
+        for (b, other) in &all[n + 1..] {
+            assert!(!a.contains(b) && !b.contains(a), "{a} of {one} and {b} of {other}");
+        }
+    }
+    assert_eq!(ranges.iter().filter(|(_, list)| !list.is_empty()).count(), nodes);
+    let mut locked = locks(case).await;
+    let mut standing: Vec<(String, String)> =
+        all.iter().map(|(net, node)| (net.to_string().replace('/', "-"), (*node).to_owned())).collect();
+    locked.sort();
+    standing.sort();
+    assert_eq!(locked, standing);
+}
+
+#[tokio::test]
+async fn every_node_gets_a_block_of_its_pool_and_keeps_what_others_wrote() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let away = format!("{}/32", case.range().hosts().last().unwrap());
+    let first = node(&case, "a", json!({}), &[&away]).await;
+    let second = node(&case, "b", json!({}), &[]).await;
+    given(&case).await;
+    let expected = [(first, vec![away, block(&case, 0)]), (second, vec![block(&case, 1)])];
+    assert_eq!(ranges(&case).await, expected);
+    // 16 blocks; the moved address takes one.
+    let pools: Api<IPPool> = Api::all(case.client());
+    let status = pools.get(&case.unique("p")).await.unwrap().status.unwrap();
+    assert_eq!((status.given, status.total), (Some(2), Some(16)));
+    assert_eq!((status.conditions[0].kind.as_str(), status.conditions[0].status.as_str()), ("Ready", "True"));
+    let events: Api<Event> = Api::namespaced(case.client(), "default");
+    let told = events.list(&ListParams::default()).await.unwrap();
+    let about = |event: &&Event| event.involved_object.name.as_deref() == Some(case.unique("b").as_str());
+    assert_eq!(told.items.iter().find(about).unwrap().reason.as_deref(), Some("BlockGiven"));
+}
+
+#[tokio::test]
+async fn wherever_a_controller_ends_no_block_is_lost_or_given_twice() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    for after in [false, true] {
+        let mut number = 1;
+        loop {
+            // Two that are there, one that goes.
+            let gone = node(&case, &format!("gone-{after}-{number}"), json!({}), &[]).await;
+            given(&case).await;
+            remove_node(&case, &gone).await;
+            let new = [
+                node(&case, &format!("x-{after}-{number}"), json!({}), &[]).await,
+                node(&case, &format!("y-{after}-{number}"), json!({}), &[]).await,
+            ];
+            let desk = Desk::watched(&case, &[], EndAt::boxed(number, after)).await;
+            let mut blocks = duty(&desk, &case, Place::CiliumNode);
+            let ended = ended_by_the_witness(settle(&desk, &mut blocks)).await;
+            given(&case).await;
+            assert_in_step(&case, 2).await;
+            for name in &new {
+                remove_node(&case, name).await;
+            }
+            given(&case).await;
+            assert_in_step(&case, 0).await;
+            if !ended {
+                break;
+            }
+            number += 1;
+        }
+        // Two locks and two writes on nodes with an event each, one lock that goes, two writes of the pool's status at least.
+        assert!(number > 7, "{number}");
+    }
+}
+
+#[tokio::test]
+async fn two_controllers_at_once_never_give_one_block_twice() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    for round in 0..4 {
+        let mut names = Vec::new();
+        for n in 0..3 {
+            names.push(node(&case, &format!("n{n}-{round}"), json!({}), &[]).await);
+        }
+        let (one, other) = (Desk::new(&case, &[]).await, Desk::new(&case, &[]).await);
+        one.look().await;
+        for n in 3..6 {
+            names.push(node(&case, &format!("n{n}-{round}"), json!({}), &[]).await);
+        }
+        other.look().await;
+        // Neither has seen the other's nodes: both want the same lowest blocks, for different nodes.
+        for name in &names[..3] {
+            other.world.index().nodes.take(Told::Gone(name.clone()));
+            other.world.index().cilium_nodes.take(Told::Gone(name.clone()));
+        }
+        let (mut first, mut second) =
+            (duty(&one, &case, Place::CiliumNode), duty(&other, &case, Place::CiliumNode));
+        tokio::join!(first.round(&one.world, Vec::new()), second.round(&other.world, Vec::new()));
+        tokio::join!(settle(&one, &mut first), settle(&other, &mut second));
+        given(&case).await;
+        assert_in_step(&case, 6).await;
+        for name in names {
+            remove_node(&case, &name).await;
+        }
+        // One gives back while the other, which has seen nothing of it, still believes in the nodes.
+        tokio::join!(settle(&one, &mut first), second.round(&other.world, Vec::new()));
+        given(&case).await;
+        assert_in_step(&case, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_controller_that_looked_long_ago_writes_nothing_wrong() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let first = node(&case, "a", json!({}), &[]).await;
+    let stale = Desk::new(&case, &[]).await;
+    stale.look().await;
+    // Meanwhile another gave the block, the node went, and its block is another's.
+    given(&case).await;
+    remove_node(&case, &first).await;
+    given(&case).await;
+    let second = node(&case, "b", json!({}), &[]).await;
+    given(&case).await;
+    assert_eq!(ranges(&case).await, [(second, vec![block(&case, 0)])]);
+    node(&case, "a", json!({}), &[]).await;
+    let mut blocks = duty(&stale, &case, Place::CiliumNode);
+    blocks.round(&stale.world, Vec::new()).await;
+    given(&case).await;
+    assert_in_step(&case, 2).await;
+}
+
+#[tokio::test]
+async fn sizes_that_differ_between_two_controllers_never_overlap() {
+    let case = case().await;
+    let large = json!({"cidrs": [case.range().to_string()], "use": "NodeBlocks", "blockSize": {"ipv4": 26}});
+    pool(&case, "p", large).await;
+    let names = [node(&case, "a", json!({}), &[]).await, node(&case, "b", json!({}), &[]).await];
+    let old = Desk::new(&case, &[]).await;
+    old.look().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let new = Desk::new(&case, &[]).await;
+    new.look().await;
+    let (mut first, mut second) =
+        (duty(&old, &case, Place::CiliumNode), duty(&new, &case, Place::CiliumNode));
+    tokio::join!(first.round(&old.world, Vec::new()), second.round(&new.world, Vec::new()));
+    given(&case).await;
+    assert_in_step(&case, names.len()).await;
+}
+
+#[tokio::test]
+async fn a_block_returns_only_when_its_node_is_gone_and_nothing_is_kept_in_it() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let name = node(&case, "a", json!({}), &[]).await;
+    given(&case).await;
+    let address = case.range().hosts().nth(4).unwrap().to_string();
+    claim(&case, &address, &name, &block(&case, 0)).await;
+    let nodes: Api<Node> = Api::all(case.client());
+    nodes.delete(&name, &DeleteParams::default()).await.unwrap();
+    given(&case).await;
+    assert_eq!(locks(&case).await.len(), 1, "its CiliumNode still stands");
+    let cilium: Api<CiliumNode> = Api::all(case.client());
+    cilium.delete(&name, &DeleteParams::default()).await.unwrap();
+    given(&case).await;
+    assert_eq!(locks(&case).await.len(), 1, "an address of it is kept");
+    // It comes again under its name: what is kept is at home again.
+    node(&case, "a", json!({}), &[]).await;
+    let other = node(&case, "b", json!({}), &[]).await;
+    given(&case).await;
+    let expected = [(name.clone(), vec![block(&case, 0)]), (other.clone(), vec![block(&case, 1)])];
+    assert_eq!(ranges(&case).await, expected);
+    let claims: Api<AddressClaim> = Api::all(case.client());
+    claims.delete(&address, &DeleteParams::default()).await.unwrap();
+    remove_node(&case, &name).await;
+    given(&case).await;
+    let label = block(&case, 1).replace('/', "-");
+    assert_eq!(locks(&case).await, [(label, other)]);
+}
+
+#[tokio::test]
+async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let name = node(&case, "a", json!({}), &[]).await;
+    given(&case).await;
+    remove_node(&case, &name).await;
+    let desk = Desk::new(&case, &[]).await;
+    desk.look().await;
+    claim(&case, &case.range().hosts().nth(4).unwrap().to_string(), &name, &block(&case, 0)).await;
+    duty(&desk, &case, Place::CiliumNode).round(&desk.world, Vec::new()).await;
+    assert_eq!(locks(&case).await.len(), 1);
+    // And a node that it has not shown.
+    let desk = Desk::new(&case, &[]).await;
+    desk.look().await;
+    *desk.world.index() = {
+        let mut index = std::mem::take(&mut *desk.world.index());
+        index.claims = Default::default();
+        index.claims.take(Told::Complete);
+        index
+    };
+    let claims: Api<AddressClaim> = Api::all(case.client());
+    claims.delete(&case.range().hosts().nth(4).unwrap().to_string(), &DeleteParams::default()).await.unwrap();
+    node(&case, "a", json!({}), &[]).await;
+    duty(&desk, &case, Place::CiliumNode).round(&desk.world, Vec::new()).await;
+    assert_eq!(locks(&case).await.len(), 1);
+}
+
+#[tokio::test]
+async fn pools_are_chosen_by_label_and_priority_and_the_next_takes_over() {
+    let case = case().await;
+    let parts: Vec<String> = case.range().subnets(26).unwrap().map(|net| net.to_string()).collect();
+    let of = |part: &str, priority: i32| json!({"cidrs": [part], "use": "NodeBlocks", "blockSize": {"ipv4": 27}, "priority": priority});
+    let mut ssd = of(&parts[0], 5);
+    ssd["nodeSelector"] = json!({"matchLabels": {"disk": "ssd"}});
+    pool(&case, "ssd", ssd).await;
+    let mut all = of(&parts[1], 0);
+    all["excluded"] = json!([case.range().subnets(27).unwrap().nth(2).unwrap().to_string()]);
+    pool(&case, "all", all).await;
+    for name in ["s1", "s2", "s3", "s4"] {
+        node(&case, name, json!({"disk": "ssd"}), &[]).await;
+    }
+    given(&case).await;
+    let nth = |n: usize| case.range().subnets(27).unwrap().nth(n).unwrap().to_string();
+    let listed: Vec<Vec<String>> = ranges(&case).await.into_iter().map(|(_, list)| list).collect();
+    assert_eq!(listed, [vec![nth(0)], vec![nth(1)], vec![nth(3)], vec![]]);
+    let pools: Api<IPPool> = Api::all(case.client());
+    let ready = pools.get(&case.unique("all")).await.unwrap().status.unwrap().conditions[0].clone();
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "Full"));
+    // A pool that overlaps an older one is not used, and says so.
+    pool(&case, "young", of(&case.range().to_string(), 9)).await;
+    given(&case).await;
+    let young = pools.get(&case.unique("young")).await.unwrap().status.unwrap();
+    assert_eq!(young.conditions[0].reason, "Overlaps");
+    assert_eq!(ranges(&case).await.iter().filter(|(_, list)| list.is_empty()).count(), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_runs_low_gets_another_block() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let name = node(&case, "a", json!({}), &[]).await;
+    given(&case).await;
+    // 13 usable of 16; with 10 in use fewer than four are left.
+    for address in case.range().hosts().take(10) {
+        claim(&case, &address.to_string(), &name, &block(&case, 0)).await;
+    }
+    given(&case).await;
+    assert_eq!(ranges(&case).await, [(name, vec![block(&case, 0), block(&case, 1)])]);
+}
+
+#[tokio::test]
+async fn in_kubernetes_mode_both_annotations_of_the_node_say_its_block() {
+    let case = case().await;
+    let mut both = blocks_of(&case);
+    both["cidrs"] = json!([case.range().to_string(), "fd77::/64"]);
+    pool(&case, "p", both).await;
+    let name = case.unique("a");
+    bare_node(&case, &name, json!({}), json!({})).await;
+    let said = case.unique("b");
+    bare_node(&case, &said, json!({}), json!({"podCIDR": block(&case, 0), "podCIDRs": [block(&case, 0)]}))
+        .await;
+    let desk = Desk::new(&case, &["--cilium-ipam=kubernetes"]).await;
+    settle(&desk, &mut duty(&desk, &case, Place::Annotations)).await;
+    let nodes: Api<Node> = Api::all(case.client());
+    let annotations = nodes.get(&name).await.unwrap().annotations().clone();
+    for key in ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"] {
+        assert_eq!(annotations[key], block(&case, 1));
+    }
+    for key in ["network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"] {
+        assert_eq!(annotations[key], "fd77::/112");
+    }
+    let kept = nodes.get(&said).await.unwrap().annotations().clone();
+    assert!(!kept.contains_key("network.cilium.io/ipv4-pod-cidr"), "the Node says it itself: {kept:?}");
+    assert_eq!(kept["network.cilium.io/ipv6-pod-cidr"], "fd77::1:0/112");
+}
+
+/// Writes the agent's route between the controller's lock and its write on the node, once.
+struct Meddler {
+    access: Mutex<Option<Access>>,
+    node: String,
+    route: String,
+}
+
+impl Overseer for Meddler {
+    fn before(&self, what: &str) {
+        if !what.starts_with("patch CiliumNode") {
+            return;
+        }
+        let Some(access) = self.access.lock().unwrap().take() else { return };
+        let (node, route) = (self.node.clone(), self.route.clone());
+        let meddling = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let api: Api<CiliumNode> = Api::all(access.client().await);
+                let patch = json!({"spec": {"ipam": {"podCIDRs": [route]}}});
+                api.patch(&node, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+            });
+        });
+        meddling.join().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_conflict_on_the_node_is_tried_again_with_the_other_writers_entry_kept() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let name = node(&case, "a", json!({}), &[]).await;
+    let route = format!("{}/32", case.range().hosts().last().unwrap());
+    let access = Mutex::new(Some(case.admin()));
+    let meddler = Meddler { access, node: name.clone(), route: route.clone() };
+    let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
+    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
+    assert_eq!(ranges(&case).await, [(name, vec![route, block(&case, 0)])]);
+}
+
+#[tokio::test]
+async fn a_thousand_nodes_get_their_blocks_and_then_nothing_is_written() {
+    let case = case().await;
+    let names: Vec<String> = (0..1000).map(|n| case.unique(&format!("many-{n:04}"))).collect();
+    for chunk in names.chunks(50) {
+        let made = chunk.iter().map(|name| async {
+            bare_node(&case, name, json!({}), json!({})).await;
+            cilium_node(&case, name, &[]).await;
+        });
+        futures(made).await;
+    }
+    let flags = ["--cluster-pool-ipv4-cidr=100.64.0.0/10", "--cluster-pool-ipv4-mask-size=24"];
+    let desk = Desk::new(&case, &flags).await;
+    let mut blocks = duty(&desk, &case, Place::CiliumNode);
+    settle(&desk, &mut blocks).await;
+    let all = ranges(&case).await;
+    let distinct: std::collections::BTreeSet<&String> = all.iter().flat_map(|(_, list)| list).collect();
+    assert_eq!((all.len(), distinct.len()), (1000, 1000));
+    let before = desk.world.hands.count();
+    blocks.round(&desk.world, Vec::new()).await;
+    assert_eq!(desk.world.hands.count(), before);
+    for chunk in names.chunks(50) {
+        futures(chunk.iter().map(|name| remove_node(&case, name))).await;
+    }
+}
+
+/// All at once.
+async fn futures<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
+    let mut all: Vec<_> = all.map(Box::pin).collect();
+    std::future::poll_fn(|context| {
+        all.retain_mut(|one| one.as_mut().poll(context).is_pending());
+        if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}

@@ -1,0 +1,134 @@
+//! A running cluster is taken over from Cilium's `cluster-pool` mode into `crd`, and back, and nobody notices.
+
+use std::process::{Child, Stdio};
+
+use crate::cluster::{Flavour, Lab, command, eventually, folder};
+
+const NAMESPACE: &str = "adopted";
+/// Between two pings.
+const PING_SECONDS: &str = "0.1";
+
+/// `sticky-ipam-controller adopt` with these arguments, in the fabric, where the API server is.
+fn adopt(lab: &Lab, arguments: &[&str]) -> Result<String, String> {
+    let kubeconfig = folder().join("admin.kubeconfig").display().to_string();
+    let program = env!("CARGO_BIN_EXE_sticky-ipam-controller");
+    let begin = ["on", "fabric", program, "--kubeconfig", kubeconfig.as_str(), "adopt"];
+    lab.attempt(&[&begin, arguments].concat())
+}
+
+fn set_mode(lab: &Lab, mode: &str) {
+    let literal = format!("--from-literal=ipam={mode}");
+    let _ = lab.attempt(&["kubectl", "delete", "configmap", "-n", "kube-system", "cilium-config"]);
+    lab.kubectl(&["create", "configmap", "-n", "kube-system", "cilium-config", &literal]);
+}
+
+/// A process in a pod that goes on while other things happen.
+struct Going(Child);
+
+impl Going {
+    fn start(pod: &str, script: &str) -> Self {
+        let pod = format!("{NAMESPACE}/{pod}");
+        let mut child = command(&["pod-exec", &pod, "sh", "-c", script]);
+        Self(child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("tests/lab/lab can be run"))
+    }
+
+    fn output(self) -> String {
+        let output = self.0.wait_with_output().expect("it ends");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+/// Pings and one TCP connection from `one` to `two`, for as long as `meanwhile` takes; fails if anything was lost.
+fn loses_nothing(lab: &Lab, address: &str, meanwhile: impl FnOnce()) {
+    let in_one = |script: &str| lab.must(&["pod-exec", &format!("{NAMESPACE}/one"), "sh", "-c", script]);
+    let in_two = |script: &str| lab.must(&["pod-exec", &format!("{NAMESPACE}/two"), "sh", "-c", script]);
+    in_one("rm -f /tmp/end");
+    in_two("rm -f /tmp/got");
+    // Its standard input stays open: at its end nc closes its half, and the other end leaves.
+    let listener = Going::start("two", "tail -f /dev/null | nc -l -p 9000 > /tmp/got");
+    eventually("the listener", || {
+        lab.attempt(&["pod-exec", &format!("{NAMESPACE}/two"), "sh", "-c", "netstat -ltn | grep -q :9000"])
+    });
+    let counting = "i=0; while [ ! -e /tmp/end ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo last";
+    let sender = Going::start("one", &format!("({counting}) | nc {address} 9000"));
+    let ping = format!(
+        "ping -i {PING_SECONDS} {address} & p=$!; while [ ! -e /tmp/end ]; do sleep 0.1; done; kill -INT $p; wait $p"
+    );
+    let pings = Going::start("one", &ping);
+    meanwhile();
+    in_one("touch /tmp/end");
+    let told = pings.output();
+    assert!(told.contains(" 0% packet loss"), "{told}");
+    let got = eventually("the last line over the connection", || {
+        let got = in_two("cat /tmp/got");
+        if got.ends_with("last") { Ok(got) } else { Err(format!("{} bytes", got.len())) }
+    });
+    sender.output();
+    drop(listener);
+    let lines: Vec<&str> = got.lines().collect();
+    let counted: Vec<String> = (0..lines.len() - 1).map(|n| n.to_string()).collect();
+    assert_eq!(lines[..lines.len() - 1], counted, "the connection broke or lost something");
+}
+
+/// Cilium's agent has taken the pod's endpoint over: one whose address it does not find is dropped instead.
+fn is_restored(lab: &Lab, node: &str, address: &str) {
+    let url = format!("http://localhost/v1/endpoint/ipv4:{address}");
+    eventually(&format!("{address} to be ready on {node}"), || {
+        let said =
+            lab.attempt(&["on", node, "curl", "-sf", "--unix-socket", "/var/run/cilium/cilium.sock", &url])?;
+        if said.contains(r#""state":"ready""#) { Ok(()) } else { Err(said.chars().take(300).collect()) }
+    });
+}
+
+#[test]
+fn pings_and_a_connection_between_running_pods_lose_nothing_there_and_back() {
+    let lab = Lab::of(Flavour::ClusterPool);
+    lab.namespace(NAMESPACE);
+    set_mode(&lab, "cluster-pool");
+    lab.pod(NAMESPACE, "one", "node-1");
+    lab.pod(NAMESPACE, "two", "node-2");
+    let (one, two) = (lab.address(NAMESPACE, "one"), lab.address(NAMESPACE, "two"));
+    lab.pings(NAMESPACE, "one", &two);
+    let routers = || {
+        let path = r#"jsonpath={.items[*].spec.addresses[?(@.type=="CiliumInternalIP")].ip}"#;
+        lab.kubectl(&["get", "ciliumnodes", "-o", path])
+    };
+    let before = routers();
+
+    let dry = adopt(&lab, &[]).unwrap_or_else(|why| panic!("{why}"));
+    assert!(dry.contains("Dry run: nothing was written"), "{dry}");
+    loses_nothing(&lab, &two, || {
+        let report = adopt(&lab, &["--apply"]).unwrap_or_else(|why| panic!("{why}"));
+        assert!(report.contains("Every live pod's address is in the pool"), "{report}");
+        set_mode(&lab, "crd");
+        for node in ["node-1", "node-2"] {
+            lab.must(&["set-ipam", node, "crd"]);
+        }
+        is_restored(&lab, "node-1", &one);
+        is_restored(&lab, "node-2", &two);
+        lab.pings(NAMESPACE, "two", &one);
+    });
+    assert_eq!(routers(), before, "the routers keep their addresses");
+    lab.answers("node-1", &two);
+    // New pods come out of the pool.
+    lab.pod(NAMESPACE, "three", "node-1");
+    let three = lab.address(NAMESPACE, "three");
+    let pool = lab.kubectl(&["get", "ciliumnode", "node-1", "-o", "jsonpath={.spec.ipam.pool}"]);
+    assert!(pool.contains(&format!("\"{three}\"")), "{three} is not of {pool}");
+
+    let back = adopt(&lab, &["--back"]).unwrap_or_else(|why| panic!("{why}"));
+    assert!(back.contains("Every pod has an address of its own node's blocks"), "{back}");
+    loses_nothing(&lab, &two, || {
+        set_mode(&lab, "cluster-pool");
+        for node in ["node-1", "node-2"] {
+            lab.must(&["set-ipam", node, "cluster-pool"]);
+        }
+        is_restored(&lab, "node-1", &one);
+        is_restored(&lab, "node-2", &two);
+        lab.pings(NAMESPACE, "two", &one);
+    });
+    for address in [&one, &three] {
+        lab.answers("node-2", address);
+    }
+    lab.delete_namespace(NAMESPACE);
+}
