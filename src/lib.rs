@@ -16,6 +16,6 @@ pub mod cni;
 pub mod controller;
 pub mod plugin;
 pub mod policy;
-#[cfg(feature = "controller")]
+#[cfg(any(feature = "agent", feature = "controller"))]
 pub mod process;
 pub mod store;

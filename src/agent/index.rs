@@ -2,7 +2,7 @@
 //! CiliumNode. Synchronous, and without a clock, disk or network. Must never be taken for live: whatever is written
 //! rests on a live read or a resourceVersion.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -14,94 +14,7 @@ use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::projection::home_blocks;
 use crate::policy::facts::PodFacts;
-
-/// A change of one kind of object, as a watch tells it.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Told<T> {
-    /// A new list begins.
-    Listing,
-    /// An object of the new list.
-    Listed(T),
-    /// The list is whole: what it does not name is gone.
-    Complete,
-    /// An object is there, or changed.
-    Here(T),
-    /// An object is gone.
-    Gone(String),
-    /// An object of this name is there and cannot be read.
-    Broken(String),
-}
-
-/// One kind of object.
-#[derive(Debug, Clone)]
-pub struct Known<T> {
-    all: BTreeMap<String, T>,
-    broken: BTreeSet<String>,
-    fresh: Option<(BTreeMap<String, T>, BTreeSet<String>)>,
-    listed: bool,
-}
-
-impl<T> Default for Known<T> {
-    fn default() -> Self {
-        Self { all: BTreeMap::new(), broken: BTreeSet::new(), fresh: None, listed: false }
-    }
-}
-
-impl<T> Known<T> {
-    /// Takes a change in.
-    pub fn take(&mut self, told: Told<(String, T)>) {
-        match told {
-            Told::Listing => self.fresh = Some(Default::default()),
-            Told::Listed((name, object)) => {
-                self.fresh.get_or_insert_default().0.insert(name, object);
-            }
-            Told::Complete => {
-                (self.all, self.broken) = self.fresh.take().unwrap_or_default();
-                self.listed = true;
-            }
-            Told::Here((name, object)) => {
-                self.broken.remove(&name);
-                self.all.insert(name, object);
-            }
-            Told::Gone(name) => {
-                self.broken.remove(&name);
-                self.all.remove(&name);
-            }
-            Told::Broken(name) => match &mut self.fresh {
-                Some((_, broken)) => {
-                    broken.insert(name);
-                }
-                None => {
-                    self.all.remove(&name);
-                    self.broken.insert(name);
-                }
-            },
-        }
-    }
-
-    /// Whether a list was whole once.
-    #[must_use]
-    pub fn is_listed(&self) -> bool {
-        self.listed
-    }
-
-    /// Every object with its name.
-    pub fn iter(&self) -> impl Iterator<Item = (&String, &T)> {
-        self.all.iter()
-    }
-
-    /// The object of this name.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<&T> {
-        self.all.get(name)
-    }
-
-    /// Whether an object of this name is there, readable or not.
-    #[must_use]
-    pub fn is_there(&self, name: &str) -> bool {
-        self.all.contains_key(name) || self.broken.contains(name)
-    }
-}
+pub use crate::process::known::{Known, Told};
 
 /// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,19 +69,19 @@ impl Index {
     /// The pod that the runtime knows by this uid.
     #[must_use]
     pub fn pod_of(&self, uid: &str) -> Option<&PodSeen> {
-        self.pods.all.values().find(|pod| pod.runtime_uid == uid || pod.facts.uid == uid)
+        self.pods.values().find(|pod| pod.runtime_uid == uid || pod.facts.uid == uid)
     }
 
     /// This node's CiliumNode.
     #[must_use]
     pub fn cilium_node(&self) -> Option<&CiliumNode> {
-        self.node.all.values().next()
+        self.node.values().next()
     }
 
     /// The claim on an address, if its home is here.
     #[must_use]
     pub fn claim_on(&self, address: IpAddr) -> Option<&ClaimView> {
-        self.claims.all.values().find(|claim| claim.address == address)
+        self.claims.values().find(|claim| claim.address == address)
     }
 
     /// This node's blocks, as its CiliumNode has them.

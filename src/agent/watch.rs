@@ -71,8 +71,8 @@ impl Index {
             Update::Sticky(told) => self.stickies.take(told),
             Update::Claim(told) => self.claims.take(told),
             Update::Node(told) => self.node.take(told),
-            Update::Skipped(_) | Update::Broke { .. } => {}
-        }
+            Update::Skipped(_) | Update::Broke { .. } => Vec::new(),
+        };
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -56,23 +57,36 @@ impl<D: Disk> Locked<'_, D> {
     /// The disk fails.
     pub fn leave_note(&mut self, attachment: &Attachment, note: &Note) -> Result<(), StoreError> {
         let (folder, new) = (self.store.path(NOTES), self.store.path(NEW));
+        let path = folder.join(record::attachment_entry(attachment));
+        self.put_whole("write the note", note, &new, &path)
+    }
+
+    /// Puts a small file of the folder of notes or of decisions in place, whole, by way of `new`; `what` is told if it fails. It is on
+    /// the disk when this returns.
+    pub(super) fn put_whole(
+        &self,
+        what: &'static str,
+        content: &impl Serialize,
+        new: &Path,
+        path: &Path,
+    ) -> Result<(), StoreError> {
         let disk = &self.store.disk;
-        if inode_of(&folder)?.is_none() {
-            disk.make_dir(&folder).map_err(|source| StoreError::io("make the directory", &folder, source))?;
+        let folder = path.parent().unwrap_or(path);
+        if inode_of(folder)?.is_none() {
+            disk.make_dir(folder).map_err(|source| StoreError::io("make the directory", folder, source))?;
             open::sync_dir(disk, &self.store.path(super::DERIVED))?;
         }
-        // Left by a process that ended before the note had its name.
-        if inode_of(&new)?.is_some() {
-            disk.remove(&new).map_err(|source| StoreError::io("remove", &new, source))?;
+        // Left by a process that ended before the file had its name.
+        if inode_of(new)?.is_some() {
+            disk.remove(new).map_err(|source| StoreError::io("remove", new, source))?;
         }
-        let path = folder.join(record::attachment_entry(attachment));
-        serde_json::to_vec_pretty(note)
+        serde_json::to_vec_pretty(content)
             .map_err(io::Error::from)
-            .and_then(|bytes| disk.create(&new, &bytes))
+            .and_then(|bytes| disk.create(new, &bytes))
             .and_then(|file| disk.sync(&file))
-            .and_then(|()| disk.rename(&new, &path))
-            .map_err(|source| StoreError::io("write the note", &path, source))?;
-        open::sync_dir(disk, &folder)
+            .and_then(|()| disk.rename(new, path))
+            .map_err(|source| StoreError::io(what, path, source))?;
+        open::sync_dir(disk, folder)
     }
 
     /// The note about an attachment, if there is one.

@@ -117,22 +117,7 @@ impl<D: Disk> Locked<'_, D> {
     pub fn prepare(&mut self, decision: &Decision) -> Result<(), StoreError> {
         let (folder, new) = (self.store.path(PREPARED), self.store.path(NEW));
         let path = folder.join(checked(&decision.uid, &folder)?);
-        let disk = &self.store.disk;
-        if inode_of(&folder)?.is_none() {
-            disk.make_dir(&folder).map_err(|source| StoreError::io("make the directory", &folder, source))?;
-            open::sync_dir(disk, &self.store.path(super::DERIVED))?;
-        }
-        // Left by a process that ended before the decision had its name.
-        if inode_of(&new)?.is_some() {
-            disk.remove(&new).map_err(|source| StoreError::io("remove", &new, source))?;
-        }
-        serde_json::to_vec_pretty(decision)
-            .map_err(io::Error::from)
-            .and_then(|bytes| disk.create(&new, &bytes))
-            .and_then(|file| disk.sync(&file))
-            .and_then(|()| disk.rename(&new, &path))
-            .map_err(|source| StoreError::io("write the decision", &path, source))?;
-        open::sync_dir(disk, &folder)
+        self.put_whole("write the decision", decision, &new, &path)
     }
 
     /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used up is taken

@@ -14,7 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("store", &["alloc", "policy", "cni"]),
     ("cluster", &["alloc", "policy"]),
     ("plugin", &["alloc", "policy", "cni", "store", "cluster"]),
-    ("agent", &["alloc", "policy", "cni", "store", "cluster"]),
+    ("agent", &["alloc", "policy", "cni", "store", "cluster", "process"]),
     ("process", &["alloc", "policy", "cluster"]),
     ("controller", &["alloc", "policy", "cluster", "process"]),
     ("cli", &["alloc", "policy", "cni", "store", "cluster"]),
