@@ -45,8 +45,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(Outcome::Needless("its ADD came first".into()));
         }
         let api = self.connection();
+        let namespace = errand::of_namespace(&api, &seen.facts.namespace);
         let (sticky, facts, reason) =
-            match errand::judge(&api, &self.settings.rules(), seen.facts.clone()).await {
+            match errand::judge(&self.settings.rules(), seen.facts.clone(), namespace).await {
                 Ok(judged) => judged,
                 // The ADD tells the pod; a wish that is mended is a new event.
                 Err(errand::ErrandError::Policy(error)) => return Ok(Outcome::Later(error.to_string())),

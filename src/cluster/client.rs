@@ -143,7 +143,7 @@ impl Connection {
         }
         config.connect_timeout = Some(timeout);
         config.read_timeout = Some(timeout);
-        let client = kube::Client::try_from(config).map_err(|error| broken(with_causes(&error)))?;
+        let client = super::wire::client(config).map_err(|error| broken(with_causes(&error)))?;
         Ok(Self::with_client(client, kubeconfig, timeout))
     }
 

@@ -13,3 +13,4 @@ pub mod leave;
 pub mod objects;
 pub mod pod;
 pub mod projection;
+mod wire;

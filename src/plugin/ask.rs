@@ -1,6 +1,7 @@
 //! The API server's answer to "which address has this pod": who is sticky, the walk through the protocol, the record on
 //! the node, and what the node's CiliumNode shows. Must never answer before all of them stand.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -13,7 +14,7 @@ use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand::{self, ErrandError};
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
-use crate::cluster::client::Connection;
+use crate::cluster::client::{ApiError, Connection};
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
@@ -29,16 +30,18 @@ use crate::store::{self, Disk};
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
 const MOST_SLOTS: usize = 16;
 
-/// The addresses of a sticky pod; none if it is not sticky. A refusal is told to whoever looks at the pod, too.
+/// The addresses of a sticky pod; none if it is not sticky. `remembered` are those that this node knows of it. A refusal is told to
+/// whoever looks at the pod, too.
 pub(super) async fn ask<D: Disk>(
     errand: &Errand<'_, D>,
     wanted: &[Option<IpAddr>],
+    remembered: &BTreeSet<IpAddr>,
     story: &mut Story<'_>,
 ) -> Result<Option<Vec<IpAddr>>, Why> {
     let conf = errand.conf;
     let api = Connection::open(&conf.kubeconfig, conf.timeout).await.map_err(Why::Unasked)?;
     let mut carrier = Carrier::new(api, story.witness);
-    let answer = ask_through(&mut carrier, errand, wanted, story).await;
+    let answer = ask_through(&mut carrier, errand, wanted, remembered, story).await;
     if let Err(Why::Told(error)) = &answer
         && error.code == code::REQUEST_REFUSED
     {
@@ -58,6 +61,7 @@ async fn ask_through<D: Disk>(
     carrier: &mut Carrier<'_>,
     errand: &Errand<'_, D>,
     wanted: &[Option<IpAddr>],
+    remembered: &BTreeSet<IpAddr>,
     story: &mut Story<'_>,
 ) -> Result<Option<Vec<IpAddr>>, Why> {
     let Errand { request, scene, conf, pod, crd } = *errand;
@@ -66,24 +70,23 @@ async fn ask_through<D: Disk>(
     let what = format!("get Pod {pod}");
     let own_node =
         async { if crd { projection::read_node(carrier.api(), &conf.node).await } else { Ok(None) } };
-    let (found, sticky, node) = tokio::try_join!(
-        carrier.api().read(&what, || pods.get_opt(pod.name())),
-        walk::read_sticky(carrier, &itself),
-        own_node,
-    )
-    .map_err(Why::Unasked)?;
+    // All that can be asked without an answer goes out at once.
+    let (first, namespace, claims) = tokio::join!(
+        async {
+            tokio::try_join!(
+                carrier.api().read(&what, || pods.get_opt(pod.name())),
+                walk::read_sticky(carrier, &itself),
+                own_node,
+            )
+        },
+        errand::of_namespace(carrier.api(), pod.namespace()),
+        walk::read_claims(carrier, remembered),
+    );
+    let (found, sticky, node) = first.map_err(Why::Unasked)?;
     let found = the_pod_that_is_meant(found, pod, &conf.node)?;
-    // What the walk reads next of a pod that has its StickyIP; a failure is the walk's to find again.
-    let of_sticky = async {
-        match &sticky {
-            Some(sticky) => {
-                walk::read_claims(carrier, &sticky.spec.addresses.iter().copied().collect()).await.ok()
-            }
-            None => None,
-        }
-    };
-    let (judged, claims) = tokio::join!(judge(carrier, conf, &found), of_sticky);
-    let facts = match judged? {
+    // Those of the addresses that this node remembers of the pod, where they are still its own; else the walk reads them.
+    let claims = claims.ok().filter(|claims| sticky.as_ref().is_some_and(|sticky| are_all(claims, sticky)));
+    let facts = match judge(conf, &found, namespace).await? {
         Ok(facts) => facts,
         Err(reason) => {
             tracing::debug!(%pod, %reason, "the pod is not sticky");
@@ -256,14 +259,21 @@ fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> R
     }
 }
 
+/// Whether these are all the claims of this StickyIP, and sealed to it.
+fn are_all(claims: &walk::Claims, sticky: &StickyIP) -> bool {
+    let Some(uid) = &sticky.metadata.uid else { return false };
+    claims.len() == sticky.spec.addresses.len()
+        && sticky.spec.addresses.iter().all(|of| claims.get(of).is_some_and(|claim| claim.sealed_to(uid)))
+}
+
 /// The facts of a sticky pod, or why it is none.
 async fn judge(
-    carrier: &Carrier<'_>,
     conf: &ClusterConf,
     found: &Pod,
+    namespace: Result<BTreeMap<String, String>, ApiError>,
 ) -> Result<Result<PodFacts, Reason>, Why> {
     let facts = pod::facts(found, Default::default());
-    match errand::judge(carrier.api(), &conf.rules, facts).await {
+    match errand::judge(&conf.rules, facts, async { namespace }).await {
         Ok((true, facts, _)) => Ok(Ok(facts)),
         Ok((false, _, reason)) => Ok(Err(reason)),
         Err(ErrandError::Policy(error)) => {

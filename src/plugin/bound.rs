@@ -1,6 +1,7 @@
 //! The cluster's part of ADD: the agent's prepared decision first, else the API server, else what this node remembers.
 //! Must never give a sticky pod another address than its own, unless the operator allowed it.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::IpAddr;
 
@@ -47,7 +48,8 @@ pub(super) fn add<D: Disk>(
 ) -> Result<Option<Vec<IpAddr>>, CniError> {
     let Errand { request, scene, conf, pod, .. } = *errand;
     let attachment = attachment(request)?;
-    {
+    let itself = store::Claimant::new(pod, &attachment.interface);
+    let remembered: BTreeSet<IpAddr> = {
         let mut locked = scene.store.lock()?;
         if let Some(held) = locked.of_attachment(attachment)? {
             if held.record.binding.is_none() {
@@ -58,15 +60,21 @@ pub(super) fn add<D: Disk>(
             story.tell(&held.record.addresses, "this container has it already");
             return Ok(Some(held.record.addresses));
         }
-    }
-    let itself = store::Claimant::new(pod, &attachment.interface);
+        // Most likely they are still the pod's own, so their claims can be asked for before its StickyIP has named them.
+        locked
+            .of_claimant(&itself)?
+            .map(|kept| kept.record.addresses)
+            .unwrap_or_default()
+            .into_iter()
+            .collect()
+    };
     let _turn = scene.store.turn(&itself, scene.sticky.lock_timeout)?;
     if wanted.iter().all(Option::is_none)
         && let Some(prepared) = prepared(errand, attachment, story)?
     {
         return Ok(prepared);
     }
-    let asked = block_on(ask(errand, wanted, story))?;
+    let asked = block_on(ask(errand, wanted, &remembered, story))?;
     let (unasked, error) = match asked {
         Ok(answer) => return Ok(answer),
         Err(Why::Told(error)) => return Err(error),

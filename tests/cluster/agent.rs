@@ -31,7 +31,7 @@ pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -
     std::fs::create_dir_all(&conf).unwrap();
     if mode != "crd" {
         let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
-            {"type": "cilium-cni", "ipam": {"type": "sticky-ipam", "subnet": node.range().to_string()}}]});
+            {"type": "cilium-cni", "ipam": {"type": "sticky-ipam", "ranges": node.ranges()}}]});
         std::fs::write(conf.join("03-sticky-ipam.conflist"), list.to_string()).unwrap();
     }
     let text = |path: &Path| path.to_str().unwrap().to_owned();

@@ -5,11 +5,12 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
@@ -32,6 +33,8 @@ pub struct TestNode {
     timeout: &'static str,
     patience: &'static str,
     on_unavailable: &'static str,
+    also: Option<Ipv6Net>,
+    clock: Option<&'static str>,
     /// In `crd` mode.
     pub cilium: Option<FakeCilium>,
 }
@@ -102,6 +105,8 @@ impl TestNode {
             timeout: "20s",
             patience: "0s",
             on_unavailable: "fail",
+            also: None,
+            clock: None,
             cilium: None,
         }
     }
@@ -131,6 +136,16 @@ impl TestNode {
         self.on_unavailable = word;
     }
 
+    /// Its pods have an address of this range, too.
+    pub fn also(&mut self, range: Ipv6Net) {
+        self.also = Some(range);
+    }
+
+    /// Its clock is off by this much, as faketime writes it.
+    pub fn clock(&mut self, off: &'static str) {
+        self.clock = Some(off);
+    }
+
     fn config(&self) -> Value {
         let mut sticky = json!({
             "waitForOldPod": self.patience, "logFile": self.dir.path().join("log"),
@@ -151,8 +166,7 @@ impl TestNode {
         json!({
             "cniVersion": "1.1.0", "name": "net", "type": "cilium-cni",
             "ipam": {
-                "type": "sticky-ipam", "subnet": self.range.to_string(), "dataDir": self.dir.path(),
-                "sticky": sticky,
+                "type": "sticky-ipam", "ranges": self.ranges(), "dataDir": self.dir.path(), "sticky": sticky,
             },
         })
     }
@@ -181,6 +195,7 @@ impl TestNode {
         let Sandbox { pod, uid, namespace, container } = sandbox.clone();
         let args =
             format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid}");
+        let clock = self.clock;
         let ran = tokio::task::spawn_blocking(move || {
             let env = |name: &str| -> Option<OsString> {
                 Some(match name {
@@ -193,7 +208,10 @@ impl TestNode {
                     _ => return None,
                 })
             };
-            plugin::run_before(&*witness, &env, &mut config.as_bytes())
+            match clock {
+                None => plugin::run_before(&*witness, &env, &mut config.as_bytes()),
+                Some(off) => run_by_another_clock(off, &env, config.as_bytes()),
+            }
         });
         let answer = match ran.await {
             Ok(answer) => answer,
@@ -207,6 +225,12 @@ impl TestNode {
         Some(if answer.status == 0 { Ok(document) } else { Err(document) })
     }
 
+    /// ADD. Every address, or the error.
+    pub async fn add_all(&self, sandbox: &Sandbox) -> Result<Vec<IpAddr>, Value> {
+        let document = self.verb("ADD", sandbox, Arc::new(Nobody)).await.unwrap()?;
+        Ok(document["ips"].as_array().unwrap().iter().map(address_of).collect())
+    }
+
     /// ADD. The address, or the error.
     pub async fn add(&self, sandbox: &Sandbox) -> Result<IpAddr, Value> {
         self.add_before(sandbox, Arc::new(Nobody)).await.unwrap()
@@ -217,11 +241,7 @@ impl TestNode {
         sandbox: &Sandbox,
         witness: Arc<dyn Witness + Send + Sync>,
     ) -> Option<Result<IpAddr, Value>> {
-        let address = |document: Value| {
-            let text = document["ips"][0]["address"].as_str().unwrap();
-            text.split('/').next().unwrap().parse().unwrap()
-        };
-        Some(self.verb("ADD", sandbox, witness).await?.map(address))
+        Some(self.verb("ADD", sandbox, witness).await?.map(|document| address_of(&document["ips"][0])))
     }
 
     /// DEL; the sandbox's namespace is gone then.
@@ -263,6 +283,13 @@ impl TestNode {
     /// The addresses of its pods.
     pub fn range(&self) -> Ipv4Net {
         self.range
+    }
+
+    /// The same as a configuration says it, with the other family's.
+    pub fn ranges(&self) -> Value {
+        let mut ranges = vec![json!([{"subnet": self.range.to_string()}])];
+        ranges.extend(self.also.map(|range| json!([{"subnet": range.to_string()}])));
+        ranges.into()
     }
 
     /// The node's own folder.
@@ -317,6 +344,33 @@ impl TestNode {
             .map(|(address, record)| (address, record.attachment.container.as_str().to_owned()))
             .collect()
     }
+}
+
+fn address_of(ip: &Value) -> IpAddr {
+    ip["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()
+}
+
+/// Runs the plugin as a process of its own that is told another time.
+fn run_by_another_clock(
+    off: &str,
+    env: &impl Fn(&str) -> Option<OsString>,
+    mut config: &[u8],
+) -> plugin::Answer {
+    let mut command = Command::new("faketime");
+    command.args(["-f", off, env!("CARGO_BIN_EXE_sticky-ipam")]);
+    for name in ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH", "CNI_ARGS"] {
+        command.env(name, env(name).unwrap());
+    }
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("faketime is missing; run: tests/tools/debian test");
+    std::io::copy(&mut config, &mut child.stdin.take().unwrap()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    let text = String::from_utf8(done.stdout).unwrap();
+    let stdout = (!text.is_empty()).then_some(text);
+    plugin::Answer { stdout, stderr: None, status: u8::from(!done.status.success()) }
 }
 
 const ENDED: &str = "ended by the witness";

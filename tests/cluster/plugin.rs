@@ -77,6 +77,23 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
 }
 
 #[tokio::test]
+async fn every_question_of_a_verb_goes_over_one_connection() {
+    let case = case().await;
+    let mut node = TestNode::ready(&case, "n1", parts(&case).await[0]).await;
+    let proxy = case.proxy();
+    let access = case.plugin(&node.name).await.through(&proxy);
+    node.by(&access);
+    for round in 1..=2 {
+        let pod = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+        let before = proxy.connections();
+        node.add(&pod).await.unwrap();
+        assert_eq!(proxy.connections() - before, 1, "ADD, round {round}");
+        node.del(&pod).await;
+        assert_eq!(proxy.connections() - before, 2, "DEL, round {round}");
+    }
+}
+
+#[tokio::test]
 async fn a_pod_that_is_not_sticky_has_no_objects_and_keeps_nothing() {
     let case = case().await;
     let [one, ..] = parts(&case).await;

@@ -1,6 +1,9 @@
 //! What a pod's walk starts from: whether the pod is sticky, under which name, and with which pin. Must never decide
 //! by anything but the pod, its namespace and the operator's rules.
 
+use std::collections::BTreeMap;
+use std::future::Future;
+
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ListParams};
 
@@ -22,24 +25,32 @@ pub enum ErrandError {
     Api(#[from] ApiError),
 }
 
-/// The facts of a sticky pod, and why it is one or none. The namespace is looked up only where its word counts.
+/// The facts of a sticky pod, and why it is one or none. The namespace is asked for only where its word counts.
 ///
 /// # Errors
 /// See [`ErrandError`].
 pub async fn judge(
-    api: &Connection,
     rules: &Rules,
     mut facts: PodFacts,
+    namespace: impl Future<Output = Result<BTreeMap<String, String>, ApiError>>,
 ) -> Result<(bool, PodFacts, Reason), ErrandError> {
     let mut verdict = rules.judge(&facts)?;
     if matches!(verdict.reason, Reason::NothingAsksForIt | Reason::Selected) {
-        let namespaces: Api<Namespace> = Api::all(api.client());
-        let what = format!("get Namespace {}", facts.namespace);
-        let read = api.read(&what, || namespaces.get_metadata_opt(&facts.namespace)).await?;
-        facts.namespace_annotations = read.and_then(|found| found.metadata.annotations).unwrap_or_default();
+        facts.namespace_annotations = namespace.await?;
         verdict = rules.judge(&facts)?;
     }
     Ok((verdict.sticky, facts, verdict.reason))
+}
+
+/// The annotations of a namespace.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn of_namespace(api: &Connection, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
+    let namespaces: Api<Namespace> = Api::all(api.client());
+    let what = format!("get Namespace {name}");
+    let read = api.read(&what, || namespaces.get_metadata_opt(name)).await?;
+    Ok(read.and_then(|found| found.metadata.annotations).unwrap_or_default())
 }
 
 /// How a StickyIP names its claimant.

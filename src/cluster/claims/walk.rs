@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 use thiserror::Error;
@@ -143,8 +144,8 @@ impl Walker {
         Ok(self.walk_to(carrier, ground, sticky, None).await?.spec.addresses)
     }
 
-    /// Walks until the pod is attached, and tells the StickyIP as it stands then. `claims` are those of the StickyIP's addresses,
-    /// if they were read after it.
+    /// Walks until the pod is attached, and tells the StickyIP as it stands then. `claims` are those of the StickyIP's addresses if
+    /// they were read after it, or beside it and are sealed to it: a seal stands as long as its StickyIP does.
     ///
     /// # Errors
     /// As [`Walker::walk`].
@@ -403,17 +404,19 @@ pub type Claims = BTreeMap<IpAddr, ClaimView>;
 /// # Errors
 /// The server is of no help, or a claim breaks its own rules.
 pub async fn read_claims(carrier: &Carrier<'_>, addresses: &BTreeSet<IpAddr>) -> Result<Claims, WalkError> {
-    let mut claims = BTreeMap::new();
     let api: Api<AddressClaim> = Api::all(carrier.api().client());
-    // At most two families twice over; one connection takes them in turn.
-    for address in addresses {
+    let read = try_join_all(addresses.iter().map(async |address| {
         let name = ClaimName::of(*address).to_string();
         let what = format!("get AddressClaim {address}");
-        let Some(claim) = carrier.api().read(&what, || api.get_opt(&name)).await? else { continue };
+        carrier.api().read(&what, || api.get_opt(&name)).await
+    }));
+    let mut claims = BTreeMap::new();
+    for claim in read.await?.into_iter().flatten() {
         if let Some(why) = claim.unsound() {
+            let name = claim.metadata.name.unwrap_or_default();
             return Err(WalkError::Unsound { what: "AddressClaim", name, why });
         }
-        claims.insert(*address, ClaimView::from(&claim));
+        claims.insert(claim.spec.address, ClaimView::from(&claim));
     }
     Ok(claims)
 }

@@ -1,0 +1,234 @@
+//! The plugin's one connection to the API server: a handshake, and everything that is asked at once goes over it side by side.
+//! A client with a pool would open a connection for each of several parallel requests, and a handshake costs more than
+//! most answers.
+//!
+//! Must never send a request twice: whether a broken one may be repeated is the asker's to know.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::header::{HOST, HeaderValue};
+use http::uri::{PathAndQuery, Scheme, Uri};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ClientBuilder, ConfigExt};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tower::retry::RetryLayer;
+use tower::util::option_layer;
+use tower::{BoxError, Layer, Service};
+
+/// What TLS calls the second version of HTTP.
+const HTTP_2: &[u8] = b"h2";
+
+/// A client that asks over one connection. Where there is no TLS, or a proxy between, it is kube's own.
+///
+/// # Errors
+/// The credentials are of no use.
+pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
+    let to = match (&config.proxy_url, config.cluster_url.scheme()) {
+        (None, Some(scheme)) if *scheme == Scheme::HTTPS => Target::of(&config)?,
+        _ => return kube::Client::try_from(config),
+    };
+    let Some(to) = to else { return kube::Client::try_from(config) };
+    let wire = Wire { to: Arc::new(to), line: Arc::new(Mutex::new(None)) };
+    // The order that kube gives them: the outermost last.
+    let wire = config.extra_headers_layer()?.layer(wire);
+    let wire = option_layer(config.auth_layer()?).layer(wire);
+    let wire =
+        option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry()))).layer(wire);
+    let wire = config.base_uri_layer().layer(wire);
+    Ok(ClientBuilder::new(wire, config.default_namespace).build())
+}
+
+/// Whom to call, and how to know him.
+struct Target {
+    host: String,
+    port: u16,
+    name: ServerName<'static>,
+    tls: TlsConnector,
+}
+
+impl Target {
+    /// None if the server's name is none that TLS knows; kube has words for that.
+    fn of(config: &kube::Config) -> Result<Option<Self>, kube::Error> {
+        let mut tls = config.rustls_client_config()?;
+        tls.alpn_protocols = vec![HTTP_2.to_vec(), b"http/1.1".to_vec()];
+        let Some(host) = config.cluster_url.host() else { return Ok(None) };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = config.tls_server_name.clone().unwrap_or_else(|| host.clone());
+        let Ok(name) = ServerName::try_from(name) else { return Ok(None) };
+        let port = config.cluster_url.port_u16().unwrap_or(443);
+        Ok(Some(Self { host, port, name, tls: TlsConnector::from(Arc::new(tls)) }))
+    }
+
+    async fn call(&self) -> Result<Line, BoxError> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        stream.set_nodelay(true)?;
+        let stream = self.tls.connect(self.name.clone(), stream).await?;
+        let two = stream.get_ref().1.alpn_protocol() == Some(HTTP_2);
+        let stream = TokioIo::new(stream);
+        // What becomes of the connection is told to those who ask over it.
+        if two {
+            let (line, connection) = http2::handshake(TokioExecutor::new(), stream).await?;
+            tokio::spawn(connection);
+            Ok(Line::Two(line))
+        } else {
+            let (line, connection) = http1::handshake(stream).await?;
+            tokio::spawn(connection);
+            Ok(Line::One(line))
+        }
+    }
+}
+
+/// An open connection.
+enum Line {
+    /// Of those behind a balancer that knows no better: one request after the other.
+    One(http1::SendRequest<Body>),
+    /// As many requests at once as there are.
+    Two(http2::SendRequest<Body>),
+}
+
+impl Line {
+    fn is_open(&self) -> bool {
+        match self {
+            Self::One(line) => !line.is_closed(),
+            Self::Two(line) => !line.is_closed(),
+        }
+    }
+}
+
+/// Calls when the first request comes, and again when the connection has broken.
+#[derive(Clone)]
+struct Wire {
+    to: Arc<Target>,
+    line: Arc<Mutex<Option<Line>>>,
+}
+
+impl Wire {
+    async fn ask(self, request: Request<Body>) -> Result<Response<Incoming>, BoxError> {
+        // Whoever comes while it is being opened waits for it.
+        let mut kept = self.line.lock().await;
+        let line = match kept.take().filter(Line::is_open) {
+            Some(line) => kept.insert(line),
+            None => kept.insert(self.to.call().await?),
+        };
+        match line {
+            Line::Two(line) => {
+                let mut line = line.clone();
+                drop(kept);
+                line.ready().await?;
+                Ok(line.send_request(request).await?)
+            }
+            Line::One(line) => {
+                line.ready().await?;
+                Ok(line.send_request(of_one(request)?).await?)
+            }
+        }
+    }
+}
+
+/// The first version of HTTP names the server in a header, and only the path in the first line.
+fn of_one(mut request: Request<Body>) -> Result<Request<Body>, BoxError> {
+    if let Some(server) = request.uri().authority() {
+        let server = HeaderValue::from_str(server.as_str())?;
+        request.headers_mut().insert(HOST, server);
+    }
+    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::from(path);
+    Ok(request)
+}
+
+impl Service<Request<Body>> for Wire {
+    type Response = Response<Incoming>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.clone().ask(request))
+    }
+}
+
+#[cfg(all(test, feature = "agent"))]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use hyper::server::conn::http1 as server;
+    use hyper::service::service_fn;
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::rustls::ServerConfig;
+    use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+
+    use super::*;
+
+    /// A server that speaks the first version of HTTP, and tells each asker on which connection he is. Every connection ends after
+    /// `answers` answers.
+    async fn of_the_first_version(answers: usize) -> kube::Config {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        let (certificate, key) = (made.cert.der().clone(), made.signing_key.serialize_der());
+        let tls = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.clone()], PrivateKeyDer::try_from(key).unwrap())
+            .unwrap();
+        let tls = TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            let mut number = 0;
+            while let Ok((stream, _)) = listener.accept().await {
+                number += 1;
+                let told = AtomicUsize::new(0);
+                let stream = TokioIo::new(tls.accept(stream).await.unwrap());
+                let answer = service_fn(move |request: Request<Incoming>| {
+                    let last = told.fetch_add(1, Ordering::Relaxed) + 1 == answers;
+                    async move {
+                        assert_eq!(request.uri().authority(), None);
+                        assert!(request.headers().contains_key(HOST));
+                        let body = format!("{number} {}", request.uri().path());
+                        let answer = Response::builder();
+                        let answer = if last { answer.header("connection", "close") } else { answer };
+                        Ok::<_, Infallible>(answer.body(body).unwrap())
+                    }
+                });
+                tokio::spawn(async move { server::Builder::new().serve_connection(stream, answer).await });
+            }
+        });
+        let mut config = kube::Config::new(url);
+        config.root_cert = Some(vec![certificate.to_vec()]);
+        config
+    }
+
+    async fn ask(client: &kube::Client, path: &str) -> String {
+        client.request_text(Request::get(path).body(Vec::new()).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_server_of_the_first_version_is_asked_one_thing_after_the_other_on_one_connection() {
+        let client = client(of_the_first_version(usize::MAX).await).unwrap();
+        let answers = tokio::join!(ask(&client, "/a"), ask(&client, "/b"), ask(&client, "/c"));
+        assert_eq!(answers, ("1 /a".into(), "1 /b".into(), "1 /c".into()));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_ended_is_opened_anew() {
+        let client = client(of_the_first_version(2).await).unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..4 {
+            answers.push(ask(&client, "/").await);
+        }
+        assert_eq!(answers, ["1 /", "1 /", "2 /", "2 /"]);
+    }
+}

@@ -1,0 +1,76 @@
+//! Pods with an address of each family: one StickyIP, a claim a family, and both move together.
+
+use std::net::IpAddr;
+
+use ipnet::Ipv6Net;
+use serde_json::json;
+
+use crate::agent::Stepped;
+use crate::agent_duties::{case, parts};
+use crate::bench::case::Case;
+use crate::node::{TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
+
+/// A range of the case's own.
+fn six(case: &Case<'_>, number: u16) -> Ipv6Net {
+    let [a, b, c, _] = case.range().network().octets();
+    let high = u16::from_be_bytes([a, b]);
+    Ipv6Net::new([0xfd00, high, c.into(), number, 0, 0, 0, 0].into(), 112).unwrap()
+}
+
+async fn two_nodes(case: &Case<'_>) -> [TestNode; 2] {
+    let [one, two, ..] = parts(case);
+    let mut nodes = [TestNode::ready(case, "n1", one).await, TestNode::ready(case, "n2", two).await];
+    for (number, node) in (1..).zip(&mut nodes) {
+        node.also(six(case, number));
+    }
+    nodes
+}
+
+fn families(addresses: &[IpAddr]) -> [bool; 2] {
+    [addresses.iter().any(IpAddr::is_ipv4), addresses.iter().any(IpAddr::is_ipv6)]
+}
+
+#[tokio::test]
+async fn both_addresses_stay_with_the_pod_over_restarts_and_nodes() {
+    let case = case().await;
+    let nodes = two_nodes(&case).await;
+    let mut own: Option<Vec<IpAddr>> = None;
+    for node in [&nodes[0], &nodes[0], &nodes[1], &nodes[0]] {
+        let pod = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+        let addresses = node.add_all(&pod).await.unwrap();
+        assert_eq!((addresses.len(), families(&addresses)), (2, [true, true]), "{addresses:?}");
+        assert_eq!(&addresses, own.get_or_insert_with(|| addresses.clone()));
+        assert_eq!(node.add_all(&pod).await.unwrap(), addresses, "the same again");
+        node.check(&pod).await.unwrap();
+        assert_in_step(&case, &[&nodes[0], &nodes[1]]).await;
+        delete_pod(&case, "db-0").await;
+        node.del(&pod).await;
+    }
+    assert_eq!(stickies(&case).await.remove(0).spec.addresses.len(), 2);
+    assert_eq!(claims(&case).await.len(), 2, "one a family");
+}
+
+#[tokio::test]
+async fn a_pod_pinned_in_one_family_gets_any_address_of_the_other() {
+    let case = case().await;
+    let nodes = two_nodes(&case).await;
+    let wish: IpAddr = six(&case, 1).hosts().nth(40).unwrap().into();
+    let annotations = json!({"sticky-ipam.io/ips": wish.to_string()});
+    let pod = sandbox(&sticky_pod(&case, "db-0", &nodes[0].name, annotations).await);
+    let addresses = nodes[0].add_all(&pod).await.unwrap();
+    assert!(addresses.contains(&wish) && families(&addresses) == [true, true], "{addresses:?}");
+    nodes[0].del(&pod).await;
+}
+
+#[tokio::test]
+async fn the_agent_prepares_both_addresses() {
+    let case = case().await;
+    let [node, _] = two_nodes(&case).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let pod = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    agent.step().await;
+    let bound = stickies(&case).await.remove(0);
+    assert_eq!(families(&bound.spec.addresses), [true, true], "{bound:?}");
+    assert_eq!(node.add_all(&pod).await.unwrap(), bound.spec.addresses);
+    assert_in_step(&case, &[&node]).await;
+}
