@@ -160,7 +160,8 @@ impl Service<Request<Body>> for Wire {
     }
 }
 
-#[cfg(all(test, feature = "agent"))]
+#[cfg(feature = "agent")]
+#[cfg(test)]
 mod tests {
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -81,7 +81,7 @@ async fn every_question_of_a_verb_goes_over_one_connection() {
     let case = case().await;
     let mut node = TestNode::ready(&case, "n1", parts(&case).await[0]).await;
     let proxy = case.proxy();
-    let access = case.plugin(&node.name).await.through(&proxy);
+    let access = case.agent(&node.name).await.through(&proxy);
     node.by(&access);
     for round in 1..=2 {
         let pod = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
