@@ -1,30 +1,25 @@
 //! The API server's answer to "which address has this pod": who is sticky, the walk through the protocol, the record on
 //! the node, and what the node's CiliumNode shows. Must never answer before all of them stand.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
-
 use super::bound::{Errand, Why};
+use super::first_look::{self, Found};
 use super::ground::{Here, Home};
 use super::{Story, attachment};
 use crate::cluster::claims::carry::Carrier;
-use crate::cluster::claims::errand::{self, ErrandError};
+use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
-use crate::cluster::client::{ApiError, Connection};
+use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{Holder, StickyIP};
-use crate::cluster::pod;
 use crate::cluster::projection::{self, ProjectionError, Shown};
-use crate::cni::{ClusterConf, CniError, PodIdentity, code};
+use crate::cni::{CniError, PodIdentity, code};
 use crate::policy::claimant::{Claimant, slot_name};
-use crate::policy::facts::PodFacts;
 use crate::policy::handover::Attached;
 use crate::policy::pin::pin_of;
-use crate::policy::sticky::Reason;
 use crate::store::{self, Disk};
 
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
@@ -66,27 +61,8 @@ async fn ask_through<D: Disk>(
 ) -> Result<Option<Vec<IpAddr>>, Why> {
     let Errand { request, scene, conf, pod, crd } = *errand;
     let itself = Holder { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
-    let pods: Api<Pod> = Api::namespaced(carrier.api().client(), pod.namespace());
-    let what = format!("get Pod {pod}");
-    let own_node =
-        async { if crd { projection::read_node(carrier.api(), &conf.node).await } else { Ok(None) } };
-    // All that can be asked without an answer goes out at once.
-    let (first, namespace, claims) = tokio::join!(
-        async {
-            tokio::try_join!(
-                carrier.api().read(&what, || pods.get_opt(pod.name())),
-                walk::read_sticky(carrier, &itself),
-                own_node,
-            )
-        },
-        errand::of_namespace(carrier.api(), pod.namespace()),
-        walk::read_claims(carrier, remembered),
-    );
-    let (found, sticky, node) = first.map_err(Why::Unasked)?;
-    let found = the_pod_that_is_meant(found, pod, &conf.node)?;
-    // Those of the addresses that this node remembers of the pod, where they are still its own; else the walk reads them.
-    let claims = claims.ok().filter(|claims| sticky.as_ref().is_some_and(|sticky| are_all(claims, sticky)));
-    let facts = match judge(conf, &found, namespace).await? {
+    let Found { facts, sticky, claims, node } = first_look::look(carrier, errand, remembered).await?;
+    let facts = match facts {
         Ok(facts) => facts,
         Err(reason) => {
             tracing::debug!(%pod, %reason, "the pod is not sticky");
@@ -238,49 +214,6 @@ async fn show<D: Disk>(
     };
     let put = projection::put(carrier, &errand.conf.node, &home.shape, &shown, node).await;
     put.map_err(|error| again(error.to_string()))
-}
-
-/// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.
-fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod, CniError> {
-    let Some(found) = found else {
-        return Err(CniError::try_again(format!("pod {pod} does not exist in the API server")));
-    };
-    if let Some(uid) = pod.uid().filter(|uid| !pod::is_meant(&found, uid)) {
-        let there = found.metadata.uid.as_deref().unwrap_or_default();
-        let message = format!("pod {pod} has the uid {there} in the API server, not {uid} as in CNI_ARGS");
-        return Err(CniError::try_again(message));
-    }
-    match found.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
-        Some(bound) if bound == node => Ok(found),
-        bound => Err(CniError::invalid_environment(format!(
-            "CNI_ARGS: pod {pod} is bound to node {:?}, and this is node {node:?}; is sticky.cluster.node right?",
-            bound.unwrap_or_default()
-        ))),
-    }
-}
-
-/// Whether these are all the claims of this StickyIP, and sealed to it.
-fn are_all(claims: &walk::Claims, sticky: &StickyIP) -> bool {
-    let Some(uid) = &sticky.metadata.uid else { return false };
-    claims.len() == sticky.spec.addresses.len()
-        && sticky.spec.addresses.iter().all(|of| claims.get(of).is_some_and(|claim| claim.sealed_to(uid)))
-}
-
-/// The facts of a sticky pod, or why it is none.
-async fn judge(
-    conf: &ClusterConf,
-    found: &Pod,
-    namespace: Result<BTreeMap<String, String>, ApiError>,
-) -> Result<Result<PodFacts, Reason>, Why> {
-    let facts = pod::facts(found, Default::default());
-    match errand::judge(&conf.rules, facts, async { namespace }).await {
-        Ok((true, facts, _)) => Ok(Ok(facts)),
-        Ok((false, _, reason)) => Ok(Err(reason)),
-        Err(ErrandError::Policy(error)) => {
-            Err(Why::Told(CniError::new(code::REQUEST_REFUSED, error.to_string())))
-        }
-        Err(ErrandError::Api(error)) => Err(Why::Unasked(error)),
-    }
 }
 
 fn to_cni(error: &WalkError) -> CniError {

@@ -15,6 +15,8 @@ mod del;
 mod delegate;
 #[cfg(feature = "cluster")]
 mod ended;
+#[cfg(feature = "cluster")]
+mod first_look;
 mod gc;
 #[cfg(feature = "cluster")]
 mod ground;
