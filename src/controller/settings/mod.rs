@@ -142,6 +142,12 @@ pub struct Settings {
         help_heading = "Process"
     )]
     pub metrics_address: SocketAddr,
+    /// The certificate, as PEM, with which they are served over TLS; a change of it is noticed
+    #[arg(long, env = "TLS_CERT_FILE", global = true, value_name = "FILE", help_heading = "Process")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The private key of that certificate, as PEM
+    #[arg(long, env = "TLS_KEY_FILE", global = true, value_name = "FILE", help_heading = "Process")]
+    pub tls_key_file: Option<PathBuf>,
     /// Which log lines are written: error, warn, info, debug, trace, or 0 to 6
     #[arg(
         long,

@@ -156,6 +156,13 @@ fn help_goes_to_standard_output_and_mistakes_to_standard_error_with_status_two()
     assert_eq!(both.status.code(), Some(2));
     let text = String::from_utf8_lossy(&both.stderr).into_owned();
     assert!(text.contains("--ip-rate-num 9") && text.contains("--max-allocated-ip 8"), "{text}");
+    let half = once(&["--tls-cert-file=/nowhere/cert"]);
+    assert_eq!(half.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&half.stderr).contains("--tls-key-file"));
+    let address = "--metrics-address=127.0.0.1:0";
+    let gone = once(&[address, "--tls-cert-file=/nowhere/cert", "--tls-key-file=/nowhere/key"]);
+    assert_eq!(gone.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("--tls-cert-file /nowhere/cert"));
     let nowhere = once(&["--kubeconfig=/nowhere", "--metrics-address=127.0.0.1:0"]);
     assert_eq!(nowhere.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/nowhere"));
