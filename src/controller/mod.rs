@@ -14,6 +14,7 @@ pub mod endpoints;
 pub mod index;
 pub mod mark;
 pub mod metrics;
+pub mod owners;
 pub mod queue;
 pub mod recycle;
 pub mod remove;

@@ -12,9 +12,10 @@ use tokio::sync::OnceCell;
 
 use super::index::{Index, Kind, attached_uid, key_of};
 use super::metrics::Metrics;
+use super::owners::{Owners, may_come_again};
 use super::queue::{Bucket, Key};
 use super::settings::Settings;
-use super::workloads::Workloads;
+use super::workloads::{Inboxes, Workloads};
 use super::world::{Done, Duty, World, keep_from};
 use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::write::{Unchanged, Write};
@@ -50,9 +51,15 @@ pub struct Recycle<'a> {
 /// Runs the duty, and the watches of workloads that wake it.
 pub async fn keep_recycling(world: &World) {
     let workloads = Workloads::default();
-    let inbox = world.inbox(Recycle::WAKES);
+    let (inbox, owners_inbox) = (world.inbox(Recycle::WAKES), world.inbox(Owners::WAKES));
     let duty = Recycle::new(&world.settings, &workloads);
-    tokio::join!(workloads.watch(world, &inbox), keep_from(duty, world, &inbox));
+    let inboxes = Inboxes { recycle: &inbox, owners: &owners_inbox };
+    let owners = Owners::new(&workloads);
+    tokio::join!(
+        workloads.watch(world, inboxes),
+        keep_from(duty, world, &inbox),
+        keep_from(owners, world, &owners_inbox)
+    );
 }
 
 /// The StickyIPs among what is due that may be let go, as the index has them.
@@ -154,7 +161,7 @@ impl<'a> Recycle<'a> {
             self.token(world).await;
         }
         let key = key_of(sticky);
-        let workload = round.look(self.workloads, world, &key.namespace, &sticky.spec.workload, proves).await;
+        let workload = round.look(self, world, &key.namespace, sticky, proves).await;
         self.workloads.keep_an_eye_on(&sticky.spec.workload);
         if workload == WorkloadLook::Absent
             && pods_remain(&world.index(), &key.namespace, &sticky.spec.workload)
@@ -207,6 +214,9 @@ fn keep(reason: KeepReason) -> Looked {
         KeepReason::TtlRunning { seconds_left } => {
             Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)) }
         }
+        KeepReason::OwnerLives { seconds_left, .. } => {
+            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)) }
+        }
         KeepReason::Doubt { why } => Looked::Doubt(why),
         // A watch tells when any of these ends.
         KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
@@ -256,27 +266,35 @@ type SharedLook = Arc<OnceCell<WorkloadLook>>;
 /// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the same.
 #[derive(Default)]
 struct Round {
-    looks: Mutex<BTreeMap<(String, WorkloadRef), SharedLook>>,
+    looks: Mutex<BTreeMap<Looking, SharedLook>>,
 }
+
+/// Namespace, workload, and what is above it.
+type Looking = (String, WorkloadRef, Vec<WorkloadRef>);
 
 impl Round {
     async fn look(
         &self,
-        workloads: &Workloads,
+        duty: &Recycle<'_>,
         world: &World,
         namespace: &str,
-        workload: &WorkloadRef,
+        sticky: &StickyIP,
         proves: bool,
     ) -> WorkloadLook {
+        let workload = &sticky.spec.workload;
+        // Nobody comes again for another name, whoever lives.
+        let kept_for = duty.proof.owner_grace_seconds > 0 && may_come_again(sticky);
+        let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
+        let look = || duty.workloads.look_up(world, namespace, workload, owners, duty.proof.inherit);
         if proves {
             // The proof is a look of its own: one that is shared could be older than the wait for a token.
-            return workloads.look(world, namespace, workload).await;
+            return look().await;
         }
         let cell = {
             let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-            looks.entry((namespace.to_owned(), workload.clone())).or_default().clone()
+            looks.entry((namespace.to_owned(), workload.clone(), owners.to_vec())).or_default().clone()
         };
-        cell.get_or_init(|| workloads.look(world, namespace, workload)).await.clone()
+        cell.get_or_init(look).await.clone()
     }
 }
 

@@ -201,6 +201,7 @@ impl<'a> Carrier<'a> {
                     addresses: addresses.clone(),
                     claimant: *claimant,
                     workload: workload.clone(),
+                    owners: Vec::new(),
                     retention: Retention::default(),
                 };
                 let object = StickyIP::new(&key.name, spec);
@@ -382,6 +383,7 @@ mod tests {
                     ordinal: None,
                 },
                 workload: Default::default(),
+                owners: Vec::new(),
                 retention: Retention::default(),
             },
         );

@@ -165,7 +165,11 @@ impl Settings {
     /// The proof that recycling needs.
     #[must_use]
     pub fn proof(&self) -> Proof {
-        Proof { gap_seconds: self.proof_gap.seconds(), inherit: self.inherit }
+        Proof {
+            gap_seconds: self.proof_gap.seconds(),
+            inherit: self.inherit,
+            owner_grace_seconds: self.owner_grace.seconds(),
+        }
     }
 
     /// The repair loop's times.
