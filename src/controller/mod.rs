@@ -10,6 +10,7 @@ pub mod audit;
 pub mod blocks;
 pub mod cilium_config;
 pub mod commands;
+pub mod conditions;
 pub mod endpoints;
 pub mod index;
 pub mod mark;

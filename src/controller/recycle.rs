@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use tokio::sync::OnceCell;
 
+use super::conditions::{Waits, settle, stale};
 use super::index::{Index, Kind, attached_uid, key_of};
 use super::metrics::Metrics;
 use super::owners::{Owners, may_come_again};
@@ -20,6 +21,7 @@ use super::world::{Done, Duty, World, keep_from};
 use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::events::{self, Told};
+use crate::cluster::objects::sticky_ip::KEPT_IN_DOUBT;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::policy::claimant::Claimant;
 use crate::policy::facts::Moment;
@@ -115,9 +117,10 @@ fn kept(sticky: &StickyIP) -> Kept {
 
 /// What came of one look.
 enum Looked {
-    Kept { again: Option<Duration> },
+    Kept { again: Option<Duration>, waits: Option<Waits> },
     Doubt(String),
     First(Absence),
+    Overtaken,
     Released,
     Failed,
 }
@@ -166,7 +169,7 @@ impl<'a> Recycle<'a> {
         if workload == WorkloadLook::Absent
             && pods_remain(&world.index(), &key.namespace, &sticky.spec.workload)
         {
-            return Looked::Kept { again: Some(WHILE_PODS_REMAIN) };
+            return Looked::Kept { again: Some(WHILE_PODS_REMAIN), waits: None };
         }
         let pod = match sticky.spec.claimant.kind {
             ClaimantKind::Pod => look_at_pod(world, &key.namespace, &key.name).await,
@@ -174,7 +177,7 @@ impl<'a> Recycle<'a> {
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLook::Absent,
         };
         match decide(&kept, &workload, pod, before, world.now(), self.proof) {
-            Decision::Keep(reason) => keep(reason),
+            Decision::Keep(reason) => keep(reason, &sticky.spec.workload, world.now()),
             Decision::LookAgain(absence) => Looked::First(absence),
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Unchanged { uid, resource_version } };
@@ -183,8 +186,7 @@ impl<'a> Recycle<'a> {
                         released(world, sticky, reason).await;
                         Looked::Released
                     }
-                    // Somebody wrote it: the watch tells of that.
-                    Ok(_) => Looked::Kept { again: None },
+                    Ok(_) => Looked::Overtaken,
                     Err(error) => {
                         tracing::warn!(sticky = name, %error, "cannot let go; trying again");
                         Looked::Failed
@@ -203,24 +205,23 @@ impl<'a> Recycle<'a> {
         if *times >= DOUBTS_TOLD {
             let message = format!("the address is kept, because its workload cannot be looked at: {why}");
             let about = events::sticky_ip(sticky);
-            world.tell(Told { about, reason: "KeptInDoubt", message, warning: true }).await;
+            world.tell(Told { about, reason: KEPT_IN_DOUBT, message, warning: true }).await;
+            settle(world, sticky, Some(&Waits::Doubt { why: why.to_owned() })).await;
         }
         pause
     }
 }
 
-fn keep(reason: KeepReason) -> Looked {
+fn keep(reason: KeepReason, workload: &WorkloadRef, now: Moment) -> Looked {
+    let waits = Waits::of(&reason, workload, now);
     match reason {
-        KeepReason::TtlRunning { seconds_left } => {
-            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)) }
-        }
-        KeepReason::OwnerLives { seconds_left, .. } => {
-            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)) }
+        KeepReason::TtlRunning { seconds_left } | KeepReason::OwnerLives { seconds_left, .. } => {
+            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)), waits }
         }
         KeepReason::Doubt { why } => Looked::Doubt(why),
         // A watch tells when any of these ends.
         KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
-            Looked::Kept { again: None }
+            Looked::Kept { again: None, waits }
         }
     }
 }
@@ -303,14 +304,17 @@ impl Duty for Recycle<'_> {
     const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
 
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
-        let suspects = {
+        let (suspects, settled) = {
             let index = world.index();
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
                 index.stickies.get(name).is_some_and(|sticky| attached_uid(sticky).is_none())
             });
-            suspects(&index, &due)
+            (suspects(&index, &due), stale(&index, &due, is_suspect))
         };
+        for sticky in &settled {
+            settle(world, sticky, None).await;
+        }
         let mut done = Done::default();
         let round = Round::default();
         let this = &*self;
@@ -338,9 +342,14 @@ impl Duty for Recycle<'_> {
                     self.absences.insert(name.clone(), absence);
                     done.again.push((key, again));
                 }
-                Looked::Kept { again } => {
+                Looked::Kept { again, waits } => {
                     self.absences.remove(name);
+                    settle(world, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
+                }
+                // Somebody wrote it: the watch tells of that.
+                Looked::Overtaken => {
+                    self.absences.remove(name);
                 }
                 Looked::Released => {
                     self.absences.remove(name);

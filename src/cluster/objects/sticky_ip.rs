@@ -13,6 +13,10 @@ use super::lenient::Sound;
 use crate::policy::facts::Owner;
 use crate::policy::retention::Retention;
 
+/// The condition of an address that nobody has and that will be let go at a time to come.
+pub const RELEASING: &str = "Releasing";
+/// The condition of an address that nobody has and that is kept because its workload cannot be looked at.
+pub const KEPT_IN_DOUBT: &str = "KeptInDoubt";
 /// How many handovers a StickyIP remembers.
 pub const HANDOVERS_KEPT: usize = 10;
 
