@@ -76,6 +76,11 @@ impl Desk {
         Self { case, _turn: turn }
     }
 
+    /// The server, which nobody else has now.
+    pub fn server(&self) -> &'static ApiServer {
+        SERVER.get().expect("the desk stands there")
+    }
+
     /// A controller's world, with the administrator's rights.
     pub fn world(&self, given: &[&str]) -> World {
         self.world_of(self.case.client(), given, Box::new(Unwatched))
