@@ -40,11 +40,13 @@ async fn fleet(desk: &Desk, name: &str) -> (Api<DynamicObject>, Value) {
     )
 }
 
+/// Made with its owner, as operators do.
 async fn owned_set(desk: &Desk, name: &str, owner: &Value) {
-    desk.stateful_set(name, 1).await;
     let api: Api<StatefulSet> = Api::namespaced(desk.case.client(), desk.case.namespace());
-    let patch = Patch::Merge(json!({"metadata": {"ownerReferences": [owner]}}));
-    api.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    let set = json!({"metadata": {"name": name, "ownerReferences": [owner]}, "spec": {"replicas": 1, "serviceName": name,
+        "selector": {"matchLabels": {"set": name}}, "template": {"metadata": {"labels": {"set": name}},
+        "spec": {"containers": [{"name": "main", "image": "none"}]}}}});
+    api.create(&Default::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
 }
 
 /// As if its pod had just gone.
@@ -79,6 +81,8 @@ async fn what_made_a_workload_is_written_down_and_keeps_its_addresses_until_it_i
         assert!(owners(&desk, "db-x7k2p").await.is_empty());
         desk.delete_set("db").await;
         until("the release of one", || async { desk.names().await == ["db-0"] }).await;
+        until("its claim's end", || async { desk.claims().await.len() == 1 }).await;
+        until("the event", || async { !desk.told("Released").await.is_empty() }).await;
         until("the condition", || async { !conditions(&desk, "db-0").await.is_empty() }).await;
         let (kind, message) = conditions(&desk, "db-0").await.remove(0);
         assert!(kind == "Releasing" && message.contains("Operator red"), "{kind}: {message}");
