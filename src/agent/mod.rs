@@ -18,7 +18,6 @@ mod offers;
 pub mod plan;
 mod prepare;
 mod run;
-pub mod serve;
 pub mod settings;
 pub mod snapshot;
 pub mod suspects;

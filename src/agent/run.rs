@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,6 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::install::{InstallError, Installer};
 use super::keeper::Keeper;
 use super::metrics::{Metrics, What};
-use super::serve::{Pages, Ready};
 use super::settings::Settings;
 use super::watch::{self, Update};
 use crate::cluster::claims::carry::{Carrier, Nobody};
@@ -27,6 +25,7 @@ use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::projection::home_blocks;
+use crate::process::pages::{Pages, PagesError, Ready};
 use crate::store::RealDisk;
 
 /// How many updates may wait while a step is carried out; the watches wait then too.
@@ -43,13 +42,8 @@ type Broken = BTreeMap<&'static str, (String, Instant)>;
 #[derive(Debug, Error)]
 pub enum AgentError {
     /// The pages cannot be served.
-    #[error("--metrics-address {address}: {source}; name another address, or end the program that has it")]
-    Pages {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Pages(#[from] PagesError),
     /// There are no credentials.
     #[error("{0}")]
     Credentials(String),
@@ -136,8 +130,9 @@ pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> 
 pub async fn run(settings: Settings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
     let (settings, metrics, ready) = (Arc::new(settings), Arc::new(Metrics::default()), Ready::default());
     let address = settings.metrics_address;
-    let pages = Pages::bind(address, metrics.clone(), ready.clone()).await;
-    let pages = pages.map_err(|source| AgentError::Pages { address, source })?;
+    let counts = metrics.clone();
+    let tls = settings.tls().map_err(PagesError::from)?;
+    let pages = Pages::bind(address, tls, Arc::new(move || counts.page()), ready.clone()).await?;
     // Credentials that cannot be read at the start are a mistake in the flags; later they are a matter of time.
     connect(&settings, &metrics).await?;
     let mut tasks = tokio::task::JoinSet::new();

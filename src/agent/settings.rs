@@ -16,6 +16,7 @@ use crate::cluster::projection::Shape;
 use crate::cni::{NetworkName, OnUnavailable};
 use crate::policy::selector::Selector;
 use crate::policy::sticky::{DEFAULT_EXCLUDE_KEY, Rules};
+use crate::process::tls::{Pair, TlsError};
 
 /// Where Cilium's agent listens, unless told otherwise.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
@@ -173,6 +174,12 @@ pub struct Settings {
         help_heading = "Operation"
     )]
     pub metrics_address: SocketAddr,
+    /// The certificate, as PEM, with which they are served over TLS; a change of it is noticed
+    #[arg(long, env = "TLS_CERT_FILE", global = true, help_heading = "Operation")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The private key of that certificate, as PEM
+    #[arg(long, env = "TLS_KEY_FILE", global = true, help_heading = "Operation")]
+    pub tls_key_file: Option<PathBuf>,
     /// Seconds between two looks at the node's own files
     #[arg(long, env = "TICK_SECONDS", global = true, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Operation")]
     pub tick_seconds: u64,
@@ -218,7 +225,15 @@ impl Settings {
         if self.exclude_key.is_empty() {
             return Err("--exclude-key (EXCLUDE_KEY) is empty; name a label".into());
         }
-        Ok(())
+        self.tls().map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// The files with which the pages are served over TLS; none for plain HTTP.
+    ///
+    /// # Errors
+    /// Only one was given.
+    pub fn tls(&self) -> Result<Option<Pair>, TlsError> {
+        Pair::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
 
     /// Who is sticky.
@@ -362,6 +377,8 @@ mod tests {
             (&["--node", "n", "--ip-rate-num", "9", "--max-allocated-ip", "8"], ["--ip-rate-num 9", "8"]),
             (&["--node", "n", "--plugin-service-account", "x"], ["--plugin-service-account", "'x'"]),
             (&["--node", "n", "--metrics-address", "here"], ["--metrics-address", "here"]),
+            (&["--node", "n", "--tls-cert-file", "/x"], ["--tls-cert-file", "--tls-key-file"]),
+            (&["--node", "n", "--tls-key-file", "/x"], ["--tls-key-file", "--tls-cert-file"]),
             (&["--node", "n", "--tick-seconds", "0"], ["--tick-seconds", "0"]),
         ] {
             let error = parse(arguments).unwrap_err();

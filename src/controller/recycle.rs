@@ -10,15 +10,18 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use tokio::sync::OnceCell;
 
+use super::conditions::{Waits, settle, stale};
 use super::index::{Index, Kind, attached_uid, key_of};
 use super::metrics::Metrics;
+use super::owners::{Owners, may_come_again};
 use super::queue::{Bucket, Key};
 use super::settings::Settings;
-use super::workloads::Workloads;
+use super::workloads::{Inboxes, Workloads};
 use super::world::{Done, Duty, World, keep_from};
 use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::events::{self, Told};
+use crate::cluster::objects::sticky_ip::KEPT_IN_DOUBT;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::policy::claimant::Claimant;
 use crate::policy::facts::Moment;
@@ -50,9 +53,15 @@ pub struct Recycle<'a> {
 /// Runs the duty, and the watches of workloads that wake it.
 pub async fn keep_recycling(world: &World) {
     let workloads = Workloads::default();
-    let inbox = world.inbox(Recycle::WAKES);
+    let (inbox, owners_inbox) = (world.inbox(Recycle::WAKES), world.inbox(Owners::WAKES));
     let duty = Recycle::new(&world.settings, &workloads);
-    tokio::join!(workloads.watch(world, &inbox), keep_from(duty, world, &inbox));
+    let inboxes = Inboxes { recycle: &inbox, owners: &owners_inbox };
+    let owners = Owners::new(&workloads);
+    tokio::join!(
+        workloads.watch(world, inboxes),
+        keep_from(duty, world, &inbox),
+        keep_from(owners, world, &owners_inbox)
+    );
 }
 
 /// The StickyIPs among what is due that may be let go, as the index has them.
@@ -108,9 +117,10 @@ fn kept(sticky: &StickyIP) -> Kept {
 
 /// What came of one look.
 enum Looked {
-    Kept { again: Option<Duration> },
+    Kept { again: Option<Duration>, waits: Option<Waits> },
     Doubt(String),
     First(Absence),
+    Overtaken,
     Released,
     Failed,
 }
@@ -154,12 +164,12 @@ impl<'a> Recycle<'a> {
             self.token(world).await;
         }
         let key = key_of(sticky);
-        let workload = round.look(self.workloads, world, &key.namespace, &sticky.spec.workload, proves).await;
+        let workload = round.look(self, world, &key.namespace, sticky, proves).await;
         self.workloads.keep_an_eye_on(&sticky.spec.workload);
         if workload == WorkloadLook::Absent
             && pods_remain(&world.index(), &key.namespace, &sticky.spec.workload)
         {
-            return Looked::Kept { again: Some(WHILE_PODS_REMAIN) };
+            return Looked::Kept { again: Some(WHILE_PODS_REMAIN), waits: None };
         }
         let pod = match sticky.spec.claimant.kind {
             ClaimantKind::Pod => look_at_pod(world, &key.namespace, &key.name).await,
@@ -167,7 +177,7 @@ impl<'a> Recycle<'a> {
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLook::Absent,
         };
         match decide(&kept, &workload, pod, before, world.now(), self.proof) {
-            Decision::Keep(reason) => keep(reason),
+            Decision::Keep(reason) => keep(reason, &sticky.spec.workload, world.now()),
             Decision::LookAgain(absence) => Looked::First(absence),
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Unchanged { uid, resource_version } };
@@ -176,8 +186,7 @@ impl<'a> Recycle<'a> {
                         released(world, sticky, reason).await;
                         Looked::Released
                     }
-                    // Somebody wrote it: the watch tells of that.
-                    Ok(_) => Looked::Kept { again: None },
+                    Ok(_) => Looked::Overtaken,
                     Err(error) => {
                         tracing::warn!(sticky = name, %error, "cannot let go; trying again");
                         Looked::Failed
@@ -196,21 +205,23 @@ impl<'a> Recycle<'a> {
         if *times >= DOUBTS_TOLD {
             let message = format!("the address is kept, because its workload cannot be looked at: {why}");
             let about = events::sticky_ip(sticky);
-            world.tell(Told { about, reason: "KeptInDoubt", message, warning: true }).await;
+            world.tell(Told { about, reason: KEPT_IN_DOUBT, message, warning: true }).await;
+            settle(world, sticky, Some(&Waits::Doubt { why: why.to_owned() })).await;
         }
         pause
     }
 }
 
-fn keep(reason: KeepReason) -> Looked {
+fn keep(reason: KeepReason, workload: &WorkloadRef, now: Moment) -> Looked {
+    let waits = Waits::of(&reason, workload, now);
     match reason {
-        KeepReason::TtlRunning { seconds_left } => {
-            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)) }
+        KeepReason::TtlRunning { seconds_left } | KeepReason::OwnerLives { seconds_left, .. } => {
+            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)), waits }
         }
         KeepReason::Doubt { why } => Looked::Doubt(why),
         // A watch tells when any of these ends.
         KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
-            Looked::Kept { again: None }
+            Looked::Kept { again: None, waits }
         }
     }
 }
@@ -256,27 +267,35 @@ type SharedLook = Arc<OnceCell<WorkloadLook>>;
 /// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the same.
 #[derive(Default)]
 struct Round {
-    looks: Mutex<BTreeMap<(String, WorkloadRef), SharedLook>>,
+    looks: Mutex<BTreeMap<Looking, SharedLook>>,
 }
+
+/// Namespace, workload, and what is above it.
+type Looking = (String, WorkloadRef, Vec<WorkloadRef>);
 
 impl Round {
     async fn look(
         &self,
-        workloads: &Workloads,
+        duty: &Recycle<'_>,
         world: &World,
         namespace: &str,
-        workload: &WorkloadRef,
+        sticky: &StickyIP,
         proves: bool,
     ) -> WorkloadLook {
+        let workload = &sticky.spec.workload;
+        // Nobody comes again for another name, whoever lives.
+        let kept_for = duty.proof.owner_grace_seconds > 0 && may_come_again(sticky);
+        let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
+        let look = || duty.workloads.look_up(world, namespace, workload, owners, duty.proof.inherit);
         if proves {
             // The proof is a look of its own: one that is shared could be older than the wait for a token.
-            return workloads.look(world, namespace, workload).await;
+            return look().await;
         }
         let cell = {
             let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-            looks.entry((namespace.to_owned(), workload.clone())).or_default().clone()
+            looks.entry((namespace.to_owned(), workload.clone(), owners.to_vec())).or_default().clone()
         };
-        cell.get_or_init(|| workloads.look(world, namespace, workload)).await.clone()
+        cell.get_or_init(look).await.clone()
     }
 }
 
@@ -285,14 +304,17 @@ impl Duty for Recycle<'_> {
     const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
 
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
-        let suspects = {
+        let (suspects, settled) = {
             let index = world.index();
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
                 index.stickies.get(name).is_some_and(|sticky| attached_uid(sticky).is_none())
             });
-            suspects(&index, &due)
+            (suspects(&index, &due), stale(&index, &due, is_suspect))
         };
+        for sticky in &settled {
+            settle(world, sticky, None).await;
+        }
         let mut done = Done::default();
         let round = Round::default();
         let this = &*self;
@@ -320,9 +342,14 @@ impl Duty for Recycle<'_> {
                     self.absences.insert(name.clone(), absence);
                     done.again.push((key, again));
                 }
-                Looked::Kept { again } => {
+                Looked::Kept { again, waits } => {
                     self.absences.remove(name);
+                    settle(world, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
+                }
+                // Somebody wrote it: the watch tells of that.
+                Looked::Overtaken => {
+                    self.absences.remove(name);
                 }
                 Looked::Released => {
                     self.absences.remove(name);

@@ -45,10 +45,10 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), Failure
     let metrics = Arc::new(Metrics::default());
     let ready = Ready::default();
     let counts = metrics.clone();
-    let pages = Pages::bind(settings.metrics_address, Arc::new(move || counts.page()), ready.clone()).await;
-    let pages = pages.map_err(|error| {
-        Failure::start(format!("cannot listen on --metrics-address {}: {error}", settings.metrics_address))
-    })?;
+    let tls = settings.tls().map_err(|error| Failure::start(format!("error: {error}")))?;
+    let pages =
+        Pages::bind(settings.metrics_address, tls, Arc::new(move || counts.page()), ready.clone()).await;
+    let pages = pages.map_err(|error| Failure::start(format!("error: {error}")))?;
     if let Ok(address) = pages.address() {
         tracing::info!(%address, "serving /metrics, /healthz and /readyz");
     }

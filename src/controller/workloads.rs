@@ -1,4 +1,5 @@
-//! Workloads of any kind, found by discovery: live looks at one, and a watch of the kinds whose end would free an address.
+//! Workloads of any kind, and what made them, found by discovery: live looks, and a watch of their kinds' metadata, which tells of
+//! their end and of their owners.
 //!
 //! Must never take a kind that the server does not serve, or an answer that does not name the object, for its absence.
 
@@ -15,10 +16,12 @@ use kube::runtime::watcher;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::index::Kind;
+use super::index::{Index, Kind};
 use super::queue::Key;
 use super::world::{Inbox, World};
 use crate::cluster::objects::WorkloadRef;
+use crate::policy::chain::{Link, above};
+use crate::policy::facts::Owner;
 use crate::policy::recycle::WorkloadLook;
 use crate::process::known::Known;
 use crate::process::watch::{Trouble, feed_trimmed};
@@ -35,6 +38,15 @@ impl GroupKind {
         let group = workload.api_version.split_once('/').map_or("", |(group, _)| group);
         Self { group: group.to_owned(), kind: workload.kind.clone() }
     }
+
+    fn of_owner(owner: &Owner) -> Self {
+        Self { group: owner.group().to_owned(), kind: owner.kind.clone() }
+    }
+
+    /// Pods and Nodes are watched anyway, and nothing above them counts.
+    fn is_watched_elsewhere(&self) -> bool {
+        self.group.is_empty() && (self.kind == "Pod" || self.kind == "Node")
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -43,9 +55,58 @@ struct Served {
     namespaced: bool,
 }
 
+/// What a watch tells of one object: its uid, its generation, which tells that its spec is another one, and its owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    uid: String,
+    generation: Option<i64>,
+    owner: Option<Owner>,
+}
+
+impl From<PartialObjectMeta<DynamicObject>> for Seen {
+    fn from(object: PartialObjectMeta<DynamicObject>) -> Self {
+        let owners = object.metadata.owner_references.into_iter().flatten();
+        let owner = owners.into_iter().find(|owner| owner.controller == Some(true));
+        Self {
+            uid: object.metadata.uid.unwrap_or_default(),
+            generation: object.metadata.generation,
+            owner: owner.map(|owner| Owner {
+                api_version: owner.api_version,
+                kind: owner.kind,
+                name: owner.name,
+                uid: owner.uid,
+            }),
+        }
+    }
+}
+
+/// What is seen of one kind.
+#[derive(Default)]
+struct Sight {
+    known: Known<Seen>,
+    hidden: bool,
+}
+
+/// Why it is not known where a kind is served.
+enum Unserved {
+    /// The server does not know it.
+    Unknown(String),
+    /// The server did not say.
+    Failed(String),
+}
+
+impl Unserved {
+    fn why(self) -> String {
+        match self {
+            Self::Unknown(why) | Self::Failed(why) => why,
+        }
+    }
+}
+
 /// What is known of kinds, and which are watched.
 pub struct Workloads {
     served: Mutex<BTreeMap<GroupKind, Served>>,
+    seen: Mutex<BTreeMap<GroupKind, Sight>>,
     watched: Mutex<BTreeSet<GroupKind>>,
     to_watch: mpsc::UnboundedSender<(GroupKind, Served)>,
     asked: Mutex<Option<mpsc::UnboundedReceiver<(GroupKind, Served)>>>,
@@ -54,7 +115,13 @@ pub struct Workloads {
 impl Default for Workloads {
     fn default() -> Self {
         let (to_watch, asked) = mpsc::unbounded_channel();
-        Self { served: Mutex::default(), watched: Mutex::default(), to_watch, asked: Mutex::new(Some(asked)) }
+        Self {
+            served: Mutex::default(),
+            seen: Mutex::default(),
+            watched: Mutex::default(),
+            to_watch,
+            asked: Mutex::new(Some(asked)),
+        }
     }
 }
 
@@ -63,6 +130,32 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Workloads {
+    /// A live look at a workload, and if it is gone at what is above it, nearest first. With `inherit` one of the same name counts
+    /// for an owner.
+    pub async fn look_up(
+        &self,
+        world: &World,
+        namespace: &str,
+        workload: &WorkloadRef,
+        owners: &[WorkloadRef],
+        inherit: bool,
+    ) -> WorkloadLook {
+        let look = self.look(world, namespace, workload).await;
+        if look != WorkloadLook::Absent {
+            return look;
+        }
+        for owner in owners {
+            match self.look(world, namespace, owner).await {
+                WorkloadLook::Present { uid, .. } if inherit || uid == owner.uid => {
+                    return WorkloadLook::Owned { by: format!("{} {}", owner.kind, owner.name) };
+                }
+                WorkloadLook::Unknown { why } => return WorkloadLook::OwnerUnknown { why },
+                _ => {}
+            }
+        }
+        WorkloadLook::Absent
+    }
+
     /// A live look.
     pub async fn look(&self, world: &World, namespace: &str, workload: &WorkloadRef) -> WorkloadLook {
         match self.try_look(world, namespace, workload).await {
@@ -78,7 +171,7 @@ impl Workloads {
         workload: &WorkloadRef,
     ) -> Result<WorkloadLook, String> {
         let kind = GroupKind::of(workload);
-        let served = self.served(world, &kind).await?;
+        let served = self.served(world, &kind).await.map_err(Unserved::why)?;
         let client = world.hands.client();
         let api: Api<DynamicObject> = if served.namespaced {
             Api::namespaced_with(client, namespace, &served.resource)
@@ -101,22 +194,22 @@ impl Workloads {
     }
 
     /// Where a kind is served, by discovery; asked once, and again after a look went wrong.
-    async fn served(&self, world: &World, kind: &GroupKind) -> Result<Served, String> {
+    async fn served(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
         if let Some(served) = locked(&self.served).get(kind) {
             return Ok(served.clone());
         }
         let client = world.hands.client();
         let unknown = || {
             let of = if kind.group.is_empty() { "the core group" } else { &kind.group };
-            format!(
+            Unserved::Unknown(format!(
                 "the API server knows no kind {} of {of}; install its definition, or release the address by hand",
                 kind.kind
-            )
+            ))
         };
         let group = kube::discovery::group(&client, &kind.group).await.map_err(|error| match error {
             kube::Error::Discovery(_) => unknown(),
             kube::Error::Api(status) if status.code == 404 => unknown(),
-            other => format!("cannot discover the kinds of {}: {other}", kind.group),
+            other => Unserved::Failed(format!("cannot discover the kinds of {}: {other}", kind.group)),
         })?;
         let found = group.recommended_kind(&kind.kind).ok_or_else(unknown)?;
         let served = Served { resource: found.0, namespaced: found.1.scope == Scope::Namespaced };
@@ -127,8 +220,7 @@ impl Workloads {
     /// Has the workload's kind watched from now on, so that its end is seen without asking.
     pub fn keep_an_eye_on(&self, workload: &WorkloadRef) {
         let kind = GroupKind::of(workload);
-        // Pods are watched anyway.
-        if kind.group.is_empty() && kind.kind == "Pod" {
+        if kind.is_watched_elsewhere() {
             return;
         }
         let served = locked(&self.served).get(&kind).cloned();
@@ -139,50 +231,148 @@ impl Workloads {
         }
     }
 
-    /// Watches what is asked for, and puts the StickyIPs of a workload that changed into the inbox. Until dropped.
-    pub async fn watch(&self, world: &World, inbox: &Inbox) {
+    /// The owners above a workload, as the watches know them; none if the workload is not there.
+    ///
+    /// # Errors
+    /// The object whose kind is to be watched first.
+    pub fn owners(&self, namespace: &str, workload: &Owner) -> Result<Option<Vec<Owner>>, Owner> {
+        let seen = locked(&self.seen);
+        let mut unlisted = None;
+        let chain = above(workload, |asked| {
+            let link = link(&seen, namespace, asked);
+            if link == Link::Unlisted {
+                unlisted = Some(asked.clone());
+            }
+            link
+        });
+        unlisted.map_or(Ok(chain), Err)
+    }
+
+    /// Has the kind of this object watched. False if the server could not be asked.
+    pub async fn begin_to_watch(&self, world: &World, object: &Owner) -> bool {
+        let kind = GroupKind::of_owner(object);
+        match self.served(world, &kind).await {
+            Ok(_) => self.keep_an_eye_on(&object.into()),
+            Err(Unserved::Unknown(why)) => {
+                tracing::warn!(why, "a chain of owners ends where it cannot be seen");
+                locked(&self.seen).entry(kind).or_default().hidden = true;
+            }
+            Err(Unserved::Failed(why)) => {
+                tracing::warn!(why, "cannot follow a chain of owners; trying again");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether the kind of this object cannot be seen.
+    pub fn is_hidden(&self, object: &Owner) -> bool {
+        locked(&self.seen).get(&GroupKind::of_owner(object)).is_some_and(|sight| sight.hidden)
+    }
+
+    /// Watches what is asked for, and puts the StickyIPs of what changed into the inboxes. Until dropped.
+    pub async fn watch(&self, world: &World, inboxes: Inboxes<'_>) {
         let Some(mut asked) = locked(&self.asked).take() else { return };
         let mut watches = FuturesUnordered::new();
         loop {
             tokio::select! {
                 next = asked.recv() => match next {
-                    Some((kind, served)) => watches.push(watch_kind(world, inbox, kind, served)),
+                    Some((kind, served)) => watches.push(self.watch_kind(world, inboxes, kind, served)),
                     None => return,
                 },
                 Some(()) = watches.next(), if !watches.is_empty() => {}
             }
         }
     }
+
+    /// Only the metadata is watched.
+    async fn watch_kind(&self, world: &World, inboxes: Inboxes<'_>, kind: GroupKind, served: Served) {
+        let api: Api<PartialObjectMeta<DynamicObject>> =
+            Api::all_with(world.hands.client(), &served.resource);
+        let tell = |told| {
+            let (changed, first) = {
+                let mut seen = locked(&self.seen);
+                let sight = seen.entry(kind.clone()).or_default();
+                let before = sight.known.is_listed() && !sight.hidden;
+                let changed = sight.known.take(told);
+                sight.hidden &= !sight.known.is_listed();
+                (changed, !before && sight.known.is_listed())
+            };
+            if !changed.is_empty() {
+                wake(world, inboxes, &kind, &changed.into_iter().collect());
+            }
+            if first {
+                wake_all(world, &world.index(), inboxes.owners);
+            }
+        };
+        let mut told = None;
+        let trouble = |trouble: Trouble<'_>| {
+            // It is tried again and again: one word is enough.
+            let text = format!("{trouble:?}");
+            if told.as_ref() != Some(&text) {
+                tracing::warn!(?kind, trouble = text, "the watch of workloads");
+            }
+            told = Some(text);
+            let hides = matches!(trouble, Trouble::Forbidden(_) | Trouble::NoSuchKind);
+            let was_hidden = hides && {
+                let mut seen = locked(&self.seen);
+                let sight = seen.entry(kind.clone()).or_default();
+                std::mem::replace(&mut sight.hidden, !sight.known.is_listed())
+            };
+            if hides && !was_hidden {
+                wake_all(world, &world.index(), inboxes.owners);
+            }
+        };
+        feed_trimmed(api, watcher::Config::default(), Seen::from, tell, trouble).await;
+    }
 }
 
-/// Only the metadata is watched: an object's generation tells that its spec is another one.
-async fn watch_kind(world: &World, inbox: &Inbox, kind: GroupKind, served: Served) {
-    let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(world.hands.client(), &served.resource);
-    let mut known: Known<(String, Option<i64>)> = Known::default();
-    let trim = |object: PartialObjectMeta<DynamicObject>| {
-        (object.metadata.uid.unwrap_or_default(), object.metadata.generation)
-    };
-    let tell = |told| {
-        let changed = known.take(told);
-        if !changed.is_empty() {
-            wake(world, inbox, &kind, &changed.into_iter().collect());
-        }
-    };
-    let trouble = |trouble: Trouble<'_>| tracing::warn!(?kind, ?trouble, "the watch of workloads");
-    feed_trimmed(api, watcher::Config::default(), trim, tell, trouble).await;
+/// Who is woken.
+#[derive(Clone, Copy)]
+pub struct Inboxes<'a> {
+    /// Whoever lets go.
+    pub recycle: &'a Inbox,
+    /// Whoever writes down owners.
+    pub owners: &'a Inbox,
 }
 
-fn wake(world: &World, inbox: &Inbox, kind: &GroupKind, names: &BTreeSet<String>) {
+fn link(seen: &BTreeMap<GroupKind, Sight>, namespace: &str, asked: &Owner) -> Link {
+    let kind = GroupKind::of_owner(asked);
+    if kind.is_watched_elsewhere() {
+        return Link::Hidden;
+    }
+    let Some(sight) = seen.get(&kind) else { return Link::Unlisted };
+    let named = || sight.known.get(&format!("{namespace}/{}", asked.name)).or(sight.known.get(&asked.name));
+    match named() {
+        Some(seen) => Link::There { uid: seen.uid.clone(), owner: seen.owner.clone() },
+        None if sight.hidden => Link::Hidden,
+        None if sight.known.is_listed() => Link::Absent,
+        None => Link::Unlisted,
+    }
+}
+
+fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
     let now: Duration = world.elapsed();
     let index = world.index();
     for (name, sticky) in index.stickies.iter() {
-        let workload = &sticky.spec.workload;
         let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
-        let of_it = GroupKind::of(workload) == *kind
-            && (names.contains(&format!("{namespace}/{}", workload.name)) || names.contains(&workload.name));
-        if of_it {
-            inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
+        let is_of_it = |object: &WorkloadRef| {
+            GroupKind::of(object) == *kind
+                && (names.contains(&format!("{namespace}/{}", object.name)) || names.contains(&object.name))
+        };
+        if is_of_it(&sticky.spec.workload) || sticky.spec.owners.iter().any(is_of_it) {
+            let key = Key::new(Kind::StickyIP, name.clone());
+            inboxes.recycle.put(key.clone(), now);
+            inboxes.owners.put(key, now);
         }
+    }
+}
+
+/// A kind that can be seen now, or not any more, may be a link of any chain.
+fn wake_all(world: &World, index: &Index, inbox: &Inbox) {
+    let now = world.elapsed();
+    for (name, _) in index.stickies.iter() {
+        inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
     }
 }
 

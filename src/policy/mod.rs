@@ -6,6 +6,7 @@
 
 pub mod audit;
 pub mod blocks;
+pub mod chain;
 pub mod claimant;
 pub mod duration;
 pub mod endpoint;

@@ -19,6 +19,16 @@ pub enum WorkloadLook {
         /// The ordinals that it asks for, as (first, count); none if it does not number its pods.
         ordinals: Option<(u32, u32)>,
     },
+    /// It is not there, but something above it in its chain of owners is, and may make it anew.
+    Owned {
+        /// What, for a person.
+        by: String,
+    },
+    /// It is not there, and what is above it could not be looked at.
+    OwnerUnknown {
+        /// Why.
+        why: String,
+    },
     /// The look failed: no permission, no such kind, no answer.
     Unknown {
         /// Why.
@@ -83,6 +93,13 @@ pub enum KeepReason {
         /// Seconds left.
         seconds_left: u64,
     },
+    /// Its workload is gone, and what made that is there.
+    OwnerLives {
+        /// What, for a person.
+        by: String,
+        /// Seconds left in which the workload may be made anew.
+        seconds_left: u64,
+    },
     /// A look failed; doubt keeps.
     Doubt {
         /// Which look, and why.
@@ -128,11 +145,13 @@ pub struct Proof {
     pub gap_seconds: u64,
     /// A workload recreated under the same name inherits the addresses of the one it replaces.
     pub inherit: bool,
+    /// Seconds since its pod was last seen in which a workload that is gone may be made anew by its owner.
+    pub owner_grace_seconds: u64,
 }
 
 impl Default for Proof {
     fn default() -> Self {
-        Self { gap_seconds: 10, inherit: true }
+        Self { gap_seconds: 10, inherit: true, owner_grace_seconds: 24 * 3600 }
     }
 }
 
@@ -193,6 +212,15 @@ fn reason_to_release(
     match workload {
         WorkloadLook::Unknown { why } => Err(KeepReason::Doubt { why: why.clone() }),
         WorkloadLook::Absent => whole(ReleaseReason::WorkloadGone),
+        WorkloadLook::Owned { by } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
+            0 => whole(ReleaseReason::WorkloadGone),
+            seconds_left => Err(KeepReason::OwnerLives { by: by.clone(), seconds_left }),
+        },
+        // Once the owner's time is over it does not matter whether it lives.
+        WorkloadLook::OwnerUnknown { why } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
+            0 => whole(ReleaseReason::WorkloadGone),
+            _ => Err(KeepReason::Doubt { why: why.clone() }),
+        },
         WorkloadLook::Present { uid, .. }
             if !kept.workload_uid.is_empty() && *uid != kept.workload_uid && !proof.inherit =>
         {
@@ -215,11 +243,18 @@ fn reason_to_release(
 /// A TTL without its time or without a last sight never runs out: doubt keeps.
 fn ttl_over(kept: &Kept, ttl: Option<u32>, now: Moment) -> Result<(), KeepReason> {
     let Some(ttl) = ttl else { return Err(KeepReason::Doubt { why: "the TTL has no time".into() }) };
-    let Some(last_seen) = kept.last_seen else {
-        return Err(KeepReason::Doubt { why: "when its pod was last seen is not recorded".into() });
-    };
-    let left = u64::from(ttl).saturating_sub(now.seconds_since(last_seen));
-    if left == 0 { Ok(()) } else { Err(KeepReason::TtlRunning { seconds_left: left }) }
+    match seconds_left(kept, ttl.into(), now)? {
+        0 => Ok(()),
+        seconds_left => Err(KeepReason::TtlRunning { seconds_left }),
+    }
+}
+
+/// What is left of a time that runs from the last sight of the pod.
+fn seconds_left(kept: &Kept, time: u64, now: Moment) -> Result<u64, KeepReason> {
+    match kept.last_seen {
+        Some(last_seen) => Ok(time.saturating_sub(now.seconds_since(last_seen))),
+        None => Err(KeepReason::Doubt { why: "when its pod was last seen is not recorded".into() }),
+    }
 }
 
 /// Whether a resting claim may go to another owner: it rested long enough, measured from when **this** process
@@ -375,6 +410,35 @@ mod tests {
         let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: Moment(0) };
         let decision = decide(&kept(), &other, PodLook::Absent, Some(&absence), Moment(500), strict);
         assert_eq!(released(&decision), Some(ReleaseReason::WorkloadReplaced));
+    }
+
+    #[test]
+    fn what_made_the_workload_keeps_for_its_time_and_no_longer() {
+        let owned = WorkloadLook::Owned { by: "Cluster c".into() };
+        let doubt = WorkloadLook::OwnerUnknown { why: "forbidden".into() };
+        let day = 24 * 3600;
+        let at = |look: &WorkloadLook, seconds: i64| {
+            decide(&kept(), look, PodLook::Absent, None, Moment(100 + seconds), Proof::default())
+        };
+        let Recycle::Keep(KeepReason::OwnerLives { by, seconds_left }) = at(&owned, 60) else {
+            panic!("let go")
+        };
+        assert_eq!((by.as_str(), seconds_left), ("Cluster c", day as u64 - 60));
+        assert!(
+            matches!(at(&doubt, day - 1), Recycle::Keep(KeepReason::Doubt { why }) if why == "forbidden")
+        );
+        for look in [&owned, &doubt] {
+            assert!(matches!(at(look, day), Recycle::LookAgain(_)), "its time is over");
+            assert_eq!(released(&after_proof(&kept(), look, 100 + day)), Some(ReleaseReason::WorkloadGone));
+        }
+        let unseen = Kept { last_seen: None, ..kept() };
+        assert_eq!(
+            released(&after_proof(&unseen, &owned, 9 * day)),
+            None,
+            "a time without a beginning never ends"
+        );
+        let ttl = Retention { keep: Keep::Ttl, ttl_seconds: Some(7 * 24 * 3600), ..Retention::default() };
+        assert_eq!(released(&after_proof(&Kept { retention: ttl, ..kept() }, &owned, 100 + day)), None);
     }
 
     #[test]

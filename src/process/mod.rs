@@ -7,4 +7,5 @@ pub mod known;
 pub mod log;
 pub mod pages;
 pub mod signals;
+pub mod tls;
 pub mod watch;

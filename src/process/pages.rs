@@ -1,4 +1,5 @@
-//! `/healthz`, `/readyz` and `/metrics`. Must never say ready before the part itself says so.
+//! `/healthz`, `/readyz` and `/metrics`, over TLS where the operator gave a certificate. Must never say ready before the part
+//! itself says so.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -11,39 +12,46 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use super::tls::{Keys, Pair, TlsError};
 
 /// How many connections are served at once: whoever holds more open is not a probe.
 const MOST_CONNECTIONS: usize = 32;
-/// How long a request may take to arrive.
+/// How long a handshake may take, and a request to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the part is ready, and if not why; shared with whoever knows it.
+/// What keeps the part from being ready, each with its cure; shared with whoever knows it.
 #[derive(Debug, Clone)]
-pub struct Ready(Arc<Mutex<Result<(), String>>>);
+pub struct Ready(Arc<Mutex<Vec<String>>>);
 
 impl Default for Ready {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Err("it has just started".to_owned()))))
+        Self(Arc::new(Mutex::new(vec!["it has just started".to_owned()])))
     }
 }
 
 impl Ready {
     /// It is.
     pub fn yes(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Ok(());
+        self.set(Vec::new());
     }
 
     /// It is not.
     pub fn no(&self, why: impl Into<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Err(why.into());
+        self.set(vec![why.into()]);
     }
 
-    /// Whether it is.
-    ///
-    /// # Errors
-    /// Why it is not.
-    pub fn get(&self) -> Result<(), String> {
+    /// It is not, for each of these reasons; it is if there is none.
+    pub fn set(&self, problems: Vec<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = problems;
+    }
+
+    /// What is wrong; nothing if it is ready.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -51,20 +59,46 @@ impl Ready {
 /// Writes the page for Prometheus.
 pub type Counts = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// A bound listener, so that a taken address is found at the start.
+/// Why the pages cannot be served.
+#[derive(Debug, Error)]
+pub enum PagesError {
+    /// The address is taken, or not of this machine.
+    #[error("--metrics-address {address}: {source}; name another address, or end the program that has it")]
+    Address {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The certificate or its key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// A bound listener, so that a taken address or a bad certificate is found at the start.
 pub struct Pages {
     listener: TcpListener,
+    tls: Option<TlsAcceptor>,
     counts: Counts,
     ready: Ready,
 }
 
 impl Pages {
-    /// Binds the address.
+    /// Binds the address, and reads the certificate if there shall be one.
     ///
     /// # Errors
-    /// It is taken, or not of this machine.
-    pub async fn bind(address: SocketAddr, counts: Counts, ready: Ready) -> std::io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(address).await?, counts, ready })
+    /// [`PagesError`].
+    pub async fn bind(
+        address: SocketAddr,
+        pair: Option<Pair>,
+        counts: Counts,
+        ready: Ready,
+    ) -> Result<Self, PagesError> {
+        let cannot = |source| PagesError::Address { address, source };
+        let keys = pair.map(Keys::load).transpose()?;
+        let tls = keys.map(Keys::acceptor).transpose().map_err(cannot)?;
+        let listener = TcpListener::bind(address).await.map_err(cannot)?;
+        Ok(Self { listener, tls, counts, ready })
     }
 
     /// Where it listens.
@@ -88,19 +122,14 @@ impl Pages {
                     continue;
                 }
             };
-            let (counts, ready) = (self.counts.clone(), self.ready.clone());
+            let (tls, counts, ready) = (self.tls.clone(), self.counts.clone(), self.ready.clone());
             tokio::spawn(async move {
-                let service = service_fn(move |request| {
-                    let answer = answer(&request, &counts, &ready);
-                    async move { Ok::<_, Infallible>(answer) }
-                });
-                let served = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADER_TIMEOUT)
-                    .keep_alive(false)
-                    .serve_connection(TokioIo::new(stream), service);
-                if let Err(error) = served.await {
-                    tracing::debug!(%error, "a connection to the metrics broke off");
+                match tls {
+                    None => converse(stream, &counts, &ready).await,
+                    Some(tls) => match shake_hands(&tls, stream).await {
+                        Ok(stream) => converse(stream, &counts, &ready).await,
+                        Err(error) => tracing::debug!(%error, "no TLS with whoever asked for the metrics"),
+                    },
                 }
                 drop(slot);
             });
@@ -108,13 +137,44 @@ impl Pages {
     }
 }
 
+async fn shake_hands(
+    tls: &TlsAcceptor,
+    stream: TcpStream,
+) -> std::io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
+    match tokio::time::timeout(HEADER_TIMEOUT, tls.accept(stream)).await {
+        Ok(shaken) => shaken,
+        Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+    }
+}
+
+async fn converse<S>(stream: S, counts: &Counts, ready: &Ready)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let service = service_fn(|request| {
+        let answer = answer(&request, counts, ready);
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "a connection to the metrics broke off");
+    }
+}
+
 fn answer(request: &Request<Incoming>, counts: &Counts, ready: &Ready) -> Response<Full<Bytes>> {
     let plain = "text/plain";
     let (status, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, plain, "ok\n".to_owned()),
-        (&Method::GET | &Method::HEAD, "/readyz") => match ready.get() {
-            Ok(()) => (StatusCode::OK, plain, "ok\n".to_owned()),
-            Err(why) => (StatusCode::SERVICE_UNAVAILABLE, plain, format!("not ready: {why}\n")),
+        (&Method::GET | &Method::HEAD, "/readyz") => match ready.problems() {
+            problems if problems.is_empty() => (StatusCode::OK, plain, "ok\n".to_owned()),
+            problems => {
+                let lines = problems.iter().map(|problem| format!("not ready: {problem}\n")).collect();
+                (StatusCode::SERVICE_UNAVAILABLE, plain, lines)
+            }
         },
         (&Method::GET | &Method::HEAD, "/metrics") => {
             (StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", counts())
@@ -125,3 +185,7 @@ fn answer(request: &Request<Incoming>, counts: &Counts, ready: &Ready) -> Respon
         Response::builder().status(status).header("content-type", kind).body(Full::new(Bytes::from(text)));
     built.unwrap_or_default()
 }
+
+#[cfg(test)]
+#[path = "pages_tests.rs"]
+mod tests;

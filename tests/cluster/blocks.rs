@@ -296,6 +296,21 @@ async fn pools_are_chosen_by_label_and_priority_and_the_next_takes_over() {
 }
 
 #[tokio::test]
+async fn a_pool_whose_selector_cannot_be_read_is_not_used_and_says_why() {
+    let case = case().await;
+    let near = json!({"matchExpressions": [{"key": "disk", "operator": "Near", "values": ["ssd"]}]});
+    let odd = json!({"cidrs": [case.range().to_string()], "use": "NodeBlocks", "blockSize": {"ipv4": 27}, "nodeSelector": near});
+    pool(&case, "odd", odd).await;
+    node(&case, "a", json!({"disk": "ssd"}), &[]).await;
+    given(&case).await;
+    assert!(ranges(&case).await.iter().all(|(_, list)| list.is_empty()));
+    let pools: Api<IPPool> = Api::all(case.client());
+    let ready = pools.get(&case.unique("odd")).await.unwrap().status.unwrap().conditions[0].clone();
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "Unreadable"));
+    assert!(ready.message.contains("Near") && ready.message.contains("disk"), "{}", ready.message);
+}
+
+#[tokio::test]
 async fn a_node_that_runs_low_gets_another_block() {
     let case = case().await;
     pool(&case, "p", blocks_of(&case)).await;

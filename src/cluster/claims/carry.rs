@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 
 use super::write::{Unchanged, Write};
 use crate::cluster::client::{ApiError, Connection};
+use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING};
 use crate::cluster::objects::{
     AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, Holder,
-    StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, labels,
+    StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, condition, labels,
 };
 use crate::cluster::projection::NodePatch;
 use crate::policy::handover::{Attached, Takeover};
@@ -21,6 +22,11 @@ use crate::policy::retention::Retention;
 
 /// Who we are, in the fields that the API server keeps of every writer.
 pub const FIELD_MANAGER: &str = "sticky-ipam";
+
+/// The condition of a StickyIP whose address another holds.
+const CONFLICT: &str = "Conflict";
+/// Conditions that end when a pod is attached.
+const OF_UNATTACHED: &[&str] = &[CONFLICT, KEPT_IN_DOUBT, RELEASING];
 
 /// A write to the API server on its way.
 #[derive(Debug, Clone, Copy)]
@@ -201,6 +207,7 @@ impl<'a> Carrier<'a> {
                     addresses: addresses.clone(),
                     claimant: *claimant,
                     workload: workload.clone(),
+                    owners: Vec::new(),
                     retention: Retention::default(),
                 };
                 let object = StickyIP::new(&key.name, spec);
@@ -226,7 +233,8 @@ impl<'a> Carrier<'a> {
             }
             Write::MarkConflict { key, at, address, held_by } => {
                 let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
-                self.patch_status(key, at, &conflict_status(status, *address, held_by, now())).await
+                let status = conflict_status(status, key, *address, held_by, now());
+                self.patch_status(key, at, &status).await
             }
         }
     }
@@ -324,8 +332,15 @@ fn attached_status(
         container_id: attached.container_id.clone(),
         since: Time(now),
     };
-    json!({"attachment": attachment, "phase": StickyPhase::Attached, "lastSeen": Time(now),
-           "handovers": status.handovers})
+    let mut patch = json!({"attachment": attachment, "phase": StickyPhase::Attached, "lastSeen": Time(now),
+                           "handovers": status.handovers});
+    // What was said of an address that nobody had is no longer so.
+    let before = status.conditions.len();
+    status.conditions.retain(|condition| !OF_UNATTACHED.contains(&condition.kind.as_str()));
+    if status.conditions.len() != before {
+        patch["conditions"] = json!(status.conditions);
+    }
+    patch
 }
 
 fn reason_of(takeover: Takeover) -> &'static str {
@@ -337,15 +352,24 @@ fn reason_of(takeover: Takeover) -> &'static str {
     }
 }
 
-fn conflict_status(mut status: StickyIPStatus, address: IpAddr, held_by: &Holder, now: Timestamp) -> Value {
-    status.conditions.retain(|condition| condition.kind != "Conflict");
-    status.conditions.push(Condition {
-        kind: "Conflict".into(),
+fn conflict_status(
+    mut status: StickyIPStatus,
+    key: &Holder,
+    address: IpAddr,
+    held_by: &Holder,
+    now: Timestamp,
+) -> Value {
+    let conflict = Condition {
+        kind: CONFLICT.into(),
         status: "True".into(),
         reason: "ClaimedForAnother".into(),
-        message: format!("{address} is claimed for StickyIP {held_by}; delete one of the two"),
+        message: format!(
+            "{address} of StickyIP {key} is claimed for StickyIP {held_by}; delete one of the two"
+        ),
         last_transition_time: Time(now),
-    });
+        observed_generation: None,
+    };
+    condition::set(&mut status.conditions, conflict);
     json!({"phase": StickyPhase::Conflict, "conditions": status.conditions})
 }
 
@@ -372,6 +396,22 @@ mod tests {
     }
 
     #[test]
+    fn an_attachment_ends_what_was_said_of_an_address_that_nobody_had() {
+        let plain = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
+        assert!(plain.get("conditions").is_none(), "nothing to say, nothing written");
+        let key = |name: &str| Holder { namespace: "db".into(), name: name.into() };
+        let address = "10.0.0.1".parse().unwrap();
+        let marked = conflict_status(StickyIPStatus::default(), &key("a"), address, &key("b"), now());
+        let message = marked["conditions"][0]["message"].as_str().unwrap();
+        assert!(message.contains("db/a") && message.contains("db/b"), "{message}");
+        let mut status: StickyIPStatus = serde_json::from_value(marked).unwrap();
+        status.conditions.push(Condition { kind: "Other".into(), ..status.conditions[0].clone() });
+        let attached = attached_status(status, &on("n1", "c1"), None, "p", now());
+        assert_eq!(attached["conditions"].as_array().unwrap().len(), 1);
+        assert_eq!(attached["conditions"][0]["type"], "Other");
+    }
+
+    #[test]
     fn a_status_that_grew_is_not_written_over() {
         let mut known = StickyIP::new(
             "db-0",
@@ -382,6 +422,7 @@ mod tests {
                     ordinal: None,
                 },
                 workload: Default::default(),
+                owners: Vec::new(),
                 retention: Retention::default(),
             },
         );

@@ -66,13 +66,7 @@ pub fn reference(claimant: &Claimant, slot: Option<u32>) -> ClaimantRef {
 /// How a StickyIP names its workload.
 #[must_use]
 pub fn workload(claimant: &Claimant) -> WorkloadRef {
-    let workload = claimant.workload();
-    WorkloadRef {
-        api_version: workload.api_version.clone(),
-        kind: workload.kind.clone(),
-        name: workload.name.clone(),
-        uid: workload.uid.clone(),
-    }
+    claimant.workload().into()
 }
 
 /// The slot of a pod of a Deployment.

@@ -24,4 +24,55 @@ pub struct Condition {
     /// When the status last changed.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub last_transition_time: Time,
+    /// The generation of the object that it tells of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+impl Condition {
+    /// Whether it says the same, whenever it was said.
+    #[must_use]
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        (&self.kind, &self.status, &self.reason, &self.message)
+            == (&other.kind, &other.status, &other.reason, &other.message)
+    }
+}
+
+/// Puts a condition in the place of the one of its kind. One whose status is as it was keeps the time at which that changed.
+pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) {
+    match conditions.iter_mut().find(|condition| condition.kind == new.kind) {
+        Some(old) => {
+            if old.status == new.status {
+                new.last_transition_time = old.last_transition_time.clone();
+            }
+            *old = new;
+        }
+        None => conditions.push(new),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::jiff::Timestamp;
+
+    #[test]
+    fn a_condition_has_the_time_of_its_status_and_not_of_its_words() {
+        let at = |second: i64, status: &str, message: &str| Condition {
+            kind: "Releasing".into(),
+            status: status.into(),
+            reason: "TimeRuns".into(),
+            message: message.into(),
+            last_transition_time: Time(Timestamp::from_second(second).unwrap()),
+            observed_generation: None,
+        };
+        let mut all = Vec::new();
+        set(&mut all, at(1, "True", "a"));
+        set(&mut all, at(2, "True", "b"));
+        assert_eq!(all, [at(1, "True", "b")]);
+        set(&mut all, at(3, "False", "b"));
+        assert_eq!(all, [at(3, "False", "b")]);
+        assert!(at(1, "True", "a").says_the_same(&at(9, "True", "a")));
+        assert!(!at(1, "True", "a").says_the_same(&at(1, "True", "b")));
+    }
 }

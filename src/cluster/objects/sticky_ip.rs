@@ -10,8 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::condition::Condition;
 use super::lenient::Sound;
+use crate::policy::facts::Owner;
 use crate::policy::retention::Retention;
 
+/// The condition of an address that nobody has and that will be let go at a time to come.
+pub const RELEASING: &str = "Releasing";
+/// The condition of an address that nobody has and that is kept because its workload cannot be looked at.
+pub const KEPT_IN_DOUBT: &str = "KeptInDoubt";
 /// How many handovers a StickyIP remembers.
 pub const HANDOVERS_KEPT: usize = 10;
 
@@ -57,6 +62,12 @@ pub struct StickyIPSpec {
     pub claimant: ClaimantRef,
     /// The workload whose life decides how long they are kept.
     pub workload: WorkloadRef,
+    /// What made the workload, what made that, and so on, nearest first, as last seen while the workload was there. Written by the
+    /// controller: a workload that is gone may be made anew by them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub owners: Vec<WorkloadRef>,
     /// How long they are kept once the pod is gone.
     #[serde(default)]
     #[x_kube(
@@ -107,6 +118,28 @@ pub struct WorkloadRef {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub uid: String,
+}
+
+impl From<&Owner> for WorkloadRef {
+    fn from(owner: &Owner) -> Self {
+        Self {
+            api_version: owner.api_version.clone(),
+            kind: owner.kind.clone(),
+            name: owner.name.clone(),
+            uid: owner.uid.clone(),
+        }
+    }
+}
+
+impl From<&WorkloadRef> for Owner {
+    fn from(workload: &WorkloadRef) -> Self {
+        Self {
+            api_version: workload.api_version.clone(),
+            kind: workload.kind.clone(),
+            name: workload.name.clone(),
+            uid: workload.uid.clone(),
+        }
+    }
 }
 
 /// What is the case.

@@ -77,6 +77,7 @@ fn changed(
         reason: reason.to_owned(),
         message,
         last_transition_time: since,
+        observed_generation: pool.metadata.generation,
     };
     let others = before.conditions.iter().filter(|condition| condition.kind != READY).cloned();
     let after = IPPoolStatus {

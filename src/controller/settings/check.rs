@@ -9,6 +9,7 @@ use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
 use crate::policy::recycle::Proof;
 use crate::policy::retention::{Keep, OnScaleDown, Retention};
 use crate::policy::sticky::Rules;
+use crate::process::tls::{Pair, TlsError};
 
 /// The name of the pool that the cluster-pool flags make.
 pub const CLUSTER_POOL: &str = "cluster-pool";
@@ -41,6 +42,7 @@ impl Settings {
         if self.exclude_key.is_empty() {
             return refuse("--exclude-key is empty; name a label".into());
         }
+        self.tls().map_err(|error| Refused(error.to_string()))?;
         self.check_pool()?;
         self.check_retention()?;
         let (lease, renew, retry) = (
@@ -61,6 +63,14 @@ impl Settings {
                 refuse(format!("--leader-election-lease-duration {lease} must be at least 1s"))
             }
         }
+    }
+
+    /// The files with which the pages are served over TLS; none for plain HTTP.
+    ///
+    /// # Errors
+    /// Only one was given.
+    pub fn tls(&self) -> Result<Option<Pair>, TlsError> {
+        Pair::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
 
     fn check_pool(&self) -> Result<(), Refused> {
@@ -155,7 +165,11 @@ impl Settings {
     /// The proof that recycling needs.
     #[must_use]
     pub fn proof(&self) -> Proof {
-        Proof { gap_seconds: self.proof_gap.seconds(), inherit: self.inherit }
+        Proof {
+            gap_seconds: self.proof_gap.seconds(),
+            inherit: self.inherit,
+            owner_grace_seconds: self.owner_grace.seconds(),
+        }
     }
 
     /// The repair loop's times.

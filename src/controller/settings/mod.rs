@@ -142,6 +142,12 @@ pub struct Settings {
         help_heading = "Process"
     )]
     pub metrics_address: SocketAddr,
+    /// The certificate, as PEM, with which they are served over TLS; a change of it is noticed
+    #[arg(long, env = "TLS_CERT_FILE", global = true, value_name = "FILE", help_heading = "Process")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The private key of that certificate, as PEM
+    #[arg(long, env = "TLS_KEY_FILE", global = true, value_name = "FILE", help_heading = "Process")]
+    pub tls_key_file: Option<PathBuf>,
     /// Which log lines are written: error, warn, info, debug, trace, or 0 to 6
     #[arg(
         long,
@@ -267,6 +273,17 @@ pub struct Settings {
     /// Whether a workload made anew under its name gets the addresses of the former one
     #[arg(long, env = "INHERIT", global = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_name = "BOOL", help_heading = "How long an address is kept")]
     pub inherit: bool,
+    /// How long after its pod was last seen an address is kept for a workload that is gone while what made it is there; 0s for not
+    /// at all
+    #[arg(
+        long,
+        env = "OWNER_GRACE",
+        global = true,
+        default_value = "24h",
+        value_name = "DURATION",
+        help_heading = "How long an address is kept"
+    )]
+    pub owner_grace: Span,
     /// How many addresses a second are let go at most
     #[arg(long, env = "RECYCLE_RATE", global = true, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..), value_name = "N", help_heading = "How long an address is kept")]
     pub recycle_rate: u32,

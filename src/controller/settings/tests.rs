@@ -165,6 +165,8 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
             &["--cluster-pool-ipv4-cidr=10.1.0.0/26"],
             ["--cluster-pool-ipv4-mask-size 24", "--cluster-pool-ipv4-cidr 10.1.0.0/26"],
         ),
+        (&["--tls-cert-file=/x"], ["--tls-cert-file", "--tls-key-file"]),
+        (&["--tls-key-file=/x"], ["--tls-key-file", "--tls-cert-file"]),
         (&["--retention=TTL"], ["--retention TTL", "--retention-ttl"]),
         (&["--retention-ttl=1h"], ["--retention-ttl", "--retention"]),
         (&["--on-scale-down=TTL"], ["--on-scale-down TTL", "--scale-down-ttl"]),

@@ -1,17 +1,21 @@
 //! A restart between any two writes, conflicts on each write, watches that break off, two controllers at once.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use futures_util::StreamExt;
+use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
 use sticky_ipam::controller::act::Overseer;
 use sticky_ipam::controller::run;
+use sticky_ipam::controller::world::World;
 
-use super::{Desk, HURRIED, until, while_at_work};
+use super::{Desk, HURRIED, rounds, until, while_at_work};
+use crate::bench::Weather;
 use crate::bench::access::Access;
+use crate::bench::proxy::Proxy;
 use crate::node::{assert_in_step, ended_by, sticky_pool};
 
 fn set(name: &str) -> Value {
@@ -166,6 +170,115 @@ async fn watches_that_break_off_are_taken_up_again() {
     })
     .await;
     assert_in_step(&desk.case, &[]).await;
+}
+
+/// Turns the weather when the next write is about to be sent.
+struct Turns {
+    proxy: Arc<Proxy>,
+    to: Arc<Mutex<Option<Weather>>>,
+}
+
+impl Overseer for Turns {
+    fn before(&self, _: &str) {
+        if let Some(weather) = self.to.lock().unwrap().take() {
+            self.proxy.set(weather);
+        }
+    }
+}
+
+/// How many steps of all duties failed.
+fn failures(world: &World) -> u32 {
+    let page = world.metrics.page();
+    let lines = page.lines().filter(|line| line.starts_with("sticky_ipam_controller_errors_total{"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).sum()
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_in_time_loses_and_doubles_nothing() {
+    let desk = Desk::take().await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    let (proxy, to) = (Arc::new(desk.case.proxy()), Arc::new(Mutex::new(None)));
+    let client = desk.case.admin().through(&proxy).client().await;
+    let world = desk.world_of(client, HURRIED, Box::new(Turns { proxy: proxy.clone(), to: to.clone() }));
+    while_at_work(&world, async {
+        until("a first round", || async { rounds(&world, "repair") > 0 }).await;
+        // Lost: the write happens, and its writer never knows. Held: it happens, and its writer waits until its time is over. Cut
+        // off, politely or not: it does not happen.
+        let all = [Weather::AnswersLost, Weather::AnswersHeld, Weather::Blackhole, Weather::Reset];
+        for (n, weather) in (0u8..).zip(all) {
+            let (mark, before) = (format!("w{n}"), failures(&world));
+            *to.lock().unwrap() = Some(weather);
+            prepare(&desk, &mark, n).await;
+            until("a write that fails", || async { failures(&world) > before }).await;
+            proxy.heal();
+            until("the end in spite of it", || is_done(&desk, &mark)).await;
+        }
+    })
+    .await;
+    assert_in_step(&desk.case, &[]).await;
+    let told = desk.told("Released").await;
+    let mut once = told.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(told.len(), once.len(), "something was let go twice: {told:?}");
+}
+
+#[tokio::test]
+async fn refused_writes_are_tried_again_until_they_are_allowed() {
+    let desk = Desk::take().await;
+    let ns = desk.case.namespace();
+    desk.retained("gone-0", &desk.address(1), set("gone"), json!({})).await;
+    // Everything but the deletion of StickyIPs.
+    let rules = json!([
+        {"apiGroups": ["", "apps", "cilium.io", "sticky-ipam.io", "coordination.k8s.io"], "resources": ["*"],
+         "verbs": ["get", "list", "watch", "create", "patch", "update"]},
+    ]);
+    let poor = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
+    let unwatched = Box::new(sticky_ipam::controller::act::Unwatched);
+    let world = desk.world_of(poor.client().await, HURRIED, unwatched);
+    while_at_work(&world, async {
+        until("two refusals", || async { failures(&world) > 1 }).await;
+        assert_eq!(desk.names().await, ["gone-0"]);
+        let may = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "metadata": {"name": "may-delete"}, "rules": [
+                {"apiGroups": ["sticky-ipam.io"], "resources": ["stickyips"], "verbs": ["delete"]}]});
+        let bound = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": {"name": "may-delete"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "may-delete"},
+            "subjects": [{"kind": "Group", "name": format!("system:serviceaccounts:{ns}"),
+                          "apiGroup": "rbac.authorization.k8s.io"}]});
+        let client = desk.case.client();
+        let roles: Api<k8s_openapi::api::rbac::v1::Role> = Api::namespaced(client.clone(), ns);
+        roles.create(&Default::default(), &serde_json::from_value(may).unwrap()).await.unwrap();
+        let bindings: Api<k8s_openapi::api::rbac::v1::RoleBinding> = Api::namespaced(client, ns);
+        bindings.create(&Default::default(), &serde_json::from_value(bound).unwrap()).await.unwrap();
+        until("the release once it is allowed", || async { desk.names().await.is_empty() }).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_has_lost_its_history_is_listed_anew() {
+    let desk = Desk::take().await;
+    let proxy = desk.case.proxy();
+    let client = desk.case.admin().through(&proxy).client().await;
+    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::act::Unwatched));
+    while_at_work(&world, async {
+        until("a first round", || async { rounds(&world, "repair") > 0 }).await;
+        let known = desk.stickies().list(&ListParams::default()).await.unwrap().metadata.resource_version;
+        proxy.set(Weather::Reset);
+        desk.retained("gone-0", &desk.address(1), set("gone"), json!({})).await;
+        // A server that starts anew keeps no history from before.
+        desk.server().restart().await;
+        let api = desk.stickies();
+        let watched = api.watch(&WatchParams::default(), &known.unwrap()).await.unwrap();
+        let first = std::pin::pin!(watched).next().await;
+        assert!(matches!(&first, Some(Ok(WatchEvent::Error(error))) if error.code == 410), "{first:?}");
+        proxy.heal();
+        until("the work on what it had not seen", || async { desk.names().await.is_empty() }).await;
+        until("the claim's end", || async { desk.claims().await.is_empty() }).await;
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ mod dead_nodes;
 mod faults;
 mod leading;
 mod marking;
+mod owners;
 mod program;
 mod recycling;
 mod repairing;
@@ -73,6 +74,11 @@ impl Desk {
         Api::<CiliumNode>::all(client.clone()).delete_collection(&all(), &every).await.unwrap();
         Api::<Node>::all(client).delete_collection(&all(), &every).await.unwrap();
         Self { case, _turn: turn }
+    }
+
+    /// The server, which nobody else has now.
+    pub fn server(&self) -> &'static ApiServer {
+        SERVER.get().expect("the desk stands there")
     }
 
     /// A controller's world, with the administrator's rights.

@@ -4,9 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use kube::Api;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
+use sticky_ipam::cluster::cilium::CiliumNode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Desk, until};
@@ -115,6 +117,53 @@ async fn of_two_replicas_one_works_and_the_other_follows_after_a_clean_stop_and_
     assert!(page.contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1"), "{page}");
 }
 
+/// The container of the guide's Deployment, whose flags and variables are taken over, as it stands there.
+const GUIDE: &str = r#"
+args:
+- --labelSector={"matchLabels":{"app":"fixed-ip-pod"}}
+- --ipRateNum=10
+- --maxAllocatedIP=100
+- --enableIPv6=false
+- --cluster-pool-ipv4-cidr=10.240.0.0/16
+- --cluster-pool-ipv4-mask-size=24
+- --enable-leader-election=true
+env:
+- name: KUBECONFIG
+  value: /etc/kubernetes/scheduler.conf
+"#;
+
+#[tokio::test]
+async fn the_guides_deployment_works_with_only_the_image_changed() {
+    let desk = Desk::take().await;
+    let container: serde_json::Value = serde_saphyr::from_str(GUIDE).unwrap();
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let pages = free.local_addr().unwrap();
+    drop(free);
+    let mut command = Command::new(PROGRAM);
+    command.env_clear().stderr(Stdio::null());
+    command.args(container["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()));
+    for variable in container["env"].as_array().unwrap() {
+        // Its file is a master node's; here it is the test's.
+        assert_eq!(variable["name"], "KUBECONFIG");
+        command.env(variable["name"].as_str().unwrap(), desk.case.admin().kubeconfig());
+    }
+    // The default is every address of the machine.
+    command.env("METRICS_ADDRESS", pages.to_string());
+    let only = Replica { child: command.spawn().unwrap(), pages };
+    until("a leader", || only.leads()).await;
+    until("readiness", || async { matches!(only.page("/readyz").await, Some((200, _))) }).await;
+    desk.node("n1").await;
+    let nodes: Api<CiliumNode> = Api::all(desk.case.client());
+    let bare =
+        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n1"}, "spec": {}});
+    nodes.create(&Default::default(), &serde_json::from_value(bare).unwrap()).await.unwrap();
+    until("a block of the flags' pool", || async {
+        let node = serde_json::to_value(nodes.get("n1").await.unwrap()).unwrap();
+        node["spec"]["ipam"]["podCIDRs"] == json!(["10.240.0.0/24"])
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_leader_whose_server_is_cut_off_ends_with_status_one() {
     let desk = Desk::take().await;
@@ -156,6 +205,13 @@ fn help_goes_to_standard_output_and_mistakes_to_standard_error_with_status_two()
     assert_eq!(both.status.code(), Some(2));
     let text = String::from_utf8_lossy(&both.stderr).into_owned();
     assert!(text.contains("--ip-rate-num 9") && text.contains("--max-allocated-ip 8"), "{text}");
+    let half = once(&["--tls-cert-file=/nowhere/cert"]);
+    assert_eq!(half.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&half.stderr).contains("--tls-key-file"));
+    let address = "--metrics-address=127.0.0.1:0";
+    let gone = once(&[address, "--tls-cert-file=/nowhere/cert", "--tls-key-file=/nowhere/key"]);
+    assert_eq!(gone.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("--tls-cert-file /nowhere/cert"));
     let nowhere = once(&["--kubeconfig=/nowhere", "--metrics-address=127.0.0.1:0"]);
     assert_eq!(nowhere.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/nowhere"));

@@ -1,9 +1,12 @@
 //! Addresses are let go when their workload is gone, by proof, and come back if it does.
 
+use std::sync::{Arc, Mutex};
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
+use sticky_ipam::controller::act::Overseer;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::node::{TestNode, delete_pod, sandbox};
@@ -106,7 +109,44 @@ async fn a_time_to_live_runs_from_the_last_sight_of_the_pod() {
     desk.retained("over", &desk.address(1), set("gone"), ttl(60)).await;
     desk.retained("runs", &desk.address(2), set("gone"), ttl(315_360_000)).await;
     let world = desk.world(HURRIED);
-    while_at_work(&world, until("the release of one", || async { desk.names().await == ["runs"] })).await;
+    let conditions = async || desk.stickies().get("runs").await.unwrap().status.unwrap().conditions;
+    while_at_work(&world, async {
+        until("the release of one", || async { desk.names().await == ["runs"] }).await;
+        until("the word until when", || async { !conditions().await.is_empty() }).await;
+        let waits = conditions().await.remove(0);
+        assert_eq!((waits.kind.as_str(), waits.reason.as_str()), ("Releasing", "TimeRuns"));
+        // Ten years of seconds after the last sight.
+        assert!(waits.message.contains("2035-12-30T00:00:00Z"), "{}", waits.message);
+        desk.stateful_set("gone", 1).await;
+        until("its end", || async { conditions().await.is_empty() }).await;
+    })
+    .await;
+}
+
+/// Writes down what is written.
+#[derive(Clone, Default)]
+struct Scribe(Arc<Mutex<Vec<String>>>);
+
+impl Overseer for Scribe {
+    fn before(&self, what: &str) {
+        self.0.lock().unwrap().push(what.to_owned());
+    }
+}
+
+#[tokio::test]
+async fn a_mass_deletion_costs_one_write_for_each_stickyip() {
+    const ALL: u8 = 30;
+    let desk = Desk::take().await;
+    for n in 0..ALL {
+        desk.retained(&format!("db-{n}"), &desk.address(n), set("db"), json!({})).await;
+    }
+    let scribe = Scribe::default();
+    let given = [&HURRIED[1..], &["--proof-gap=1s"]].concat();
+    let world = desk.world_of(desk.case.client(), &given, Box::new(scribe.clone()));
+    while_at_work(&world, until("their end", || async { desk.names().await.is_empty() })).await;
+    let written = scribe.0.lock().unwrap().clone();
+    let of_stickies: Vec<_> = written.iter().filter(|what| what.contains("StickyIP")).collect();
+    assert_eq!(of_stickies.len(), usize::from(ALL), "{of_stickies:?}");
 }
 
 #[tokio::test]
