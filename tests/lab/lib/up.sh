@@ -148,6 +148,19 @@ up_tools() {
     cni_bin=$(realpath "$cni_bin")
 }
 
+# node_make NODE: booted and known to the API server, with nothing started yet.
+node_make() {
+    mkdir -p "$(node_folder "$1")"
+    node_disk_make "$1"
+    cni_install "$1"
+    node_boot "$1"
+    node_register "$1"
+    ours_credentials "$1"
+    cilium_define "$1"
+    ours_define "$1"
+    runtime_define "$1"
+}
+
 # node_start NODE: the components of a booted node, in the order in which they need each other.
 node_start() {
     start_component "cilium@$1"
@@ -165,10 +178,11 @@ command_worker() {
     : >"$LAB_DIR/$FOLDER_MARK"
     mkdir "$LAB_DIR"/{run,log}
     up_check_machine
-    plugin_bin='' agent_bin=''
+    plugin_bin='' agent_bin='' controller_bin=''
     ours_binaries
+    controllers_binary
     up_tools
-    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin; do
+    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin controller_bin; do
         setting "$name" "${!name}"
     done
 
@@ -179,20 +193,13 @@ command_worker() {
     say "Cilium's CRDs, images, nodes"
     cilium_crds
     ours_objects
+    controllers_objects
     cilium_prepare
     images_make
     managers_up
     for node in "${NODES[@]}"; do
-        mkdir -p "$(node_folder "$node")"
-        node_disk_make "$node"
-        cni_install "$node"
-        node_boot "$node"
-        node_register "$node"
-        ours_credentials "$node"
+        node_make "$node"
         cilium_node "$node"
-        cilium_define "$node"
-        ours_define "$node"
-        runtime_define "$node"
     done
     if [[ $mode == cluster-pool ]]; then
         operator_define
@@ -202,6 +209,7 @@ command_worker() {
     for node in "${NODES[@]}"; do
         node_start "$node"
     done
+    controllers_up
     for node in "${NODES[@]}"; do
         wait_for_component 180 "cilium@$node" cilium_healthy "$node"
         wait_for 120 "$node: ready" node_is_ready "$node" || {
