@@ -1,5 +1,6 @@
 //! One replica leads. Killed or told to end, it is followed by the other, and what it had begun is ended once.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -17,6 +18,8 @@ const MASS: usize = 40;
 /// Within which another must lead: the promises of docs/controller.md, which rest on the election's own times.
 const AFTER_A_CRASH: Duration = Duration::from_secs(20);
 const AFTER_A_STOP: Duration = Duration::from_secs(3);
+/// Between two looks at the lease.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// All replicas run again when the test ends, also one that fails.
 struct Restarted<'a>(&'a Stage);
@@ -51,31 +54,40 @@ fn leader(stage: &Stage) -> &'static str {
     })
 }
 
-/// The process of a replica, as the lab recorded it.
-fn pid(name: &str) -> Pid {
-    let record = std::fs::read_to_string(folder().join(format!("run/{name}.pid"))).expect("the lab is up");
-    Pid::from_raw(record.split(' ').next().and_then(|pid| pid.parse().ok()).expect("a pid"))
+/// The replica that leads: looked up before it is time to signal it.
+struct Leading {
+    name: &'static str,
+    identity: String,
+    process: Pid,
 }
 
-/// Signals the leader, and how long it took until another held the lease.
-fn followed(stage: &Stage, signal: Signal, within: Duration) -> Duration {
-    let (name, before) = (leader(stage), holder(stage));
-    let process = pid(name);
-    let since = Instant::now();
-    kill(process, signal).expect("the leader runs");
-    loop {
-        let now = holder(stage);
-        if !now.is_empty() && now != before {
-            break;
-        }
-        assert!(since.elapsed() <= within, "nobody followed {name} ({before}) within {within:?}: {now:?}");
+impl Leading {
+    fn now(stage: &Stage) -> Self {
+        let name = leader(stage);
+        let record =
+            std::fs::read_to_string(folder().join(format!("run/{name}.pid"))).expect("the lab is up");
+        let process = record.split(' ').next().and_then(|pid| pid.parse().ok()).expect("a pid");
+        Self { name, identity: holder(stage), process: Pid::from_raw(process) }
     }
-    since.elapsed()
+
+    /// Signals it, and how long it took until another held the lease.
+    fn followed_after(self, stage: &Stage, signal: Signal, within: Duration) -> Duration {
+        let since = Instant::now();
+        kill(self.process, signal).expect("the leader runs");
+        loop {
+            let (now, took) = (holder(stage), since.elapsed());
+            if !now.is_empty() && now != self.identity {
+                return took;
+            }
+            assert!(took <= within, "nobody followed {} within {within:?}: {now:?}", self.name);
+            thread::sleep(GLANCE);
+        }
+    }
 }
 
 pub fn stopped(stage: &Stage) {
     let _restarted = Restarted(stage);
-    let took = followed(stage, Signal::SIGTERM, AFTER_A_STOP);
+    let took = Leading::now(stage).followed_after(stage, Signal::SIGTERM, AFTER_A_STOP);
     println!("a clean stop was followed after {took:?}");
 }
 
@@ -95,14 +107,15 @@ pub fn killed(stage: &Stage) {
         let known = (Ledger::of(&ledger.stickies).len(), of(Ledger::of(&ledger.claims), &addresses).len());
         if known == (MASS, MASS) { Ok(()) } else { Err(format!("{known:?}")) }
     });
+    let _restarted = Restarted(stage);
+    let leading = Leading::now(stage);
     stage.api.delete(named("apps/v1", "StatefulSet", namespace, "mass"));
     let gone = |ledger: &Ledger| Ledger::of(&ledger.stickies).iter().filter(|life| life.ended).count();
     eventually("the first to be let go", || match gone(&ledger) {
         0 => Err("none".to_owned()),
         _ => Ok(()),
     });
-    let _restarted = Restarted(stage);
-    let took = followed(stage, Signal::SIGKILL, AFTER_A_CRASH);
+    let took = leading.followed_after(stage, Signal::SIGKILL, AFTER_A_CRASH);
     let left = MASS - gone(&ledger);
     println!(
         "a killed leader was followed after {took:?}, with {left} of {MASS} addresses still to be let go"

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use futures_util::StreamExt;
-use kube::api::{Api, WatchEvent, WatchParams};
+use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use kube::core::Resource;
 use serde::de::DeserializeOwned;
 use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
@@ -63,24 +63,29 @@ async fn follow<K>(api: Api<K>, lives: Arc<Mutex<Lives>>, phase: fn(&K) -> Strin
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    // From revision 0: first what stands, then every change.
+    let stands = api.list(&ListParams::default()).await.expect("the administrator may look");
+    let revision = stands.metadata.resource_version.clone().expect("a list has one");
+    let note = |object: &K, ended: bool| {
+        let meta = object.meta();
+        let (uid, name) = (meta.uid.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default());
+        let mut lives = lives.lock().expect("no watch panicked");
+        let life = lives.entry(uid).or_insert_with(|| Life { name, ..Life::default() });
+        let now = phase(object);
+        if life.phases.last() != Some(&now) {
+            life.phases.push(now);
+        }
+        life.ended |= ended;
+    };
+    stands.items.iter().for_each(|object| note(object, false));
     let params = WatchParams::default().timeout(WATCH_SECONDS);
-    let mut events = api.watch(&params, "0").await.expect("a watch").boxed();
-    while let Some(Ok(event)) = events.next().await {
-        let (object, ended) = match event {
+    let mut events = api.watch(&params, &revision).await.expect("a watch").boxed();
+    while let Some(event) = events.next().await {
+        let (object, ended) = match event.expect("an event that can be read") {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
             WatchEvent::Deleted(object) => (object, true),
             WatchEvent::Bookmark(_) => continue,
             WatchEvent::Error(why) => panic!("{why:?}"),
         };
-        let meta = object.meta();
-        let (uid, name) = (meta.uid.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default());
-        let mut lives = lives.lock().expect("no watch panicked");
-        let life = lives.entry(uid).or_insert_with(|| Life { name, ..Life::default() });
-        let now = phase(&object);
-        if life.phases.last() != Some(&now) {
-            life.phases.push(now);
-        }
-        life.ended |= ended;
+        note(&object, ended);
     }
 }
