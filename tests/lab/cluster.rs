@@ -36,7 +36,8 @@ pub enum Flavour {
     Ours(Mode),
     /// The same in `crd` with both families.
     OursDualStack,
-    /// As `Ours(Mode::Crd)`, with controllers whose times are short: [`CONTROLLER_FLAGS`].
+    /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint routes: hosts need them
+    /// to reach what is of no node's first block.
     Controllers,
 }
 
@@ -72,7 +73,8 @@ impl Flavour {
             Self::Chained => &["--mode", "chained"],
             Self::ClusterPool => &["--mode", "cluster-pool", "--stock"],
             Self::DualStack => &["--mode", "crd", "--stock", "--dual-stack"],
-            Self::Ours(Mode::Crd) | Self::Controllers => &["--mode", "crd"],
+            Self::Ours(Mode::Crd) => &["--mode", "crd"],
+            Self::Controllers => &["--mode", "crd", "--endpoint-routes"],
             Self::Ours(Mode::Delegated) => &["--mode", "delegated"],
             Self::Ours(Mode::Chained) => &["--mode", "chained"],
             Self::OursDualStack => &["--mode", "crd", "--dual-stack"],

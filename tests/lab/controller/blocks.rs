@@ -48,6 +48,7 @@ pub fn come_and_go(stage: &Stage) {
     stage.lab.namespace(namespace);
     let _leaves = Joined(stage);
     stage.lab.must(&["add-node", NODE]);
+    reach::start_clients(stage, namespace);
     assert_eq!(pod_cidrs(stage, NODE), [BLOCK], "the block of its CiliumNode");
     becomes_locked_for(stage, BLOCK, Some(NODE));
     told(stage, "default", "Node", NODE, "BlockGiven");
@@ -67,7 +68,7 @@ pub fn come_and_go(stage: &Stage) {
     let moved: Seen = stage.api.ready_after(namespace, "guest-0", &there.uid);
     assert_eq!(moved.addresses, there.addresses);
     assert!(NODES.contains(&&*moved.node), "{moved:?}");
-    stage.lab.answers(NODES[0], moved.address());
+    reach::soon(stage, namespace, &reach::everyone(), moved.address());
     assert_eq!(locked_for(stage, BLOCK).as_deref(), Some(NODE), "something sticky is in it");
 
     stage.api.delete(named("apps/v1", "StatefulSet", namespace, "guest"));

@@ -17,6 +17,8 @@ usage: tests/lab/lab up [OPTIONS]
        cluster-pool  Cilium's own operator gives each node a block
   --routing vxlan|native        default vxlan; delegated and chained are native only
   --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan)
+  --endpoint-routes             with vxlan too, a route for each pod on its node (native has them always): what addresses need
+                                that are of no block, or of a node's further block
   --stock                       Cilium alone, nothing of ours
   --cilium v1.19.5|v1.18.3      --kubernetes v1.36.3|v1.34.4
 
@@ -26,7 +28,7 @@ USAGE
 }
 
 up_parse() {
-    mode=crd routing='' dual_stack=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
+    mode=crd routing='' dual_stack=false endpoint_routes=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
     while [[ $# -gt 0 ]]; do
         case $1 in
         --help | -h)
@@ -34,6 +36,7 @@ up_parse() {
             exit 0
             ;;
         --dual-stack) dual_stack=true ;;
+        --endpoint-routes) endpoint_routes=true ;;
         --stock) stock=true ;;
         --mode | --routing | --cilium | --kubernetes)
             [[ $# -ge 2 ]] || bad_usage "$1 needs a value; see: tests/lab/lab up --help"
@@ -182,7 +185,7 @@ command_worker() {
     ours_binaries
     controllers_binary
     up_tools
-    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin controller_bin; do
+    for name in mode routing dual_stack endpoint_routes stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin controller_bin; do
         setting "$name" "${!name}"
     done
 
