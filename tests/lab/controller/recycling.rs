@@ -50,6 +50,7 @@ fn addresses(stage: &Stage, app: &str, count: usize) -> Vec<(String, String)> {
 fn deleted(stage: &Stage) {
     set_of(stage, "deleted", 2, json!({}));
     let had = addresses(stage, "deleted", 2);
+    let since = Instant::now();
     delete_set(stage, "deleted");
     for (name, address) in &had {
         let_go(stage, NAMESPACE, name);
@@ -60,7 +61,6 @@ fn deleted(stage: &Stage) {
         });
         told(stage, NAMESPACE, "StickyIP", name, "Released");
     }
-    let since = Instant::now();
     let (_, wanted) = &had[0];
     let pin = json!({"sticky-ipam.io/ips": wanted});
     stage.api.create(pod(NAMESPACE, "next", sticky("next"), pin, spec(Some(NODE))));
@@ -74,9 +74,9 @@ fn deleted(stage: &Stage) {
             _ => Ok(()),
         });
     }
-    // The rest began before `since`; a second is lost to whole seconds.
     let rested = since.elapsed();
-    println!("deleted: free {rested:?} after it was seen to rest");
+    println!("deleted: free after {rested:?}");
+    assert!(rested >= QUARANTINE, "they rested for less than {QUARANTINE:?}");
     assert_eq!(stage.api.ready(NAMESPACE, "next").address(), wanted, "another pod has it now");
     stage.api.delete_pod(NAMESPACE, "next", Some(0));
 }
