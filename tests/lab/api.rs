@@ -169,6 +169,16 @@ impl ApiServer {
         .map(|found| serde_json::to_value(found).expect("JSON"))
     }
 
+    /// Deletes an object. `object` names it. Does not wait.
+    pub fn delete(&self, object: Value) {
+        let api = self.object(&object);
+        self.run(async move {
+            let name = object["metadata"]["name"].as_str().expect("a name");
+            let deleted = api.delete(name, &DeleteParams::default()).await;
+            deleted.unwrap_or_else(|why| panic!("cannot delete {object}: {why}"));
+        });
+    }
+
     /// Changes a workload's number of pods.
     pub fn scale(&self, kind: &str, namespace: &str, name: &str, replicas: usize) {
         let object = named("apps/v1", kind, namespace, name);

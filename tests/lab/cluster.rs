@@ -36,6 +36,9 @@ pub enum Flavour {
     Ours(Mode),
     /// The same in `crd` with both families.
     OursDualStack,
+    /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint routes: hosts need them
+    /// to reach what is of no node's first block.
+    Controllers,
 }
 
 /// The ways to stand before Cilium.
@@ -45,6 +48,19 @@ pub enum Mode {
     Delegated,
     Chained,
 }
+
+/// How long an address rests in the lab of [`Flavour::Controllers`]: long enough that a pod starts within it on a loaded machine.
+pub const QUARANTINE: Duration = Duration::from_secs(20);
+
+/// What the controllers of [`Flavour::Controllers`] are told. Few addresses a second, so that a mass delete takes its time.
+pub const CONTROLLER_FLAGS: [&str; 6] = [
+    "--quarantine=20s",
+    "--proof-gap=2s",
+    "--orphan-after=20s",
+    "--block-rest=5s",
+    "--cep-termination-timeout=5s",
+    "--recycle-rate=5",
+];
 
 /// The addresses of a node where our plugin gives them out: few, so that a test can use them up.
 pub const RANGE_SIZE: usize = 6;
@@ -58,6 +74,7 @@ impl Flavour {
             Self::ClusterPool => &["--mode", "cluster-pool", "--stock"],
             Self::DualStack => &["--mode", "crd", "--stock", "--dual-stack"],
             Self::Ours(Mode::Crd) => &["--mode", "crd"],
+            Self::Controllers => &["--mode", "crd", "--endpoint-routes"],
             Self::Ours(Mode::Delegated) => &["--mode", "delegated"],
             Self::Ours(Mode::Chained) => &["--mode", "chained"],
             Self::OursDualStack => &["--mode", "crd", "--dual-stack"],
@@ -71,6 +88,7 @@ impl Flavour {
                 ("LAB_STICKY", r#"{"pods": ["keeps/*"], "retention": "Forever"}"#.to_owned()),
                 ("LAB_RANGE_SIZE", RANGE_SIZE.to_string()),
             ],
+            Self::Controllers => vec![("LAB_CONTROLLER_FLAGS", CONTROLLER_FLAGS.join(" "))],
             _ => Vec::new(),
         }
     }
@@ -94,6 +112,7 @@ pub fn command(arguments: &[&str]) -> Command {
         .env("LAB_DIR", folder())
         .env_remove("LAB_STICKY")
         .env_remove("LAB_RANGE_SIZE")
+        .env_remove("LAB_CONTROLLER_FLAGS")
         .current_dir(root())
         .stdin(Stdio::null());
     command

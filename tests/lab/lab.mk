@@ -5,7 +5,7 @@ T ?=
 # Tests have a lab of their own, never the one that someone works with.
 E2E_DIR ?= $(or $(XDG_RUNTIME_DIR),/tmp)/sticky-ipam-e2e
 
-LAB_BINARIES = STICKY_IPAM_BIN=$(abspath $(PLUGIN)) STICKY_IPAM_AGENT_BIN=$(abspath $(AGENT))
+LAB_BINARIES = STICKY_IPAM_BIN=$(abspath $(PLUGIN)) STICKY_IPAM_AGENT_BIN=$(abspath $(AGENT)) STICKY_IPAM_CONTROLLER_BIN=$(abspath $(CONTROLLER))
 
 .PHONY: tools lab lab-down e2e bench-lab
 
@@ -13,7 +13,7 @@ tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
 	tests/tools/build
 
-lab: plugin agent ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
+lab: plugin agent controller ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
 	tests/tools/debian e2e
 	$(LAB_BINARIES) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
 	@tests/lab/lab what-to-try
@@ -23,7 +23,7 @@ lab-down: ## Remove every trace of the lab
 
 # The plugin under cnitool and ptp first, then the cluster. The signals of an interrupted run reach the tests' own
 # lab too, so `down` comes in any case.
-e2e: plugin agent ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
+e2e: plugin agent controller ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
 	STICKY_IPAM_CNI_BIN="$$(tests/tools/path cni)" cargo test --features root-tests --test network $(T)
@@ -32,7 +32,7 @@ e2e: plugin agent ## Prove it in real namespaces and on the lab (root): make e2e
 	  cargo test --features root-tests --test lab -- --test-threads=1 $(T) || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status
 
-bench-lab: plugin agent ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
+bench-lab: plugin agent controller ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down

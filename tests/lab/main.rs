@@ -12,6 +12,7 @@ mod chained;
 mod cleaning;
 mod cluster;
 mod cluster_pool;
+mod controller;
 mod delegated;
 mod dual_stack;
 mod levers;

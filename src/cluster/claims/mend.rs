@@ -28,6 +28,10 @@ impl Default for Times {
     }
 }
 
+/// Seconds after which an unsealed claim beside its StickyIP is sealed for its claimant. Sooner, whoever starts the pod would find
+/// its own next write done by another, and start it again.
+const STALLED: u64 = 5;
+
 /// What a pass needs to know beside the objects themselves.
 pub trait Surroundings {
     /// Whether a pod shows this address as its own.
@@ -174,6 +178,9 @@ impl<S: Surroundings> Judge for Waited<'_, S> {
     fn orphaned(&self, claim: &ClaimView) -> bool {
         self.longer(claim, self.times.orphan)
     }
+    fn stalled(&self, claim: &ClaimView) -> bool {
+        self.longer(claim, self.times.orphan.min(STALLED))
+    }
     fn rested(&self, claim: &ClaimView) -> bool {
         self.longer(claim, self.times.rest) && !self.around.shown(claim.address)
     }
@@ -235,6 +242,7 @@ mod tests {
             let waited = mender.waited(std::slice::from_ref(&claim), Moment(at));
             let map = Map::default();
             let judge = Waited { waited: &waited, times: mender.times, around: &map };
+            assert_eq!(judge.stalled(&claim), waited[&claim.address] >= STALLED);
             (judge.orphaned(&claim), judge.rested(&claim))
         };
         assert_eq!(seen("1", ClaimPhase::Granted, 100), (false, false));

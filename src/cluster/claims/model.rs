@@ -206,6 +206,9 @@ impl Judge for ModelJudge {
     fn orphaned(&self, _: &ClaimView) -> bool {
         true
     }
+    fn stalled(&self, _: &ClaimView) -> bool {
+        true
+    }
     fn rested(&self, claim: &ClaimView) -> bool {
         !self.live.contains(&claim.address)
     }

@@ -94,6 +94,8 @@ impl Patience {
 pub trait Judge {
     /// An unsealed claim without a StickyIP has stood unchanged long enough to be an orphan.
     fn orphaned(&self, claim: &ClaimView) -> bool;
+    /// A claim has stood unsealed beside its StickyIP for longer than a pod's start takes between the two writes.
+    fn stalled(&self, claim: &ClaimView) -> bool;
     /// A resting claim has rested, and no pod shows its address.
     fn rested(&self, claim: &ClaimView) -> bool;
     /// Where an address comes from, for a claim that was lost.
@@ -139,7 +141,7 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judg
         (ClaimPhase::Granted | ClaimPhase::Resting, Some(sticky))
             if sticky.addresses.contains(&claim.address) && !sticky.deleting =>
         {
-            finding(Fault::NotSealed, seal(sticky))
+            judge.stalled(claim).then(|| finding(Fault::NotSealed, seal(sticky)))?
         }
         (ClaimPhase::Bound, _) => finding(Fault::HolderGone, rest(sealed_uid)),
         (ClaimPhase::Resting, _) => judge.rested(claim).then(|| finding(Fault::Rested, delete(claim)))?,

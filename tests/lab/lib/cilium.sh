@@ -66,7 +66,7 @@ cilium_define() {
     chained) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0 --cni-chaining-mode=generic-veth) ;;
     esac
     if [[ $routing == vxlan ]]; then
-        flags+=(--routing-mode=tunnel --tunnel-protocol=vxlan)
+        flags+=(--routing-mode=tunnel --tunnel-protocol=vxlan "--enable-endpoint-routes=$endpoint_routes")
     else
         flags+=(--routing-mode=native --auto-direct-node-routes=true --enable-endpoint-routes=true "--ipv4-native-routing-cidr=$NATIVE_CIDR")
     fi

@@ -89,10 +89,11 @@ ours_objects() {
     kubectl_admin wait --for=condition=Established crd --all --timeout=60s >>"$LAB_DIR/log/objects.log" 2>&1
 }
 
-# ours_kubeconfig ACCOUNT NODE FILE: a token of the account that is bound to the node.
+# ours_kubeconfig ACCOUNT NODE FILE: a token of the account, bound to the node if one is given.
 ours_kubeconfig() {
-    local token
-    token=$(kubectl_admin create token "$1" --namespace "$OURS_NAMESPACE" --duration 24h --bound-object-kind Node --bound-object-name "$2")
+    local token bound=()
+    [[ -z $2 ]] || bound=(--bound-object-kind Node --bound-object-name "$2")
+    token=$(kubectl_admin create token "$1" --namespace "$OURS_NAMESPACE" --duration 24h "${bound[@]}")
     mkdir -p "${3%/*}"
     (
         umask 077

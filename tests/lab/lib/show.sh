@@ -81,7 +81,7 @@ command_save_logs() {
     done
     command_status >"$1/status.txt" 2>&1 || true
     local kind
-    for kind in nodes pods events ciliumnodes ciliumendpoints stickyips addressclaims; do
+    for kind in nodes pods events ciliumnodes ciliumendpoints stickyips addressclaims ippools leases; do
         kubectl_admin get "$kind" -A -o yaml --request-timeout=5s >"$1/$kind.yaml" 2>&1 || true
     done
     kubectl_admin get pods -A -o wide --request-timeout=5s >"$1/pods.txt" 2>&1 || true
@@ -102,6 +102,7 @@ The lab is up ($mode, $routing). A few things to try, with lab=tests/lab/lab:
   \$lab cut node-2, \$lab heal node-2                                   off the network, and back
   \$lab reboot node-1                                                  new boot id, same disk
   \$lab logs kubelet@node-1
+  \$lab logs sticky-controller-1, \$lab kubectl get lease -n kube-system  the two controllers, and which of them leads
   make lab-down                                                       no trace left
 
 docs/lab.md, "What to try", has a StatefulSet whose pod keeps its address.

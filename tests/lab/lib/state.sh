@@ -65,6 +65,9 @@ load_settings() {
         # shellcheck source=/dev/null
         source "$LAB_DIR/settings"
     fi
+    if [[ -e $LAB_DIR/more-nodes ]]; then
+        mapfile -t -O "${#NODES[@]}" NODES < <(grep . "$LAB_DIR/more-nodes")
+    fi
 }
 
 need_node() {

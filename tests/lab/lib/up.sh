@@ -17,6 +17,8 @@ usage: tests/lab/lab up [OPTIONS]
        cluster-pool  Cilium's own operator gives each node a block
   --routing vxlan|native        default vxlan; delegated and chained are native only
   --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan)
+  --endpoint-routes             with vxlan too, a route for each pod on its node (native has them always): what addresses need
+                                that are of no block, or of a node's further block
   --stock                       Cilium alone, nothing of ours
   --cilium v1.19.5|v1.18.3      --kubernetes v1.36.3|v1.34.4
 
@@ -26,7 +28,7 @@ USAGE
 }
 
 up_parse() {
-    mode=crd routing='' dual_stack=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
+    mode=crd routing='' dual_stack=false endpoint_routes=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
     while [[ $# -gt 0 ]]; do
         case $1 in
         --help | -h)
@@ -34,6 +36,7 @@ up_parse() {
             exit 0
             ;;
         --dual-stack) dual_stack=true ;;
+        --endpoint-routes) endpoint_routes=true ;;
         --stock) stock=true ;;
         --mode | --routing | --cilium | --kubernetes)
             [[ $# -ge 2 ]] || bad_usage "$1 needs a value; see: tests/lab/lab up --help"
@@ -148,6 +151,19 @@ up_tools() {
     cni_bin=$(realpath "$cni_bin")
 }
 
+# node_make NODE: booted and known to the API server, with nothing started yet.
+node_make() {
+    mkdir -p "$(node_folder "$1")"
+    node_disk_make "$1"
+    cni_install "$1"
+    node_boot "$1"
+    node_register "$1"
+    ours_credentials "$1"
+    cilium_define "$1"
+    ours_define "$1"
+    runtime_define "$1"
+}
+
 # node_start NODE: the components of a booted node, in the order in which they need each other.
 node_start() {
     start_component "cilium@$1"
@@ -165,10 +181,11 @@ command_worker() {
     : >"$LAB_DIR/$FOLDER_MARK"
     mkdir "$LAB_DIR"/{run,log}
     up_check_machine
-    plugin_bin='' agent_bin=''
+    plugin_bin='' agent_bin='' controller_bin=''
     ours_binaries
+    controllers_binary
     up_tools
-    for name in mode routing dual_stack stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin; do
+    for name in mode routing dual_stack endpoint_routes stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin controller_bin; do
         setting "$name" "${!name}"
     done
 
@@ -179,20 +196,13 @@ command_worker() {
     say "Cilium's CRDs, images, nodes"
     cilium_crds
     ours_objects
+    controllers_objects
     cilium_prepare
     images_make
     managers_up
     for node in "${NODES[@]}"; do
-        mkdir -p "$(node_folder "$node")"
-        node_disk_make "$node"
-        cni_install "$node"
-        node_boot "$node"
-        node_register "$node"
-        ours_credentials "$node"
+        node_make "$node"
         cilium_node "$node"
-        cilium_define "$node"
-        ours_define "$node"
-        runtime_define "$node"
     done
     if [[ $mode == cluster-pool ]]; then
         operator_define
@@ -202,6 +212,7 @@ command_worker() {
     for node in "${NODES[@]}"; do
         node_start "$node"
     done
+    controllers_up
     for node in "${NODES[@]}"; do
         wait_for_component 180 "cilium@$node" cilium_healthy "$node"
         wait_for 120 "$node: ready" node_is_ready "$node" || {
