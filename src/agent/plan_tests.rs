@@ -238,6 +238,7 @@ fn what_is_kept_stays_as_long_as_it_is_claimed_and_from_elsewhere_as_long_as_its
         sticky_uid: Some("s".into()),
         home_node: Some("n1".into()),
         reason: None,
+        pod: None,
     };
     index.take(Update::Claim(Word::Here(("10.0.0.5".into(), claim))));
     assert_eq!(twice(&terms(false), &index, &kept("10.0.0.5")), (vec![], vec![]));

@@ -160,7 +160,7 @@ impl<'a> Carrier<'a> {
 
     async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
         match write {
-            Write::CreateClaim { address, holder, phase, origin } => {
+            Write::CreateClaim { address, holder, phase, origin, pod } => {
                 let (home, block) = origin.home_and_block();
                 let mut claim = AddressClaim::new(
                     &ClaimName::of(*address).to_string(),
@@ -172,6 +172,7 @@ impl<'a> Carrier<'a> {
                         home_node: home.map(str::to_owned),
                         block: block.map(|block| block.to_string()),
                         reason: None,
+                        pod: pod.clone(),
                     },
                 );
                 if let Some(block) = block {
@@ -196,6 +197,7 @@ impl<'a> Carrier<'a> {
             Write::RestClaim { address, at, .. } => {
                 self.patch_claim(*address, at, json!({"phase": ClaimPhase::Resting})).await
             }
+            Write::ForgetPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
             Write::DeleteClaim { address, at } => {
                 let name = ClaimName::of(*address).to_string();
                 let what = format!("delete AddressClaim {address}");

@@ -6,6 +6,7 @@ mod faults;
 mod leading;
 mod marking;
 mod owners;
+mod marking_nodes;
 mod program;
 mod recycling;
 mod repairing;
