@@ -138,6 +138,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             Action::Hide { address } => self.hide(*address).await,
             Action::Attach { key, attachment } => self.attach(key, attachment).await,
             Action::Detach { key, container } => self.detach(key, container).await,
+            Action::Mac { key } => self.record_mac(key).await,
             Action::End { record } => self.end(record).await,
             Action::Free { record } => self.free(record).await,
             Action::Mark { addresses } => self.mark(addresses),

@@ -73,6 +73,11 @@ pub enum Action {
         /// The container id under which it is attached.
         container: String,
     },
+    /// Record the MAC of a living pod.
+    Mac {
+        /// The StickyIP.
+        key: Holder,
+    },
     /// End an attachment whose sandbox is gone.
     End {
         /// The record as it was seen.
@@ -103,7 +108,7 @@ impl Action {
             Self::Answer { address } | Self::Forget { address } | Self::Hide { address } => {
                 address.to_string()
             }
-            Self::Show { key } => key.to_string(),
+            Self::Show { key } | Self::Mac { key } => key.to_string(),
             Self::Attach { key, attachment } => format!("{key} {attachment}"),
             Self::Detach { key, container } => format!("{key} {container}"),
             Self::End { record } | Self::Free { record } => {
@@ -126,6 +131,7 @@ impl Action {
             Self::Hide { .. } => "hide",
             Self::Attach { .. } => "attach",
             Self::Detach { .. } => "detach",
+            Self::Mac { .. } => "mac",
             Self::End { .. } => "end",
             Self::Free { .. } => "free",
             Self::Mark { .. } => "mark",
@@ -175,6 +181,7 @@ pub fn plan(sight: &Sight<'_>, suspects: &mut Suspects) -> Vec<Action> {
         show_and_hide(sight, suspects, &mut actions);
         attachments(sight, suspects, &mut actions);
         records(sight, suspects, &mut actions);
+        macs(sight, &mut actions);
     }
     suspects.end_look();
     actions
@@ -430,6 +437,12 @@ fn records(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>
             actions.push(Action::Free { record: record.clone() });
         }
     }
+}
+
+/// Last, because nothing rests on it. What is recorded already costs a question to Cilium, less and less often.
+fn macs(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let living = sight.index.stickies.values().map(key_of).filter(|key| sight.store.living(key).is_some());
+    actions.extend(living.map(|key| Action::Mac { key }));
 }
 
 /// The uid of a record's pod.

@@ -277,6 +277,7 @@ impl Witness for Scribe {
                 });
                 keys.collect::<Vec<_>>().join(" ")
             }
+            Sent::Pod(_) => "pod".to_owned(),
             Sent::Event(_) => "event".to_owned(),
         };
         self.0.lock().unwrap().push(told);

@@ -35,6 +35,8 @@ pub enum Sent<'a> {
     Protocol(&'a Write),
     /// One to the node's own CiliumNode.
     Node(&'a NodePatch),
+    /// One to a pod of this name: what it asks of Cilium.
+    Pod(&'a str),
     /// An event of this name: nothing rests on it.
     Event(&'a str),
 }
@@ -233,6 +235,7 @@ impl<'a> Carrier<'a> {
                     json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
                 self.patch_status(key, at, &status).await
             }
+            Write::RecordMac { key, at, mac } => self.patch_status(key, at, &json!({"mac": mac})).await,
             Write::MarkConflict { key, at, address, held_by } => {
                 let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
                 let status = conflict_status(status, key, *address, held_by, now());

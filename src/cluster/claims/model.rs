@@ -95,6 +95,7 @@ impl Server {
                 claim.phase = ClaimPhase::Resting;
                 bump(&mut claim.resource_version);
             }
+            Write::RecordMac { key, .. } => bump(&mut self.sticky_at(key, write)?.resource_version),
             Write::ForgetPod { address, .. } => {
                 let claim = self.claim_at(*address, write)?;
                 claim.pod = None;

@@ -386,6 +386,8 @@ pub(super) fn at_claim(claim: &ClaimView) -> Unchanged {
     Unchanged { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
 }
 
-pub(super) fn at_sticky(sticky: &StickyView) -> Unchanged {
+/// The state of a StickyIP on which a write rests.
+#[must_use]
+pub fn at_sticky(sticky: &StickyView) -> Unchanged {
     Unchanged { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
 }

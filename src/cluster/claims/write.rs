@@ -111,6 +111,15 @@ pub enum Write {
         /// Precondition.
         at: Unchanged,
     },
+    /// Write down the MAC that the attached pod has.
+    RecordMac {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The MAC.
+        mac: String,
+    },
     /// Say on a StickyIP that another holds one of its addresses.
     MarkConflict {
         /// Namespace and name.
@@ -139,6 +148,7 @@ impl Write {
             Self::DeleteSticky { .. } => "delete StickyIP",
             Self::Attach { .. } => "attach",
             Self::Detach { .. } => "detach",
+            Self::RecordMac { .. } => "record MAC",
             Self::MarkConflict { .. } => "mark conflict",
         }
     }
@@ -156,6 +166,7 @@ impl Write {
             | Self::DeleteSticky { at, .. }
             | Self::Attach { at, .. }
             | Self::Detach { at, .. }
+            | Self::RecordMac { at, .. }
             | Self::MarkConflict { at, .. } => Some(at),
         }
     }
