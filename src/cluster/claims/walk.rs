@@ -331,7 +331,7 @@ impl Walker {
         let (what_pod, what_node) =
             (format!("get Pod {}/{pod_name}", self.key.namespace), format!("get Node {}", old.node));
         let (found, node) = tokio::try_join!(
-            api.read(&what_pod, || pods.get_opt(&pod_name)),
+            api.read(&what_pod, || pods.get_opt(pod_name)),
             api.read(&what_node, || nodes.get_opt(&old.node)),
         )?;
         let old_pod = pod::old_pod(found.as_ref(), &old.pod_uid);
