@@ -13,7 +13,7 @@ use super::index::Index;
 use super::metrics::Metrics;
 use super::plan::{Action, Terms};
 use super::settings::Settings;
-use crate::cluster::agent_socket::{self, Endpoint};
+use crate::cluster::agent_socket::{self, About, Endpoint};
 use crate::cluster::claims::carry::{Carrier, Witness};
 use crate::cluster::claims::errand::ErrandError;
 use crate::cluster::claims::walk::WalkError;
@@ -133,10 +133,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
             },
             Action::Withdraw { uid } => self.withdraw(uid).await,
             Action::Answer { address } => self.answer(*address).await,
+            Action::Forget { address } => self.forget_pod(*address).await,
             Action::Show { key } => self.show(key).await,
             Action::Hide { address } => self.hide(*address).await,
             Action::Attach { key, attachment } => self.attach(key, attachment).await,
             Action::Detach { key, container } => self.detach(key, container).await,
+            Action::Mac { key } => self.record_mac(key).await,
             Action::End { record } => self.end(record).await,
             Action::Free { record } => self.free(record).await,
             Action::Mark { addresses } => self.mark(addresses),
@@ -217,16 +219,18 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// Whether Cilium on this node has an endpoint with this address. Only where Cilium picks addresses: elsewhere the store
     /// knows.
     pub(super) async fn has_endpoint(&self, address: IpAddr) -> Result<bool, ActError> {
-        if !self.terms.shape.pool {
-            return Ok(false);
-        }
+        Ok(self.terms.shape.pool && self.endpoint_of(address).await?.is_some())
+    }
+
+    /// What Cilium on this node says of the endpoint with this address.
+    pub(super) async fn endpoint_of(&self, address: IpAddr) -> Result<Option<About>, ActError> {
         let path = self.settings.on_host(&self.settings.cilium_socket);
         let socket = path.clone();
         // Cilium may hang, and nobody else shall wait for it.
         let asked = tokio::task::spawn_blocking(move || agent_socket::endpoint(&socket, address)).await;
         match asked.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
-            Ok(Endpoint::There(_)) => Ok(true),
-            Ok(Endpoint::Absent) => Ok(false),
+            Ok(Endpoint::There(answer)) => Ok(Some(About::parse(&answer))),
+            Ok(Endpoint::Absent) => Ok(None),
             Err(error) => Err(ActError::Cilium { address, why: format!("{}: {error}", path.display()) }),
         }
     }

@@ -217,7 +217,7 @@ impl<D: Disk + Clone> Keeper<D> {
             let name = id.split(' ').next().unwrap_or_default();
             *counts.entry(name).or_default() += i64::from(!pause.said.is_empty());
         }
-        for name in ["attach", "hide", "answer", "tell"] {
+        for name in ["attach", "hide", "answer", "tell", "mac"] {
             let gauge = self.metrics.odd.get_or_create(&What { what: name.to_owned() });
             gauge.set(counts.get(name).copied().unwrap_or_default());
         }

@@ -39,7 +39,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let Some(stored) = stored else {
             return Ok(Outcome::Needless("its DEL came after all".into()));
         };
-        if seen.netns.as_ref().is_none_or(|netns| self.may_be_there(netns)) {
+        let there = match &seen.netns {
+            Some(netns) => self.may_be_there(netns),
+            // Where Cilium picks the addresses it was asked, and has let go.
+            None => !self.terms.shape.pool,
+        };
+        if there {
             return Ok(Outcome::Needless("its namespace is there".into()));
         }
         // The note first: whoever ends in between leaves a record that is found again.
@@ -150,6 +155,25 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let Some(stored) = there.filter(|stored| stored.record == *seen) else {
             return Ok(Outcome::Needless("the record has changed".into()));
         };
+        drop(locked);
+        if self.terms.shape.pool && of_home {
+            // Put there to mark a pod, which ended before it was bound.
+            for address in &seen.addresses {
+                if self.has_endpoint(*address).await? {
+                    return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+                }
+            }
+            let (node, shape) = (&self.settings.node, &self.terms.shape);
+            projection::remove(&mut self.carrier(), node, shape, &seen.addresses).await?;
+        }
+        let mut locked = store.lock()?;
+        let there = match seen.addresses.first() {
+            Some(address) => locked.at(*address)?,
+            None => None,
+        };
+        if there.as_ref() != Some(&stored) {
+            return Ok(Outcome::Needless("the record has changed".into()));
+        }
         locked.free(&stored)?;
         locked.commit()?;
         Metrics::count(&self.metrics.leaks, "record");

@@ -12,6 +12,8 @@ pub mod index;
 pub mod install;
 pub mod keeper;
 mod leaks;
+mod mac;
+mod marking;
 pub mod metrics;
 mod notes;
 mod offers;

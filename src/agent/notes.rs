@@ -5,6 +5,7 @@ use super::act::{ActError, Hands, Outcome, bound, interface, list, sandbox};
 use super::ground::Here;
 use super::plan::shown;
 use super::snapshot::is_bound_to;
+use crate::cluster::claims::ADOPTED;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::view::StickyView;
 use crate::cluster::claims::walk::{self, Detached, WalkError, Walker};
@@ -135,6 +136,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
         };
         let mut carrier = self.carrier();
         let Some(object) = walk::read_sticky(&carrier, key).await? else {
+            if record.binding.as_ref().is_some_and(|binding| binding.container.starts_with(ADOPTED)) {
+                return Ok(Outcome::Later("it is granted, and the controller has yet to bind it".into()));
+            }
             return Ok(Outcome::Odd(format!(
                 "pod {pod} lives with {} and its StickyIP {key} does not exist; delete the pod, or create the StickyIP anew",
                 list(&record.addresses)

@@ -12,6 +12,7 @@ use kube::api::{Api, ListParams};
 
 use super::act::{ActError, Hands, Outcome, bound, list, sandbox};
 use super::ground::reservation;
+use super::marking::Bound;
 use super::metrics::Metrics;
 use super::plan::{contains, count_pool, families_of};
 use super::prepare::barred;
@@ -165,8 +166,17 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if view.phase != ClaimPhase::Requested {
             return self.reserve_again(&view);
         }
-        let node = projection::read_node(carrier.api(), &self.settings.node).await?;
-        let reserved = self.reserve_for(address, &view.holder, node.as_ref())?;
+        let reserved = match &view.pod {
+            Some(pod) => match self.bind_to_its_pod(&mut carrier, &view, pod).await? {
+                Bound::Yes => Ok(()),
+                Bound::No(why) => Err(why),
+                Bound::NotYet(why) => return Ok(Outcome::Later(why)),
+            },
+            None => {
+                let node = projection::read_node(carrier.api(), &self.settings.node).await?;
+                self.reserve_for(address, &view.holder, node.as_ref())?
+            }
+        };
         let Some(write) = step::answer(&self.settings.node, &view, reserved.clone()) else {
             return Ok(Outcome::Needless("it is another node's to answer".into()));
         };

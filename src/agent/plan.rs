@@ -44,6 +44,11 @@ pub enum Action {
         /// The address.
         address: IpAddr,
     },
+    /// Have a claim forget the pod that had its address before it was claimed, and is gone.
+    Forget {
+        /// The address.
+        address: IpAddr,
+    },
     /// Have the CiliumNode show an attached StickyIP.
     Show {
         /// The StickyIP.
@@ -67,6 +72,11 @@ pub enum Action {
         key: Holder,
         /// The container id under which it is attached.
         container: String,
+    },
+    /// Record the MAC of a living pod.
+    Mac {
+        /// The StickyIP.
+        key: Holder,
     },
     /// End an attachment whose sandbox is gone.
     End {
@@ -95,8 +105,10 @@ impl Action {
             Self::Tell { name, .. } => name.clone(),
             Self::Prepare { pod, uid } => format!("{pod} {uid}"),
             Self::Withdraw { uid } => uid.clone(),
-            Self::Answer { address } | Self::Hide { address } => address.to_string(),
-            Self::Show { key } => key.to_string(),
+            Self::Answer { address } | Self::Forget { address } | Self::Hide { address } => {
+                address.to_string()
+            }
+            Self::Show { key } | Self::Mac { key } => key.to_string(),
             Self::Attach { key, attachment } => format!("{key} {attachment}"),
             Self::Detach { key, container } => format!("{key} {container}"),
             Self::End { record } | Self::Free { record } => {
@@ -114,10 +126,12 @@ impl Action {
             Self::Prepare { .. } => "prepare",
             Self::Withdraw { .. } => "withdraw",
             Self::Answer { .. } => "answer",
+            Self::Forget { .. } => "forget",
             Self::Show { .. } => "show",
             Self::Hide { .. } => "hide",
             Self::Attach { .. } => "attach",
             Self::Detach { .. } => "detach",
+            Self::Mac { .. } => "mac",
             Self::End { .. } => "end",
             Self::Free { .. } => "free",
             Self::Mark { .. } => "mark",
@@ -167,6 +181,7 @@ pub fn plan(sight: &Sight<'_>, suspects: &mut Suspects) -> Vec<Action> {
         show_and_hide(sight, suspects, &mut actions);
         attachments(sight, suspects, &mut actions);
         records(sight, suspects, &mut actions);
+        macs(sight, &mut actions);
     }
     suspects.end_look();
     actions
@@ -196,6 +211,16 @@ fn answer(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>)
         };
         if due {
             actions.push(Action::Answer { address: claim.address });
+        }
+        let granted = !matches!(claim.phase, ClaimPhase::Requested | ClaimPhase::Refused);
+        if let Some(pod) = claim.pod.as_ref().filter(|_| granted)
+            && index.pod_of(&pod.uid).is_none()
+            && !store.attached().any(|held| {
+                held.record.addresses.contains(&claim.address) && uid_of(&held.record) == Some(&pod.uid)
+            })
+            && suspects.ripe(format!("marked {name}"), pod.uid.clone(), LONG, *now)
+        {
+            actions.push(Action::Forget { address: claim.address });
         }
     }
 }
@@ -387,7 +412,9 @@ fn records(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>
                     && other.netns != Netns::Gone
             });
             let what = format!("lives {}", record.attachment);
-            if held.netns == Netns::Gone
+            // A pod that was marked where Cilium picks the addresses: Cilium is asked for its sandbox.
+            let unknown = terms.shape.pool && record.netns.is_none();
+            if (held.netns == Netns::Gone || unknown)
                 && (!pod_is_there || replaced)
                 && suspects.ripe(what, state, LONG, *now)
             {
@@ -410,6 +437,12 @@ fn records(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>
             actions.push(Action::Free { record: record.clone() });
         }
     }
+}
+
+/// Last, because nothing rests on it. What is recorded already costs a question to Cilium, less and less often.
+fn macs(sight: &Sight<'_>, actions: &mut Vec<Action>) {
+    let living = sight.index.stickies.values().map(key_of).filter(|key| sight.store.living(key).is_some());
+    actions.extend(living.map(|key| Action::Mac { key }));
 }
 
 /// The uid of a record's pod.

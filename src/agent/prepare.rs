@@ -62,6 +62,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         match self.attach_for(&store, &seen, &identity).await? {
             Ok((prepared, object, turn)) => {
                 let addresses = list(&prepared.addresses);
+                self.ask_for_mac(&seen.facts, &object).await?;
                 self.decide(&store, &identity, Some(prepared), &reason.to_string())?;
                 drop(turn);
                 Metrics::count(&self.metrics.prepared, "sticky");

@@ -117,6 +117,10 @@ pub struct Settings {
     )]
     pub exclude_prefixes: Vec<String>,
 
+    /// Have a sticky pod's next incarnation ask Cilium for the same MAC (modes crd and delegated)
+    #[arg(long, env = "KEEP_MAC", global = true, help_heading = "Who is sticky")]
+    pub keep_mac: bool,
+
     /// Addresses a family that Cilium's pool has free at least (mode crd)
     #[arg(
         long,
@@ -224,6 +228,9 @@ impl Settings {
         }
         if self.exclude_key.is_empty() {
             return Err("--exclude-key (EXCLUDE_KEY) is empty; name a label".into());
+        }
+        if self.keep_mac && self.mode == Mode::Chained {
+            return Err("--keep-mac (KEEP_MAC) and --mode chained: another plugin makes the interface then, and Cilium cannot set its MAC".into());
         }
         self.tls().map(|_| ()).map_err(|error| error.to_string())
     }

@@ -9,6 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use serde_json::Value;
+
 /// How long the agent may take over one answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// No answer of interest is longer.
@@ -21,6 +23,42 @@ pub enum Endpoint {
     There(String),
     /// It has none.
     Absent,
+}
+
+/// What Cilium says of an endpoint, as far as we ask. Empty where it says nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct About {
+    /// The sandbox.
+    pub container: String,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The MAC of the pod's interface.
+    pub mac: String,
+}
+
+impl About {
+    /// Reads an answer.
+    #[must_use]
+    pub fn parse(answer: &str) -> Self {
+        let answer: Value = serde_json::from_str(answer).unwrap_or_default();
+        let text = |path: &str| answer.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let container = match text("/status/external-identifiers/container-id") {
+            // Newer agents name an attachment: the container and its interface.
+            empty if empty.is_empty() => {
+                let attachment = text("/status/external-identifiers/cni-attachment-id");
+                attachment.split(':').next().unwrap_or_default().to_owned()
+            }
+            container => container,
+        };
+        Self {
+            container,
+            namespace: text("/status/external-identifiers/k8s-namespace"),
+            pod: text("/status/external-identifiers/k8s-pod-name"),
+            mac: text("/status/networking/mac"),
+        }
+    }
 }
 
 /// Asks for the endpoint with this address.
@@ -71,6 +109,18 @@ mod tests {
         });
         let said = endpoint(&path, "fd00::7".parse().unwrap());
         (said, agent.join().unwrap())
+    }
+
+    #[test]
+    fn an_answer_names_sandbox_pod_and_mac_or_nothing() {
+        let whole = r#"{"id": 7, "status": {"external-identifiers": {"container-id": "c1", "k8s-namespace": "db",
+            "k8s-pod-name": "db-0"}, "networking": {"mac": "0a:00:00:00:00:01", "host-mac": "0a:00:00:00:00:02"}}}"#;
+        let about = About::parse(whole);
+        assert_eq!((about.container.as_str(), about.namespace.as_str()), ("c1", "db"));
+        assert_eq!((about.pod.as_str(), about.mac.as_str()), ("db-0", "0a:00:00:00:00:01"));
+        let newer = r#"{"status": {"external-identifiers": {"cni-attachment-id": "c2:eth0"}}}"#;
+        assert_eq!(About::parse(newer).container, "c2");
+        assert_eq!(About::parse("nonsense"), About::default());
     }
 
     #[test]

@@ -153,6 +153,7 @@ fn word(write: Sent<'_>) -> &'static str {
     match write {
         Sent::Protocol(write) => write.word(),
         Sent::Node(_) => "patch CiliumNode",
+        Sent::Pod(_) => "patch Pod",
         Sent::Event(_) => "create Event",
     }
 }

@@ -15,10 +15,10 @@ use super::queue::Key;
 use super::settings::Settings;
 use super::world::{Done, Duty, World};
 use crate::alloc::range::Family;
-use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Candidate;
 use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError, Walker};
+use crate::cluster::claims::{ADOPTED, adopted, errand};
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::Holder;
 use crate::policy::PolicyError;
@@ -35,9 +35,6 @@ const WHILE_ASKED: Duration = Duration::from_secs(30);
 const AFTER_REFUSAL: Duration = Duration::from_secs(300);
 /// After something that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-
-/// What the container id of an attachment begins with that was made for a running pod.
-pub const ADOPTED: &str = "adopted-";
 
 /// The duty's memory: for whom a home node has been asked. Lost with the process at no harm.
 pub struct Mark {
@@ -162,7 +159,7 @@ async fn mark(world: &World, pod: &Unmarked) -> Marked {
         asker: Attached {
             node: pod.node.clone(),
             pod_uid: facts.uid.clone(),
-            container_id: format!("{ADOPTED}{}", facts.uid),
+            container_id: adopted(&facts.uid),
         },
         pod: facts.name.clone(),
         key: key.clone(),

@@ -1,10 +1,14 @@
 //! The cluster's part of the other verbs: a sandbox that has ended is hidden and detached, one that is checked is looked up,
 //! and STATUS looks whether the API server could be asked. Must never detach what a newer sandbox has.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 
 use super::bound::block_on;
 use super::{Scene, Story};
+use crate::cluster::agent_socket::{self, Endpoint};
+use crate::cluster::claims::ADOPTED;
 use crate::cluster::claims::carry::{Carrier, Nobody};
 use crate::cluster::claims::walk::{self, Detached};
 use crate::cluster::client::Connection;
@@ -48,6 +52,12 @@ pub(super) fn detach<D: Disk>(
         if is_with_another(scene, &claimant, attachment).map_err(|error| error.to_string())? {
             return Ok(Detached::NotAttached);
         }
+        if scene.crd && binding.is_some_and(|binding| binding.container.starts_with(ADOPTED)) {
+            let object = walk::read_sticky(&carrier, &key).await.map_err(|error| error.to_string())?;
+            for address in object.iter().flat_map(|object| &object.spec.addresses) {
+                nobody_has(conf, *address)?;
+            }
+        }
         carrier.api_mut().restart_time();
         // The sandbox may have taken the place of one that was prepared, or of its pod's older one.
         let known_as = binding.map_or(container, |binding| binding.container.as_str());
@@ -66,6 +76,16 @@ pub(super) fn detach<D: Disk>(
         tracing::info!(container, %key, "detached");
     }
     Ok(())
+}
+
+/// An address that anybody could have until its pod was marked: Cilium may have given it away before it saw the owner. Then the
+/// agent detaches, once that pod is gone too.
+fn nobody_has(conf: &ClusterConf, address: IpAddr) -> Result<(), String> {
+    match agent_socket::endpoint(&conf.cilium_socket, address) {
+        Ok(Endpoint::Absent) => Ok(()),
+        Ok(Endpoint::There(_)) => Err(format!("Cilium still has an endpoint with {address}")),
+        Err(error) => Err(format!("cannot ask Cilium for the endpoint of {address}: {error}")),
+    }
 }
 
 /// Whether a newer sandbox of this node has what the API server knows under this one's name: it took its place while the API

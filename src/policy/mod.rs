@@ -12,6 +12,7 @@ pub mod duration;
 pub mod endpoint;
 pub mod facts;
 pub mod handover;
+pub mod mac;
 pub mod pin;
 pub mod recycle;
 pub mod retention;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kube::api::{Api, ListParams, PostParams};
@@ -33,6 +34,9 @@ struct State {
     nodes: Api<CiliumNode>,
     /// Address by container.
     endpoints: Mutex<BTreeMap<String, IpAddr>>,
+    /// `namespace/pod` and MAC by container.
+    about: Mutex<BTreeMap<String, (String, String)>>,
+    pods: kube::Client,
     /// How many ADDs do not see the owner yet.
     blind: Mutex<usize>,
     /// How often the socket was asked.
@@ -90,6 +94,8 @@ impl FakeCilium {
             case: case.namespace().to_owned(),
             nodes: Api::all(case.client()),
             endpoints: Mutex::default(),
+            about: Mutex::default(),
+            pods: case.client(),
             blind: Mutex::default(),
             asked: Mutex::default(),
             diary: Diary::default(),
@@ -123,6 +129,17 @@ impl FakeCilium {
         self.state.endpoints.lock().unwrap().insert(container.to_owned(), address);
     }
 
+    /// An endpoint of a pod that came up without the plugin.
+    pub fn put_endpoint_of(&self, container: &str, address: IpAddr, owner: &str) {
+        self.state.about.lock().unwrap().insert(container.to_owned(), (owner.to_owned(), new_mac()));
+        self.put_endpoint(container, address);
+    }
+
+    /// The MAC of a sandbox's endpoint.
+    pub fn mac(&self, container: &str) -> String {
+        self.state.about.lock().unwrap()[container].1.clone()
+    }
+
     pub fn end_endpoint(&self, container: &str) {
         self.state.endpoints.lock().unwrap().remove(container);
     }
@@ -139,6 +156,13 @@ impl FakeCilium {
     pub fn diary(&self) -> Diary {
         self.state.diary.clone()
     }
+}
+
+/// Another MAC every time, as Cilium makes them.
+fn new_mac() -> String {
+    static MACS: AtomicU32 = AtomicU32::new(1);
+    let [a, b, c, d] = MACS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    format!("0a:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
 async fn serve_cni(listener: TcpListener, state: Arc<State>) {
@@ -171,6 +195,7 @@ impl State {
     /// As Cilium's crd allocator: the owner's key without asking whether it is free, else one that nobody owns.
     async fn add(&self, container: &str, owner: &str) -> Result<IpAddr, String> {
         let nodes = self.look().await;
+        let asked = self.asked_mac(owner).await;
         self.diary.lock().unwrap().push("cilium ADD".into());
         let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(&self.node)).unwrap();
         let pool = &node.spec.ipam.pool;
@@ -191,7 +216,17 @@ impl State {
             return Err(format!("IP {address} is already in use"));
         }
         endpoints.insert(container.to_owned(), address);
+        let about = (owner.to_owned(), asked.unwrap_or_else(new_mac));
+        self.about.lock().unwrap().insert(container.to_owned(), about);
         Ok(address)
+    }
+
+    /// The MAC that the pod's annotation asks for.
+    async fn asked_mac(&self, owner: &str) -> Option<String> {
+        let (namespace, name) = owner.split_once('/')?;
+        let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.pods.clone(), namespace);
+        let pod = pods.get_opt(name).await.ok()??;
+        pod.metadata.annotations?.get("cni.cilium.io/mac-address").cloned()
     }
 
     /// Whenever Cilium is called, whatever else is going on, an address is in one pool.
@@ -212,7 +247,14 @@ async fn serve_socket(listener: UnixListener, state: Arc<State>) {
         *state.asked.lock().unwrap() += 1;
         let held = state.endpoints.lock().unwrap().clone();
         let answer = match held.iter().find(|(_, used)| **used == address) {
-            Some((container, _)) => format!("HTTP/1.0 200 OK\r\n\r\n{{\"container-id\": \"{container}\"}}"),
+            Some((container, _)) => {
+                let (owner, mac) = state.about.lock().unwrap().get(container).cloned().unwrap_or_default();
+                let (namespace, pod) = owner.split_once('/').unwrap_or_default();
+                let who = json!({"container-id": container, "k8s-namespace": namespace, "k8s-pod-name": pod});
+                let about =
+                    json!({"id": 7, "status": {"external-identifiers": who, "networking": {"mac": mac}}});
+                format!("HTTP/1.0 200 OK\r\n\r\n{about}")
+            }
             None => "HTTP/1.0 404 Not Found\r\n\r\n".to_owned(),
         };
         let _ = stream.write_all(answer.as_bytes()).await;
@@ -235,6 +277,7 @@ impl Witness for Scribe {
                 });
                 keys.collect::<Vec<_>>().join(" ")
             }
+            Sent::Pod(_) => "pod".to_owned(),
             Sent::Event(_) => "event".to_owned(),
         };
         self.0.lock().unwrap().push(told);

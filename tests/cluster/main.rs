@@ -9,6 +9,8 @@ mod agent_crd;
 mod agent_duties;
 mod agent_install;
 mod agent_leaks;
+mod agent_mac;
+mod agent_marking;
 mod agent_weather;
 mod bench;
 mod bench_cleanup;

@@ -16,6 +16,7 @@ mod controller;
 mod delegated;
 mod dual_stack;
 mod levers;
+mod mac;
 mod sticky;
 mod stock;
 mod witness;

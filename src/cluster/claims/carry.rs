@@ -35,6 +35,8 @@ pub enum Sent<'a> {
     Protocol(&'a Write),
     /// One to the node's own CiliumNode.
     Node(&'a NodePatch),
+    /// One to a pod of this name: what it asks of Cilium.
+    Pod(&'a str),
     /// An event of this name: nothing rests on it.
     Event(&'a str),
 }
@@ -160,7 +162,7 @@ impl<'a> Carrier<'a> {
 
     async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
         match write {
-            Write::CreateClaim { address, holder, phase, origin } => {
+            Write::CreateClaim { address, holder, phase, origin, pod } => {
                 let (home, block) = origin.home_and_block();
                 let mut claim = AddressClaim::new(
                     &ClaimName::of(*address).to_string(),
@@ -172,6 +174,7 @@ impl<'a> Carrier<'a> {
                         home_node: home.map(str::to_owned),
                         block: block.map(|block| block.to_string()),
                         reason: None,
+                        pod: pod.clone(),
                     },
                 );
                 if let Some(block) = block {
@@ -196,6 +199,7 @@ impl<'a> Carrier<'a> {
             Write::RestClaim { address, at, .. } => {
                 self.patch_claim(*address, at, json!({"phase": ClaimPhase::Resting})).await
             }
+            Write::ForgetPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
             Write::DeleteClaim { address, at } => {
                 let name = ClaimName::of(*address).to_string();
                 let what = format!("delete AddressClaim {address}");
@@ -231,6 +235,7 @@ impl<'a> Carrier<'a> {
                     json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
                 self.patch_status(key, at, &status).await
             }
+            Write::RecordMac { key, at, mac } => self.patch_status(key, at, &json!({"mac": mac})).await,
             Write::MarkConflict { key, at, address, held_by } => {
                 let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
                 let status = conflict_status(status, key, *address, held_by, now());

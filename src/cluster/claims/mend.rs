@@ -231,6 +231,7 @@ mod tests {
             sticky_uid: None,
             home_node: None,
             reason: None,
+            pod: None,
         }
     }
 

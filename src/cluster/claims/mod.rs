@@ -19,3 +19,12 @@ mod tests;
 pub mod view;
 pub mod walk;
 pub mod write;
+
+/// What the container id of an attachment begins with that was made for a running pod.
+pub const ADOPTED: &str = "adopted-";
+
+/// The container id under which a StickyIP is attached to a pod that ran before it was bound.
+#[must_use]
+pub fn adopted(pod_uid: &str) -> String {
+    format!("{ADOPTED}{pod_uid}")
+}

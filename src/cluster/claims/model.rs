@@ -60,7 +60,7 @@ impl Server {
     /// Carries a write out; none if its precondition does not hold.
     pub(super) fn apply(&mut self, write: &Write) -> Option<()> {
         match write {
-            Write::CreateClaim { address, holder, phase, origin } => {
+            Write::CreateClaim { address, holder, phase, origin, pod } => {
                 if self.claims.contains_key(address) {
                     return None;
                 }
@@ -73,6 +73,7 @@ impl Server {
                     sticky_uid: None,
                     home_node: origin.home_and_block().0.map(Into::into),
                     reason: None,
+                    pod: pod.clone(),
                 };
                 self.claims.insert(*address, claim);
             }
@@ -94,6 +95,12 @@ impl Server {
                 claim.phase = ClaimPhase::Resting;
                 bump(&mut claim.resource_version);
             }
+            Write::RecordMac { key, .. } => bump(&mut self.sticky_at(key, write)?.resource_version),
+            Write::ForgetPod { address, .. } => {
+                let claim = self.claim_at(*address, write)?;
+                claim.pod = None;
+                bump(&mut claim.resource_version);
+            }
             Write::DeleteClaim { address, .. } => {
                 self.claim_at(*address, write)?;
                 self.claims.remove(address);
@@ -110,6 +117,7 @@ impl Server {
                     claimant: claimant.kind,
                     workload: workload.clone(),
                     attached: None,
+                    was_attached: false,
                     in_conflict: false,
                     deleting: false,
                 };
@@ -125,6 +133,7 @@ impl Server {
             Write::Attach { key, attached, .. } => {
                 let sticky = self.sticky_at(key, write)?;
                 sticky.attached = Some(attached.clone());
+                sticky.was_attached = true;
                 bump(&mut sticky.resource_version);
             }
             Write::Detach { key, .. } => {
@@ -515,5 +524,6 @@ pub(super) fn ask(pod: &str, key: &Holder, candidates: &[u8], pinned: bool, orig
             .collect(),
         pinned,
         origins: (0..=9).map(|last| (address(last), origin.clone())).collect(),
+        running: None,
     }
 }

@@ -218,9 +218,13 @@ async fn other_blocks(api: &Connection, own: &str) -> Result<Vec<(String, IpNet)
 
 /// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been lost since.
 fn again(claim: &AddressClaim, ground: &mut dyn Ground) -> Result<Candidate, WalkError> {
-    let origin = origin_of(claim, ground.node());
+    let mut origin = origin_of(claim, ground.node());
     if matches!(origin, Origin::OwnBlock { .. }) {
-        ground.reserve_this(claim.spec.address)?;
+        match ground.reserve_this(claim.spec.address)? {
+            Origin::Nowhere => {}
+            // Whoever is not the node itself asks it again, should the claim be gone by now.
+            as_reserved => origin = as_reserved,
+        }
     }
     Ok(Candidate { address: claim.spec.address, origin })
 }

@@ -167,6 +167,7 @@ fn sticky_fault(
             holder: sticky.key.clone(),
             phase,
             origin: origin.clone(),
+            pod: None,
         });
         return finding(Fault::ClaimMissing, cure);
     };

@@ -6,9 +6,10 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
+use super::adopted;
 use super::view::{ClaimView, Origin, StickyView};
 use super::write::{Unchanged, Write};
-use crate::cluster::objects::{ClaimPhase, ClaimantRef, Holder, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
 use crate::policy::handover::{
     self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, WaitReason,
 };
@@ -40,6 +41,8 @@ pub struct Ask {
     pub pinned: bool,
     /// Where the addresses of an existing StickyIP come from, for a claim that was lost. Absent means nowhere.
     pub origins: BTreeMap<IpAddr, Origin>,
+    /// The asker itself, if it runs already with the addresses that it asks for.
+    pub running: Option<ClaimedPod>,
 }
 
 impl Ask {
@@ -213,8 +216,10 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
             return step;
         }
     }
+    let first = awaited(sticky, seen.claims).map(|(first, _)| first);
+    let first = first.filter(|first| first.pod_uid != ask.asker.pod_uid);
     let situation = handover::Situation {
-        attached: sticky.attached.as_ref(),
+        attached: sticky.attached.as_ref().or(first.as_ref()),
         asker: &ask.asker,
         old_node: seen.old_node,
         old_pod: seen.old_pod,
@@ -235,6 +240,25 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
         Handover::Wait(why) => Step::Wait(Waiting::Handover(why)),
         Handover::Refuse(why) => refuse(Refusal::Handover { key: sticky.key.clone(), why }),
     }
+}
+
+/// The running pod for which a StickyIP was made and to which it has yet to be attached, as the attachment that it will be.
+/// Whoever else asks comes after it: it may live with the address.
+#[must_use]
+pub fn awaited<'a>(
+    sticky: &StickyView,
+    claims: &'a BTreeMap<IpAddr, ClaimView>,
+) -> Option<(Attached, &'a ClaimedPod)> {
+    if sticky.attached.is_some() || sticky.was_attached {
+        return None;
+    }
+    let own = sticky.addresses.iter().filter_map(|address| claims.get(address));
+    let mut own = own.filter(|claim| claim.holder == sticky.key);
+    own.find_map(|claim| {
+        let (node, pod) = (claim.home_node.clone()?, claim.pod.as_ref()?);
+        let attached = Attached { node, pod_uid: pod.uid.clone(), container_id: adopted(&pod.uid) };
+        Some((attached, pod))
+    })
 }
 
 /// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to it.
@@ -286,7 +310,8 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
                 Some(write) => missing = missing.or(Some(write)),
                 None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
             },
-            Some(claim) if claim.holder != ask.key => {
+            // The pod that it was claimed for may live with it, and nothing that is attached keeps it from us.
+            Some(claim) if claim.holder != ask.key || claim.is_with_another(&ask.asker.pod_uid) => {
                 avoid.insert(address);
                 refusal = refusal.or(Some(Refusal::HeldByAnother { address, holder: claim.holder.clone() }));
             }
@@ -349,7 +374,8 @@ pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
 
 fn create(ask: &Ask, address: IpAddr, origin: &Origin) -> Option<Write> {
     let phase = origin.first_phase()?;
-    Some(Write::CreateClaim { address, holder: ask.key.clone(), phase, origin: origin.clone() })
+    let pod = ask.running.clone().filter(|_| phase == ClaimPhase::Requested);
+    Some(Write::CreateClaim { address, holder: ask.key.clone(), phase, origin: origin.clone(), pod })
 }
 
 pub(super) fn delete(claim: &ClaimView) -> Write {
@@ -360,6 +386,8 @@ pub(super) fn at_claim(claim: &ClaimView) -> Unchanged {
     Unchanged { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
 }
 
-pub(super) fn at_sticky(sticky: &StickyView) -> Unchanged {
+/// The state of a StickyIP on which a write rests.
+#[must_use]
+pub fn at_sticky(sticky: &StickyView) -> Unchanged {
     Unchanged { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::cluster::objects::{
-    AddressClaim, ClaimPhase, ClaimantKind, Holder, StickyIP, StickyPhase, WorkloadRef,
+    AddressClaim, ClaimPhase, ClaimantKind, ClaimedPod, Holder, StickyIP, StickyPhase, WorkloadRef,
 };
 use crate::policy::handover::Attached;
 
@@ -26,6 +26,8 @@ pub struct StickyView {
     pub workload: WorkloadRef,
     /// Who is attached.
     pub attached: Option<Attached>,
+    /// Somebody was attached once.
+    pub was_attached: bool,
     /// It is marked as being in conflict.
     pub in_conflict: bool,
     /// It is being deleted.
@@ -50,6 +52,7 @@ impl From<&StickyIP> for StickyView {
                 pod_uid: attachment.pod_uid.clone(),
                 container_id: attachment.container_id.clone(),
             }),
+            was_attached: status.is_some_and(|status| status.last_seen.is_some()),
             in_conflict: status.is_some_and(|status| status.phase == Some(StickyPhase::Conflict)),
             deleting: object.metadata.deletion_timestamp.is_some(),
         }
@@ -75,6 +78,8 @@ pub struct ClaimView {
     pub home_node: Option<String>,
     /// Why it was refused.
     pub reason: Option<String>,
+    /// The pod on the home node that had the address before it was claimed.
+    pub pod: Option<ClaimedPod>,
 }
 
 impl ClaimView {
@@ -82,6 +87,12 @@ impl ClaimView {
     #[must_use]
     pub fn unsealed(&self) -> bool {
         matches!(self.phase, ClaimPhase::Requested | ClaimPhase::Refused | ClaimPhase::Granted)
+    }
+
+    /// Another pod than this had the address before it was claimed, and may have it still.
+    #[must_use]
+    pub fn is_with_another(&self, pod_uid: &str) -> bool {
+        self.pod.as_ref().is_some_and(|pod| pod.uid != pod_uid)
     }
 
     /// Bound to exactly this StickyIP.
@@ -102,6 +113,7 @@ impl From<&AddressClaim> for ClaimView {
             sticky_uid: object.spec.sticky_uid.clone(),
             home_node: object.spec.home_node.clone(),
             reason: object.spec.reason.clone(),
+            pod: object.spec.pod.clone(),
         }
     }
 }

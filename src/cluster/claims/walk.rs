@@ -18,7 +18,9 @@ use super::view::{ClaimView, Origin, StickyView};
 use super::write::Write;
 use crate::alloc::range::Family;
 use crate::cluster::client::ApiError;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimantRef, Holder, Sound, StickyIP, WorkloadRef};
+use crate::cluster::objects::{
+    AddressClaim, ClaimName, ClaimantRef, ClaimedPod, Holder, Sound, StickyIP, WorkloadRef,
+};
 use crate::cluster::pod;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
@@ -197,6 +199,8 @@ impl Walker {
                 return known.ok_or_else(|| WalkError::Outrun { key: self.key.clone() });
             }
             let mut ask = self.ask();
+            ask.running =
+                yields.then(|| ClaimedPod { name: self.pod.clone(), uid: self.asker.pod_uid.clone() });
             if view.is_none() && candidates.is_none() {
                 let offer = match &mut offer {
                     Some(offer) => offer,
@@ -217,7 +221,8 @@ impl Walker {
             if let Some(view) = &view {
                 self.find_origins(carrier, view, &read, &mut offer, &mut ask, ground).await?;
             }
-            let (old_node, old_pod, old_sandbox) = self.old_holder(carrier, known.as_ref(), ground).await?;
+            let old = old_holder(known.as_ref(), view.as_ref(), &read);
+            let (old_node, old_pod, old_sandbox) = self.look_at(carrier, old.as_ref(), ground).await?;
             let seen = Seen { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
             match step::next(&ask, &seen) {
                 Step::Done(_) => {
@@ -235,7 +240,7 @@ impl Walker {
                 }
                 Step::Wait(waiting) => {
                     if started.elapsed() >= self.patience {
-                        let what = tell(&waiting, view.as_ref());
+                        let what = tell(&waiting, old.as_ref().map(|(old, _)| old));
                         return Err(WalkError::Waited { what, patience: self.patience });
                     }
                     carrier.api_mut().restart_time();
@@ -276,6 +281,7 @@ impl Walker {
             candidates: Vec::new(),
             pinned: !self.pinned.is_empty(),
             origins: BTreeMap::new(),
+            running: None,
         }
     }
 
@@ -310,23 +316,22 @@ impl Walker {
     }
 
     /// A live look at whoever is attached, if it is somebody else.
-    async fn old_holder(
+    async fn look_at(
         &self,
         carrier: &Carrier<'_>,
-        known: Option<&StickyIP>,
+        old: Option<&(Attached, String)>,
         ground: &mut dyn Ground,
     ) -> Result<(NodeState, OldPod, OldSandbox), WalkError> {
-        let attachment = known.and_then(|known| known.status.as_ref()?.attachment.as_ref());
-        let Some(old) = attachment.filter(|old| old.pod_uid != self.asker.pod_uid) else {
+        let Some((old, pod_name)) = old.filter(|(old, _)| old.pod_uid != self.asker.pod_uid) else {
             return Ok((NodeState::Unknown, OldPod::Unknown, OldSandbox::MayLive));
         };
         let api = carrier.api();
         let pods: Api<Pod> = Api::namespaced(api.client(), &self.key.namespace);
         let nodes: Api<Node> = Api::all(api.client());
         let (what_pod, what_node) =
-            (format!("get Pod {}/{}", self.key.namespace, old.pod_name), format!("get Node {}", old.node));
+            (format!("get Pod {}/{pod_name}", self.key.namespace), format!("get Node {}", old.node));
         let (found, node) = tokio::try_join!(
-            api.read(&what_pod, || pods.get_opt(&old.pod_name)),
+            api.read(&what_pod, || pods.get_opt(pod_name)),
             api.read(&what_node, || nodes.get_opt(&old.node)),
         )?;
         let old_pod = pod::old_pod(found.as_ref(), &old.pod_uid);
@@ -348,12 +353,25 @@ impl Walker {
     }
 }
 
-fn tell(waiting: &Waiting, view: Option<&StickyView>) -> String {
+/// Whoever is attached, or is to be attached first; and its pod's name.
+fn old_holder(
+    known: Option<&StickyIP>,
+    view: Option<&StickyView>,
+    claims: &BTreeMap<IpAddr, ClaimView>,
+) -> Option<(Attached, String)> {
+    let attachment = known.and_then(|known| known.status.as_ref()?.attachment.as_ref());
+    let attached = view.and_then(|view| view.attached.clone());
+    match (attached, attachment) {
+        (Some(attached), Some(attachment)) => Some((attached, attachment.pod_name.clone())),
+        _ => step::awaited(view?, claims).map(|(first, pod)| (first, pod.name.clone())),
+    }
+}
+
+fn tell(waiting: &Waiting, old: Option<&Attached>) -> String {
     match waiting {
         Waiting::Grant { address, home } => format!("node {home} to grant {address}"),
         Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),
         Waiting::Handover(why) => {
-            let old = view.and_then(|view| view.attached.as_ref());
             let (node, uid) = old.map_or(("", ""), |old| (old.node.as_str(), old.pod_uid.as_str()));
             format!("the pod {uid} on node {node} to let go of the address: {why:?}")
         }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::cluster::objects::{ClaimPhase, ClaimantRef, Holder, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
 use crate::policy::handover::{Attached, Takeover};
 
 use super::view::Origin;
@@ -29,6 +29,8 @@ pub enum Write {
         phase: ClaimPhase,
         /// Where the address comes from.
         origin: Origin,
+        /// The pod that has the address already, if its home node is asked for that.
+        pod: Option<ClaimedPod>,
     },
     /// The home node's answer to a Requested claim.
     AnswerClaim {
@@ -58,6 +60,13 @@ pub enum Write {
         holder: Holder,
         /// The uid that must be gone, by a live read right before this write.
         gone_uid: String,
+    },
+    /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
+    ForgetPod {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
     },
     /// Delete a claim that is unsealed, or has rested.
     DeleteClaim {
@@ -102,6 +111,15 @@ pub enum Write {
         /// Precondition.
         at: Unchanged,
     },
+    /// Write down the MAC that the attached pod has.
+    RecordMac {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The MAC.
+        mac: String,
+    },
     /// Say on a StickyIP that another holds one of its addresses.
     MarkConflict {
         /// Namespace and name.
@@ -124,11 +142,13 @@ impl Write {
             Self::AnswerClaim { .. } => "answer claim",
             Self::SealClaim { .. } => "seal claim",
             Self::RestClaim { .. } => "rest claim",
+            Self::ForgetPod { .. } => "forget pod",
             Self::DeleteClaim { .. } => "delete claim",
             Self::CreateSticky { .. } => "create StickyIP",
             Self::DeleteSticky { .. } => "delete StickyIP",
             Self::Attach { .. } => "attach",
             Self::Detach { .. } => "detach",
+            Self::RecordMac { .. } => "record MAC",
             Self::MarkConflict { .. } => "mark conflict",
         }
     }
@@ -141,10 +161,12 @@ impl Write {
             Self::AnswerClaim { at, .. }
             | Self::SealClaim { at, .. }
             | Self::RestClaim { at, .. }
+            | Self::ForgetPod { at, .. }
             | Self::DeleteClaim { at, .. }
             | Self::DeleteSticky { at, .. }
             | Self::Attach { at, .. }
             | Self::Detach { at, .. }
+            | Self::RecordMac { at, .. }
             | Self::MarkConflict { at, .. } => Some(at),
         }
     }

@@ -48,6 +48,10 @@ use super::lenient::Sound;
     validation = Rule::new(
         "self.phase != 'Bound' || oldSelf.phase != 'Bound' || self.stickyUid == oldSelf.stickyUid"
     ).message("a seal is never replaced: the claim rests first"),
+    validation = Rule::new("!has(self.pod) || has(self.homeNode)")
+        .message("only the home node knows whether a pod has the address"),
+    validation = Rule::new("!has(self.pod) || (has(oldSelf.pod) && self.pod == oldSelf.pod)")
+        .message("the pod that had the address cannot change: it is named at the beginning, and taken out when it is gone"),
     validation = Rule::new(
         "self.phase == oldSelf.phase || \
          (oldSelf.phase == 'Requested' && self.phase in ['Granted', 'Refused']) || \
@@ -87,6 +91,21 @@ pub struct AddressClaimSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub reason: Option<String>,
+    /// The pod on the home node that had the address before it was claimed. Until its StickyIP was attached once, nobody but
+    /// this pod is attached to it; the home node takes this out when the pod is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<ClaimedPod>,
+}
+
+/// A running pod whose address is claimed for it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct ClaimedPod {
+    /// Its name, in the holder's namespace.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Its uid.
+    #[schemars(length(min = 1, max = 64))]
+    pub uid: String,
 }
 
 /// Where a claim stands.

@@ -13,7 +13,7 @@ pub mod labels;
 pub mod lenient;
 pub mod sticky_ip;
 
-pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, Holder};
+pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, ClaimedPod, Holder};
 pub use condition::Condition;
 pub use ip_pool::{BlockSize, IPPool, IPPoolSpec, IPPoolStatus, PoolUse};
 pub use lenient::{Skipped, Sound};

@@ -41,6 +41,7 @@ pub const HANDOVERS_KEPT: usize = 10;
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Workload", type_ = "string", json_path = ".spec.workload.name"),
     printcolumn(name = "Kind", type_ = "string", json_path = ".spec.workload.kind", priority = 1),
+    printcolumn(name = "MAC", type_ = "string", json_path = ".status.mac", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -156,9 +157,9 @@ pub struct StickyIPStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub last_seen: Option<Time>,
-    /// The MAC that the pod had.
+    /// The MAC that the pod has, or had last; with keep-mac the one that it keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 17))]
+    #[schemars(length(max = 17), extend("pattern" = "^([0-9a-f]{2}:){5}[0-9a-f]{2}$"))]
     pub mac: Option<String>,
     /// What a person should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -5,6 +5,7 @@ mod dead_nodes;
 mod faults;
 mod leading;
 mod marking;
+mod marking_nodes;
 mod owners;
 mod program;
 mod recycling;

@@ -1,0 +1,334 @@
+//! Granting an address of this node to the StickyIP of the pod that has it already. The one case in which an address that
+//! anybody could have becomes somebody's own.
+//!
+//! Must never grant what another pod has, or what this one has ceased to have: the pod is looked up live, by its uid, and the
+//! node's own evidence names it (the store's record under the lock, or Cilium's endpoint where Cilium picks the addresses).
+//! Record and key stand before the claim is granted, so whoever ends in between is gone on with by the next answer; and if
+//! nobody asks any more, they go as every record that is kept for nobody.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+
+use super::act::{ActError, Hands, Outcome, bound, list, sandbox};
+use super::plan::uid_of;
+use super::snapshot::is_bound_to;
+use crate::cluster::agent_socket::About;
+use crate::cluster::cilium::{CiliumNode, PoolEntry};
+use crate::cluster::claims::carry::{Carried, Carrier};
+use crate::cluster::claims::view::ClaimView;
+use crate::cluster::claims::write::{Unchanged, Write};
+use crate::cluster::claims::{adopted, errand};
+use crate::cluster::client::ApiError;
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, ClaimedPod, Holder, Sound};
+use crate::cluster::pod;
+use crate::cluster::projection::{self, NodePatch};
+use crate::cni::{Attachment, PodIdentity};
+use crate::policy::claimant::Claimant;
+use crate::policy::handover::OldPod;
+use crate::store::{Binding, Disk, Keep, Phase, Record, Stored};
+
+/// Whether the address is its pod's own now.
+#[derive(Debug)]
+pub(super) enum Bound {
+    /// The record stands, and the key.
+    Yes,
+    /// It cannot be.
+    No(String),
+    /// The world moved on meanwhile.
+    NotYet(String),
+}
+
+impl<D: Disk + Clone> Hands<'_, D> {
+    /// Binds an address of this node to the StickyIP of the pod that has it: in the store, and in the pool.
+    pub(super) async fn bind_to_its_pod(
+        &self,
+        carrier: &mut Carrier<'_>,
+        view: &ClaimView,
+        claimed: &ClaimedPod,
+    ) -> Result<Bound, ActError> {
+        let (address, key) = (view.address, &view.holder);
+        let api = carrier.api().clone();
+        // Before the pod is looked up: whatever Cilium writes after this look makes the write of the key fail.
+        let node = match self.terms.shape.pool {
+            true => match projection::read_node(&api, &self.settings.node).await? {
+                Some(node) => Some(node),
+                None => return Ok(Bound::NotYet(format!("there is no CiliumNode {}", self.settings.node))),
+            },
+            false => None,
+        };
+        let pods: Api<Pod> = Api::namespaced(api.client(), &key.namespace);
+        let what = format!("get Pod {}/{}", key.namespace, claimed.name);
+        let found = api.read(&what, || pods.get_opt(&claimed.name)).await?;
+        let found = match self.lives_with(found, claimed, address) {
+            Ok(found) => found,
+            Err(why) => return Ok(Bound::No(format!("pod {}/{} {why}", key.namespace, claimed.name))),
+        };
+        match node {
+            Some(node) => self.own_the_key(carrier, node, key, &found, address).await,
+            None => self.convert(key, &found, address).await,
+        }
+    }
+
+    /// The pod, if the API server says that it is the one meant, lives on this node and shows the address.
+    fn lives_with(&self, found: Option<Pod>, claimed: &ClaimedPod, address: IpAddr) -> Result<Pod, String> {
+        let found = found.ok_or("does not exist any more")?;
+        if found.metadata.uid.as_deref() != Some(&claimed.uid) {
+            return Err("is another one by now".into());
+        }
+        if pod::old_pod(Some(&found), &claimed.uid) != OldPod::Running {
+            return Err("is ending".into());
+        }
+        let node = found.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        if node != Some(&self.settings.node) {
+            return Err(format!("is not on node {}", self.settings.node));
+        }
+        let shown = found.status.iter().flat_map(|status| status.pod_ips.iter().flatten());
+        if !shown.filter_map(|shown| shown.ip.parse::<IpAddr>().ok()).any(|shown| shown == address) {
+            return Err("does not show the address".into());
+        }
+        Ok(found)
+    }
+
+    /// Where the node's store says who has what: the pod's record becomes the StickyIP's.
+    async fn convert(&self, key: &Holder, found: &Pod, address: IpAddr) -> Result<Bound, ActError> {
+        let store = self.store()?;
+        let Some(there) = store.lock()?.at(address)? else {
+            return Ok(Bound::No("the node's store knows of no pod that has it".into()));
+        };
+        let record = &there.record;
+        let has_it = || Bound::No(format!("{} has it", record.holder()));
+        if !record.is_attached(store.now()) || record.binding.is_some() && !is_bound_to(record, key) {
+            return Ok(has_it());
+        }
+        let container = record.attachment.container.as_str();
+        let its_own = match &record.pod {
+            Some(known) => is_the_same(known, found),
+            // Taken over from another plugin, which does not write pods down: Cilium knows.
+            None => self
+                .endpoint_of(address)
+                .await?
+                .is_some_and(|about| is_of(&about, found) && about.container == container),
+        };
+        if !its_own {
+            return Ok(has_it());
+        }
+        if record.netns.as_ref().is_some_and(|netns| !self.may_be_there(netns)) {
+            return Ok(Bound::No(format!("the sandbox {container} of the pod is gone")));
+        }
+        let bound_already = is_bound_to(record, key);
+        let record = adopted_record(record.clone(), key, found)?;
+        let mut locked = store.lock()?;
+        if locked.at(address)?.as_ref() != Some(&there) {
+            return Ok(Bound::NotYet("the store has changed meanwhile".into()));
+        }
+        if let Some(kept) = locked.of_claimant(&bound(key)?)?.filter(|kept| *kept != there) {
+            return Ok(Bound::No(keeps(key, &kept)));
+        }
+        if !bound_already {
+            locked.put(&record, Some(&there))?;
+        }
+        // It was not sticky when it was decided about.
+        locked.forget_prepared(pod::runtime_uid(found))?;
+        locked.commit()?;
+        Ok(Bound::Yes)
+    }
+
+    /// Where Cilium picks the addresses: the record first, so that the address is not offered to anybody again, then the owner
+    /// of the pool's key, then another look whether the pod still has it.
+    async fn own_the_key(
+        &self,
+        carrier: &mut Carrier<'_>,
+        node: CiliumNode,
+        key: &Holder,
+        found: &Pod,
+        address: IpAddr,
+    ) -> Result<Bound, ActError> {
+        let text = address.to_string();
+        let facts = pod::facts(found, BTreeMap::new());
+        let owner = format!("{}/{}", facts.namespace, facts.name);
+        let Some(entry) = node.spec.ipam.pool.get(&text) else {
+            return Ok(Bound::No(format!(
+                "it does not stand in the pool of CiliumNode {}",
+                self.settings.node
+            )));
+        };
+        let is_own = entry.owner == owner;
+        if !is_own && !entry.owner.is_empty() {
+            return Ok(Bound::No(format!("the pool has it for {}", entry.owner)));
+        }
+        let about = match self.endpoint_of(address).await? {
+            Some(about) if is_of(&about, found) => about,
+            Some(about) => {
+                return Ok(Bound::No(format!("Cilium says that {}/{} has it", about.namespace, about.pod)));
+            }
+            None => return Ok(Bound::No("Cilium has no endpoint with it".into())),
+        };
+        if let Some(why) = self.keep_for_its_pod(key, found, &sandbox(&about.container)?, address)? {
+            return Ok(Bound::No(why));
+        }
+        if !is_own {
+            let workload = errand::workload(&Claimant::of(&facts));
+            let resource = projection::resource(&facts.namespace, &workload);
+            let patch = NodePatch {
+                node: self.settings.node.clone(),
+                resource_version: node.metadata.resource_version.clone(),
+                pool: [(text.clone(), Some(PoolEntry { owner: owner.clone(), resource }))].into(),
+                pod_cidrs: None,
+            };
+            match projection::carry(carrier, &patch).await {
+                Ok(()) => {}
+                Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
+                    return Ok(Bound::NotYet("the CiliumNode has changed meanwhile".into()));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if self.endpoint_of(address).await?.is_some_and(|now| now == about) {
+            return Ok(Bound::Yes);
+        }
+        // Until Cilium saw the owner it could give the address to anybody, so it is anybody's again.
+        projection::change(carrier, &self.settings.node, None, |object| {
+            let ours = object.spec.ipam.pool.get(&text).is_some_and(|entry| entry.owner == owner);
+            ours.then(|| NodePatch {
+                node: self.settings.node.clone(),
+                resource_version: object.metadata.resource_version.clone(),
+                pool: [(text.clone(), Some(PoolEntry::default()))].into(),
+                pod_cidrs: None,
+            })
+        })
+        .await?;
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        if let Some(there) = locked.at(address)?.filter(|there| is_bound_to(&there.record, key)) {
+            locked.put(&Record::offered(address, store.now()).map_err(ActError::Name)?, Some(&there))?;
+            locked.commit()?;
+        }
+        Ok(Bound::No("its pod has let go of it meanwhile".into()))
+    }
+
+    /// Writes down that the pod's sandbox has the address through the StickyIP; the reason if it cannot be.
+    fn keep_for_its_pod(
+        &self,
+        key: &Holder,
+        found: &Pod,
+        attachment: &Attachment,
+        address: IpAddr,
+    ) -> Result<Option<String>, ActError> {
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let there = locked.at(address)?;
+        if let Some(there) = &there
+            && !there.record.is_offered()
+            && !is_bound_to(&there.record, key)
+        {
+            return Ok(Some(format!("{} has it", there.record.holder())));
+        }
+        let kept = locked.of_claimant(&bound(key)?)?.filter(|kept| Some(kept) != there.as_ref());
+        let mut addresses = Vec::new();
+        if let Some(kept) = &kept {
+            // Its address of the other family, which came first.
+            if !kept.record.is_attached(store.now()) || kept.record.attachment != *attachment {
+                return Ok(Some(keeps(key, kept)));
+            }
+            addresses.clone_from(&kept.record.addresses);
+        }
+        addresses.push(address);
+        let bare = Record {
+            addresses,
+            attachment: attachment.clone(),
+            phase: Phase::Attached,
+            netns: None,
+            pod: None,
+            keep: Keep::Forever,
+            binding: None,
+            since: store.now().clone(),
+        };
+        let same =
+            |there: &Stored| there.record.attachment == *attachment && there.record.is_attached(store.now());
+        if !there.as_ref().is_some_and(|there| is_bound_to(&there.record, key) && same(there)) {
+            let record = adopted_record(bare, key, found)?;
+            locked.put_instead_of(&record, kept.as_ref(), there.as_slice())?;
+        }
+        locked.forget_prepared(pod::runtime_uid(found))?;
+        locked.commit()?;
+        Ok(None)
+    }
+
+    /// Has a claim forget the pod that had its address before it was claimed: from here on its StickyIP may be attached to
+    /// others, also if it was never attached to that one.
+    pub(super) async fn forget_pod(&self, address: IpAddr) -> Result<Outcome, ActError> {
+        let mut carrier = self.carrier();
+        let claims: Api<AddressClaim> = Api::all(carrier.api().client());
+        let name = ClaimName::of(address).to_string();
+        let what = format!("get AddressClaim {address}");
+        let claim = carrier.api().read(&what, || claims.get_opt(&name)).await?;
+        let Some(view) = claim.filter(|claim| claim.unsound().is_none()).map(|claim| ClaimView::from(&claim))
+        else {
+            return Ok(Outcome::Needless("the claim is gone".into()));
+        };
+        let ours = view.home_node.as_deref() == Some(&self.settings.node);
+        let granted = matches!(view.phase, ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting);
+        let Some(pod) = view.pod.filter(|_| ours && granted) else {
+            return Ok(Outcome::Needless("the claim names no pod".into()));
+        };
+        if self.pod_exists(&view.holder.namespace, &pod.name, &pod.uid).await? {
+            return Ok(Outcome::Later("its pod exists".into()));
+        }
+        let store = self.store()?;
+        let living = store.lock()?.at(address)?.map(|there| there.record);
+        let living = living.filter(|record| record.is_attached(store.now()));
+        // A newer pod of the StickyIP has it: it came by the protocol, so the first one is gone.
+        let is_next = |record: &Record| {
+            is_bound_to(record, &view.holder) && uid_of(record).is_some_and(|uid| uid != pod.uid)
+        };
+        match living {
+            Some(record) if is_next(&record) => {}
+            Some(_) => return Ok(Outcome::Later("a sandbox lives with it".into())),
+            None if self.has_endpoint(address).await? => {
+                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+            }
+            None => {}
+        }
+        let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
+        match carrier.carry(&Write::ForgetPod { address, at }, None, "").await? {
+            Carried::Lost => Ok(Outcome::Later("the claim changed meanwhile".into())),
+            _ => Ok(Outcome::Done(format!(
+                "pod {} is gone; {address} is StickyIP {}'s",
+                pod.name, view.holder
+            ))),
+        }
+    }
+}
+
+/// The record as it is once its address is the StickyIP's.
+fn adopted_record(record: Record, key: &Holder, found: &Pod) -> Result<Record, ActError> {
+    let uid = found.metadata.uid.as_deref().unwrap_or_default();
+    let name = found.metadata.name.as_deref().unwrap_or_default();
+    let pod = PodIdentity::new(&key.namespace, name, Some(pod::runtime_uid(found)))
+        .map_err(|error| ActError::Name(error.to_string()))?;
+    let binding =
+        Binding { namespace: key.namespace.clone(), name: key.name.clone(), container: adopted(uid) };
+    // The sandbox stays what it was: its DEL finds the record by its own container id.
+    Ok(Record { keep: Keep::Forever, binding: Some(binding), pod: Some(pod), ..record })
+}
+
+fn is_the_same(known: &PodIdentity, found: &Pod) -> bool {
+    let meta = &found.metadata;
+    meta.namespace.as_deref() == Some(known.namespace())
+        && meta.name.as_deref() == Some(known.name())
+        && known.uid().is_none_or(|uid| pod::is_meant(found, uid))
+}
+
+fn is_of(about: &About, found: &Pod) -> bool {
+    let meta = &found.metadata;
+    meta.namespace.as_deref() == Some(&about.namespace)
+        && meta.name.as_deref() == Some(&about.pod)
+        && !about.container.is_empty()
+}
+
+fn keeps(key: &Holder, kept: &Stored) -> String {
+    format!("{} is kept here for StickyIP {key} already", list(&kept.record.addresses))
+}

@@ -1,0 +1,225 @@
+//! The agent's answer to a claim on the address of a pod that runs already: refused for any other pod, gone on with or undone
+//! after an end at any write, and in nobody else's way meanwhile.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
+
+use crate::agent::{Stepped, ends_at, settings};
+use crate::agent_duties::{case, parts};
+use crate::bench::case::Case;
+use crate::cilium::{cilium_nodes, owned};
+use crate::node::{Sandbox, TestNode, delete_pod, sandbox, sticky_pod};
+
+const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
+/// Enough for everything that needs two looks, and for what follows from it.
+const LOOKS: usize = 4;
+
+fn pods(case: &Case<'_>) -> Api<Pod> {
+    Api::namespaced(case.client(), case.namespace())
+}
+
+fn claims(case: &Case<'_>) -> Api<AddressClaim> {
+    Api::all(case.client())
+}
+
+/// The kubelet's word.
+async fn runs(case: &Case<'_>, pod: &str, address: IpAddr) {
+    let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+    pods(case).patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+}
+
+/// What the controller asks.
+async fn ask(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: IpAddr) {
+    let claim = json!({"metadata": {"name": address.to_string()}, "spec": {"address": address, "phase": "Requested",
+        "homeNode": node.name, "holder": {"namespace": case.namespace(), "name": sandbox.pod},
+        "pod": {"name": sandbox.pod, "uid": sandbox.uid}}});
+    claims(case).create(&Default::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+}
+
+async fn answer(case: &Case<'_>, address: IpAddr) -> (ClaimPhase, String) {
+    let claim = claims(case).get(&address.to_string()).await.unwrap().spec;
+    (claim.phase, claim.reason.unwrap_or_default())
+}
+
+/// A running pod whose address came from Cilium (`crd`) or from the plugin (not sticky then).
+async fn running(case: &Case<'_>, node: &TestNode, name: &str) -> (Sandbox, IpAddr) {
+    let Some(cilium) = &node.cilium else {
+        let pod = sandbox(&case.pod(name, &[], Some(&node.name)).await);
+        let address = node.add(&pod).await.unwrap();
+        runs(case, name, address).await;
+        return (pod, address);
+    };
+    let pod = sandbox(&sticky_pod(case, name, &node.name, json!({})).await);
+    let used: Vec<IpAddr> = cilium.endpoints().into_values().collect();
+    let pool =
+        cilium_nodes(case).await.into_iter().find(|found| found.metadata.name.as_ref() == Some(&node.name));
+    let pool = pool.unwrap().spec.ipam.pool.into_iter().filter(|(_, entry)| entry.owner.is_empty());
+    let mut free = pool.map(|(key, _)| key.parse().unwrap()).filter(|address| !used.contains(address));
+    let address = free.next().unwrap();
+    cilium.put_endpoint_of(&pod.container, address, &format!("{}/{name}", pod.namespace));
+    runs(case, name, address).await;
+    (pod, address)
+}
+
+async fn node_of(case: &Case<'_>, mode: &str, name: &str, part: usize) -> TestNode {
+    match mode {
+        "crd" => TestNode::ready_crd(case, name, parts(case)[part]).await,
+        _ => TestNode::ready(case, name, parts(case)[part]).await,
+    }
+}
+
+#[tokio::test]
+async fn only_the_very_pod_that_has_the_address_now_is_granted_it() {
+    for mode in ["crd", "delegated"] {
+        let case = case().await;
+        let node = node_of(&case, mode, "n1", 0).await;
+        let mut agent = Stepped::new(&case, &node, mode, FEW).await;
+        agent.settle().await;
+        // Replaced between the controller's look and the agent's: same name, same address shown, another uid.
+        let (first, address) = running(&case, &node, "db-0").await;
+        ask(&case, &node, &Sandbox { uid: "another".into(), ..first.clone() }, address).await;
+        agent.settle().await;
+        let (phase, why) = answer(&case, address).await;
+        assert!(phase == ClaimPhase::Refused && why.contains("another one by now"), "{mode}: {why}");
+        claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
+        // It shows another address than it is asked for.
+        let (second, its_own) = running(&case, &node, "db-1").await;
+        runs(&case, "db-1", "192.0.2.1".parse().unwrap()).await;
+        ask(&case, &node, &second, its_own).await;
+        agent.settle().await;
+        let (phase, why) = answer(&case, its_own).await;
+        assert!(phase == ClaimPhase::Refused && why.contains("does not show"), "{mode}: {why}");
+        // It shows the address of another pod.
+        runs(&case, "db-1", address).await;
+        ask(&case, &node, &second, address).await;
+        agent.settle().await;
+        let (phase, why) = answer(&case, address).await;
+        assert!(phase == ClaimPhase::Refused && why.contains("db-0"), "{mode}: {why}");
+        // Its predecessor of the same name has it, and lives on in the store.
+        if mode == "delegated" {
+            delete_pod(&case, "db-0").await;
+            let successor = sandbox(&case.pod("db-0", &[], Some(&node.name)).await);
+            runs(&case, "db-0", address).await;
+            claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
+            ask(&case, &node, &successor, address).await;
+            agent.settle().await;
+            assert_eq!(answer(&case, address).await.0, ClaimPhase::Refused, "{mode}");
+        }
+        assert!(owned(&cilium_nodes(&case).await, &format!("{}/db-0", case.namespace())).is_empty());
+        assert!(
+            node.store().walk().unwrap().iter().all(|look| look.record.as_ref().unwrap().binding.is_none())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_ends_at_any_write_is_gone_on_with_and_without_a_claim_nothing_is_left() {
+    for mode in ["crd", "delegated"] {
+        let case = case().await;
+        let node = node_of(&case, mode, "n1", 0).await;
+        let access = case.agent(&node.name).await;
+        let settings = settings(&node, &access.kubeconfig(), mode, FEW);
+        let mut next = Stepped::by(&access, &node, mode, FEW).await;
+        next.settle().await;
+        for given_up in [false, true] {
+            for after in [false, true] {
+                let mut writes = 0;
+                loop {
+                    let name = format!("db-{given_up}-{after}-{writes}");
+                    let owner = format!("{}/{name}", case.namespace());
+                    let (pod, address) = running(&case, &node, &name).await;
+                    ask(&case, &node, &pod, address).await;
+                    let ended = ends_at(&settings, &access, LOOKS, writes + 1, after).await;
+                    if given_up {
+                        // Nobody asks any more, and the pod goes its way.
+                        claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
+                    } else {
+                        next = next.anew();
+                        next.settle().await;
+                        assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted, "{name}");
+                        assert_eq!(
+                            owned(&cilium_nodes(&case).await, &owner).len(),
+                            usize::from(mode == "crd")
+                        );
+                        assert!(node.in_use().contains(&(address, pod.container.clone())), "{name}");
+                        claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
+                    }
+                    delete_pod(&case, &name).await;
+                    node.del(&pod).await;
+                    next = next.anew();
+                    next.settle().await;
+                    next.later();
+                    next.settle().await;
+                    assert!(owned(&cilium_nodes(&case).await, &owner).is_empty(), "{name}");
+                    node.assert_nothing_reserved_without_claim(&case).await;
+                    assert!(node.in_use().is_empty() && node.notes().is_empty(), "{name}");
+                    if !ended {
+                        break;
+                    }
+                    writes += 1;
+                }
+                assert!(writes >= 3, "{mode}: only {writes} writes were seen");
+            }
+        }
+    }
+}
+
+/// The StickyIP as the controller makes it, and before it is attached.
+async fn bind(case: &Case<'_>, name: &str, address: IpAddr) {
+    let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    let sticky = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "StickyIP", "metadata": {"name": name},
+        "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
+                 "workload": {"apiVersion": "v1", "kind": "Pod", "name": name}}});
+    let made = api.create(&Default::default(), &serde_json::from_value(sticky).unwrap()).await.unwrap();
+    let seal = json!({"spec": {"phase": "Bound", "stickyUid": made.metadata.uid}});
+    claims(case).patch(&address.to_string(), &PatchParams::default(), &Patch::Merge(seal)).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_next_pod_elsewhere_waits_for_a_marked_one_that_was_never_attached() {
+    for mode in ["crd", "delegated"] {
+        let case = case().await;
+        let n1 = node_of(&case, mode, "n1", 0).await;
+        let n2 = node_of(&case, mode, "n2", 1).await;
+        let mut agent = Stepped::new(&case, &n1, mode, FEW).await;
+        agent.settle().await;
+        let (first, address) = running(&case, &n1, "db-0").await;
+        ask(&case, &n1, &first, address).await;
+        agent.settle().await;
+        assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted);
+        // Forcibly deleted: the sandbox lives, and its node's agent does not come by.
+        let other = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
+        let elsewhere = n2.add(&other).await.unwrap();
+        assert_ne!(elsewhere, address, "{mode}: granted, and with another pod");
+        n2.del(&other).await;
+        delete_pod(&case, "db-0").await;
+        for claim in claims(&case).list(&Default::default()).await.unwrap() {
+            if claim.spec.holder.namespace == case.namespace() && claim.spec.address != address {
+                claims(&case).delete(&claim.metadata.name.unwrap(), &Default::default()).await.unwrap();
+            }
+        }
+        let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+        api.delete("db-0", &Default::default()).await.unwrap();
+        let _ = claims(&case).delete(&address.to_string(), &Default::default()).await;
+
+        // Once more, and this time the controller ends after the seal.
+        let (pod, again) = running(&case, &n1, "db-1").await;
+        ask(&case, &n1, &pod, again).await;
+        agent.settle().await;
+        bind(&case, "db-1", again).await;
+        let moved = sandbox(&sticky_pod(&case, "db-1", &n2.name, json!({})).await);
+        let refused = n2.add(&moved).await.unwrap_err();
+        assert!(refused.to_string().contains(&pod.uid), "{mode}: {refused}");
+        agent.settle().await;
+        assert!(n2.add(&moved).await.is_err(), "{mode}: the sandbox lives");
+        n1.del(&pod).await;
+        agent.settle().await;
+        assert_eq!(n2.add(&moved).await.unwrap(), again, "{mode}: its node says that it is gone");
+        n2.del(&moved).await;
+        let _ = first;
+    }
+}

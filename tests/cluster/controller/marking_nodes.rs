@@ -1,0 +1,194 @@
+//! Marking end to end: the controller asks, the node's agent grants what the pod has, and the pod's end and its next
+//! incarnation go the usual way.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
+
+use super::{Desk, while_at_work};
+use crate::agent::Stepped;
+use crate::cilium::{cilium_nodes, owned};
+use crate::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies};
+
+/// In a hurry, but for claims, which may stand without their StickyIP for as long as an agent takes.
+const FLAGS: &[&str] =
+    &["--proof-gap=0s", "--quarantine=0s", r#"--label-selector={"matchLabels":{"sticky":"yes"}}"#];
+const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
+
+fn attached(sticky: &StickyIP) -> Option<String> {
+    Some(sticky.status.as_ref()?.attachment.as_ref()?.container_id.clone())
+}
+
+/// Steps the agent while the controller works, until the condition holds.
+async fn until(desk: &Desk, agent: &mut Stepped, what: &str, holds: impl AsyncFn(&Desk) -> bool) {
+    let deadline = tokio::time::Instant::now() + super::DEADLINE;
+    while !holds(desk).await {
+        assert!(tokio::time::Instant::now() < deadline, "{what} did not come");
+        agent.step().await;
+        agent.later();
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+async fn is_marked(desk: &Desk, name: &str, uid: &str) -> bool {
+    let found = desk.stickies().get_opt(name).await.unwrap();
+    found.as_ref().and_then(attached) == Some(format!("adopted-{uid}"))
+}
+
+async fn make_sticky(desk: &Desk, name: &str) {
+    let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());
+    let no_word = json!({"metadata": {"annotations": {"sticky-ipam.io/sticky": null}}});
+    pods.patch(name, &PatchParams::default(), &Patch::Merge(no_word)).await.unwrap();
+}
+
+/// A pod that Cilium gave an unowned address, without the plugin.
+async fn came_up_without_us(
+    desk: &Desk,
+    node: &TestNode,
+    name: &str,
+    owner: Option<&Value>,
+) -> (Sandbox, IpAddr) {
+    let pod = sandbox(&desk.pod(name, &node.name, owner, json!({})).await);
+    let used: Vec<IpAddr> = node.cilium().endpoints().into_values().collect();
+    let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
+    let unowned = pool.into_iter().filter(|(_, entry)| entry.owner.is_empty());
+    let mut free = unowned.map(|(key, _)| key.parse().unwrap()).filter(|address| !used.contains(address));
+    let address: IpAddr = free.next().unwrap();
+    node.cilium().put_endpoint_of(&pod.container, address, &format!("{}/{name}", pod.namespace));
+    (pod, address)
+}
+
+#[tokio::test]
+async fn where_cilium_picks_a_running_pods_key_gets_its_owner_and_its_next_incarnation_the_same_address() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready_crd(&desk.case, "n1", desk.case.range()).await;
+    let mut agent = Stepped::new(&desk.case, &node, "crd", FEW).await;
+    agent.settle().await;
+    let set = desk.stateful_set("db", 1).await;
+    let (first, address) = came_up_without_us(&desk, &node, "db-0", Some(&set)).await;
+    let world = desk.world(FLAGS);
+    let owner = format!("{}/db-0", first.namespace);
+    while_at_work(&world, async {
+        desk.runs("db-0", &address.to_string()).await;
+        until(&desk, &mut agent, "the binding", async |desk| is_marked(desk, "db-0", &first.uid).await).await;
+        let nodes = cilium_nodes(&desk.case).await;
+        assert_eq!(owned(&nodes, &owner), [(node.name.clone(), address)]);
+        assert_eq!(node.in_use(), [(address, first.container.clone())], "and the store knows its sandbox");
+        // It lives: nothing of it is let go, however long one looks.
+        agent.settle().await;
+        assert!(is_marked(&desk, "db-0", &first.uid).await);
+        // A DEL of an older sandbox of the same pod frees nothing.
+        node.del(&Sandbox { container: "older".into(), ..first.clone() }).await;
+        assert!(is_marked(&desk, "db-0", &first.uid).await);
+        // Its own does.
+        delete_pod(&desk.case, "db-0").await;
+        node.del(&first).await;
+        assert_eq!(attached(&stickies(&desk.case).await[0]), None);
+        assert!(owned(&cilium_nodes(&desk.case).await, &owner).is_empty());
+        let next = sandbox(&desk.pod("db-0", &node.name, Some(&set), json!({})).await);
+        assert_eq!(node.add(&next).await.unwrap(), address);
+        agent.settle().await;
+        let claims = desk.claims().await;
+        assert_eq!(claims[0].spec.pod, None, "the first pod is forgotten");
+    })
+    .await;
+    assert_in_step(&desk.case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn where_the_store_knows_a_running_pods_record_becomes_the_stickyips_and_outlives_its_del() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let mut agent = Stepped::new(&desk.case, &node, "delegated", &[]).await;
+    let set = desk.stateful_set("db", 1).await;
+    let plain = desk.pod("db-0", &node.name, Some(&set), json!({"sticky-ipam.io/sticky": "false"})).await;
+    agent.step().await;
+    let first = sandbox(&plain);
+    let address = node.add(&first).await.unwrap();
+    assert!(desk.names().await.is_empty(), "it is not sticky");
+    let world = desk.world(FLAGS);
+    while_at_work(&world, async {
+        desk.runs("db-0", &address.to_string()).await;
+        make_sticky(&desk, "db-0").await;
+        until(&desk, &mut agent, "the binding", async |desk| is_marked(desk, "db-0", &first.uid).await).await;
+        assert!(node.check(&first).await.is_ok());
+        agent.settle().await;
+        delete_pod(&desk.case, "db-0").await;
+        node.del(&first).await;
+        assert_eq!(attached(&stickies(&desk.case).await[0]), None, "by the DEL, at once");
+        assert!(node.in_use().is_empty());
+        assert_eq!(node.store().walk().unwrap().len(), 1, "kept for its next pod");
+        let next = sandbox(&desk.pod("db-0", &node.name, Some(&set), json!({})).await);
+        assert_eq!(node.add(&next).await.unwrap(), address);
+        agent.settle().await;
+    })
+    .await;
+    assert_in_step(&desk.case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn a_marked_pod_that_ends_without_a_del_is_detached_once_cilium_has_let_go() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready_crd(&desk.case, "n1", desk.case.range()).await;
+    let mut agent = Stepped::new(&desk.case, &node, "crd", FEW).await;
+    agent.settle().await;
+    let set = desk.stateful_set("db", 1).await;
+    let (first, address) = came_up_without_us(&desk, &node, "db-0", Some(&set)).await;
+    let world = desk.world(FLAGS);
+    while_at_work(&world, async {
+        desk.runs("db-0", &address.to_string()).await;
+        until(&desk, &mut agent, "the binding", async |desk| is_marked(desk, "db-0", &first.uid).await).await;
+        delete_pod(&desk.case, "db-0").await;
+        agent.settle().await;
+        assert!(is_marked(&desk, "db-0", &first.uid).await, "Cilium still has its endpoint");
+        node.cilium().end_endpoint(&first.container);
+        until(&desk, &mut agent, "the detachment", async |desk| {
+            attached(&stickies(&desk.case).await[0]).is_none()
+        })
+        .await;
+        agent.settle().await;
+    })
+    .await;
+    assert!(owned(&cilium_nodes(&desk.case).await, &format!("{}/db-0", first.namespace)).is_empty());
+    assert!(node.notes().is_empty() && node.in_use().is_empty());
+    assert_in_step(&desk.case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn an_address_that_another_pod_has_is_refused_and_the_pod_is_told() {
+    let desk = Desk::take().await;
+    let [one, two, ..] = crate::agent_duties::parts(&desk.case);
+    let n1 = TestNode::ready_crd(&desk.case, "n1", one).await;
+    let n2 = TestNode::ready(&desk.case, "n2", two).await;
+    let mut agents = [
+        Stepped::new(&desk.case, &n1, "crd", FEW).await,
+        Stepped::new(&desk.case, &n2, "delegated", &[]).await,
+    ];
+    agents[0].settle().await;
+    let (_, of_another) = came_up_without_us(&desk, &n1, "other", None).await;
+    delete_pod(&desk.case, "other").await;
+    let plain = sandbox(&desk.case.pod("plain", &[], Some(&n2.name)).await);
+    let stored = n2.add(&plain).await.unwrap();
+    let world = desk.world(FLAGS);
+    while_at_work(&world, async {
+        for (pod, node, address, agent) in [("db-0", &n1, of_another, 0), ("db-1", &n2, stored, 1)] {
+            desk.pod(pod, &node.name, None, json!({})).await;
+            // The kubelet's word alone proves nothing.
+            desk.runs(pod, &address.to_string()).await;
+            until(&desk, &mut agents[agent], "the refusal", async |desk| {
+                desk.told("NotMarked").await.iter().any(|told| told.contains(&address.to_string()))
+            })
+            .await;
+        }
+    })
+    .await;
+    assert!(desk.names().await.is_empty());
+    assert!(desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Refused));
+    let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
+    assert!(pool.values().all(|entry| entry.owner.is_empty()), "{pool:?}");
+    let told = desk.told("NotMarked").await.join("; ");
+    assert!(told.contains("/other has it") && told.contains("/plain (container"), "{told}");
+}
