@@ -8,6 +8,7 @@ PLUGIN_TARGET ?= $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 PLUGIN := $(TARGET_DIR)/$(PLUGIN_TARGET)/release/sticky-ipam
 AGENT := $(PLUGIN)-agent
+CONTROLLER := $(PLUGIN)-controller
 PLUGIN_FLAGS := -C target-feature=+crt-static -C relocation-model=static
 
 .PHONY: help
@@ -25,6 +26,12 @@ agent: ## Build the static agent
 	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust 1.95 or newer (https://rustup.rs) and put cargo on PATH' >&2; exit 1; }
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --bin sticky-ipam-agent --target $(PLUGIN_TARGET)
 	@echo "$(AGENT)"
+
+.PHONY: controller
+controller: ## Build the static controller
+	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust 1.95 or newer (https://rustup.rs) and put cargo on PATH' >&2; exit 1; }
+	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --bin sticky-ipam-controller --target $(PLUGIN_TARGET)
+	@echo "$(CONTROLLER)"
 
 .PHONY: demo
 demo: ## Show in a table what sticky-ipam keeps and host-local does not
@@ -66,9 +73,10 @@ crds: ## Write packaging/crds from the types
 	cargo run --quiet --bin crdgen
 
 .PHONY: bench
-bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster"]
+bench: plugin controller ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster controller"]
 	tests/tools/build kubernetes whereabouts cilium >/dev/null
 	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
+	  STICKY_IPAM_CONTROLLER="$$(realpath $(CONTROLLER))" \
 	  cargo bench --quiet --profile dev --bench peers -- $(PARTS)
 
 include tests/lab/lab.mk
