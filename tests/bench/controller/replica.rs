@@ -31,9 +31,6 @@ impl Replica {
         let (lines, kept) = (BufReader::new(child.stderr.take().expect("it is piped")), log.clone());
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
-                if std::env::var_os("BENCH_LOG").is_some() {
-                    eprintln!("{line}");
-                }
                 // Of thousands of good deeds the count is enough.
                 if line.contains("WARN") || line.contains("ERROR") {
                     kept.lock().unwrap().push(line);
@@ -102,10 +99,23 @@ impl Replica {
 
     /// The processor time that it has used, in seconds.
     pub fn processor(&self) -> f64 {
-        let stat = self.read("stat");
-        let fields: Vec<&str> = stat.rsplit_once(") ").expect("a stat").1.split(' ').collect();
-        // USER_HZ is 100 on every architecture that Cilium runs on.
-        [11, 12].iter().map(|at| fields[*at].parse::<f64>().expect("ticks")).sum::<f64>() / 100.0
+        processor(self.child.id())
+    }
+
+    /// How many rounds each duty has done, and how long they took together.
+    pub fn rounds(&self) -> String {
+        let page = self.page("/metrics").unwrap_or_default();
+        let of = |part: &str| {
+            let start = format!("sticky_ipam_controller_reconcile_seconds_{part}{{duty=\"");
+            let lines = page
+                .lines()
+                .filter_map(|line| line.strip_prefix(&start)?.split_once("\"} "))
+                .collect::<Vec<_>>();
+            lines.into_iter().map(|(duty, number)| (duty.to_owned(), number.to_owned())).collect::<Vec<_>>()
+        };
+        let counts = of("count").into_iter().zip(of("sum"));
+        let told = counts.map(|((duty, count), (_, sum))| format!("  {duty}: {count} rounds, {sum} s"));
+        told.collect::<Vec<_>>().join("\n")
     }
 
     fn read(&self, file: &str) -> String {
@@ -123,4 +133,12 @@ impl Drop for Replica {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The processor time that a process has used, in seconds.
+pub fn processor(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit_once(") ").expect("a stat").1.split(' ').collect();
+    // USER_HZ is 100 on every architecture that Cilium runs on.
+    [11, 12].iter().map(|at| fields[*at].parse::<f64>().expect("ticks")).sum::<f64>() / 100.0
 }
