@@ -28,8 +28,8 @@ use crate::policy::facts::PodFacts;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
 use crate::policy::sticky::Rules;
 
-/// How many pods are marked side by side.
-const SIDE_BY_SIDE: usize = 16;
+/// How many pods are marked side by side: each is four writes, one after the other.
+const SIDE_BY_SIDE: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
 const WHILE_ASKED: Duration = Duration::from_secs(30);
 /// After a refusal: a person, or the end of another pod, may change it.

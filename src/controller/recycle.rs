@@ -29,8 +29,9 @@ use crate::policy::recycle::{
 };
 use crate::policy::retention::Keep;
 
-/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests.
-const SIDE_BY_SIDE: usize = 16;
+/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests. More than the
+/// repair and the events that follow have: what is let go in numbers is let go first.
+const SIDE_BY_SIDE: usize = 32;
 /// For how long one look at a workload is the proof for its other addresses too: less than a look may take to come back.
 const PROOF_AGE: Duration = Duration::from_millis(100);
 /// The longest time to the next look after looks that failed; it doubles from a second on.

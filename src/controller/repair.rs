@@ -20,8 +20,9 @@ use crate::cluster::claims::view::Origin;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, PoolUse, StickyIP};
 
-/// Cures side by side; no two findings of one pass write the same object's state twice.
-const SIDE_BY_SIDE: usize = 16;
+/// Cures side by side; no two findings of one pass write the same object's state twice. Few: most are claims that are to rest,
+/// behind a thousand StickyIPs that are being let go, and nobody waits for them.
+const SIDE_BY_SIDE: usize = 4;
 /// After a cure that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 

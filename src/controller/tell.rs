@@ -10,7 +10,7 @@ use super::world::World;
 use crate::cluster::events::{self, Told};
 
 /// Events on their way at once. Few: whatever is decided in numbers has its own writes to make.
-const SIDE_BY_SIDE: usize = 4;
+const SIDE_BY_SIDE: usize = 2;
 /// Events that wait to be told. Beyond that each duty tells its own, which slows it down to what the server takes.
 const MOST_WAITING: usize = 4096;
 

@@ -276,7 +276,9 @@ impl Stage<'_> {
             let (name, key) = (format!("event-{number}"), format!("{namespace}/event-{number}"));
             let started = Instant::now();
             load::run(&mut hand, namespace, &name, sticky_address(OF_EVENTS + number));
-            replica.until("its binding", |_| watch.look(|told| told.bound.contains_key(&key)));
+            // Two watches: either may be behind.
+            let is_told = |told: &Told| told.bound.contains_key(&key) && told.decided.contains_key(&key);
+            replica.until("its binding", |_| watch.look(is_told));
             let times = watch.look(|told| (told.decided[&key], told.bound[&key]));
             decided.push(times.0.saturating_duration_since(started));
             bound.push(times.1.saturating_duration_since(started));
@@ -360,7 +362,8 @@ impl Stage<'_> {
         let first = format!("{namespace}/kept-");
         let count =
             |times: &BTreeMap<String, Instant>| times.keys().filter(|name| name.starts_with(&first)).count();
-        replica.until("the end of all", |_| watch.look(|told| count(&told.resting)) == RETAINED);
+        let over = |told: &Told| count(&told.resting) == RETAINED && count(&told.gone) == RETAINED;
+        replica.until("the end of all", |_| watch.look(over));
         let last = |times: &BTreeMap<String, Instant>| {
             let of_it = times.iter().filter(|(name, _)| name.starts_with(&first));
             of_it.map(|(_, at)| *at).max().expect("all of them")

@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use futures_util::StreamExt;
-use kube::ResourceExt;
-use kube::api::{Api, ListParams, WatchEvent, WatchParams};
-use serde::de::DeserializeOwned;
-use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
+use kube::api::{Api, ListParams, WatchEvent};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use sticky_ipam::cluster::objects::{AddressClaim, Holder, StickyIP};
 use tokio::sync::oneshot;
 
 use super::super::bench::access::Access;
@@ -48,14 +48,15 @@ impl Watch {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let client = access.client().await;
-                let (stickies, claims): (Api<StickyIP>, Api<AddressClaim>) =
-                    (Api::all(client.clone()), Api::all(client));
-                let from = (now(&stickies).await, now(&claims).await);
+                let from = (
+                    now(&Api::<StickyIP>::all(client.clone())).await,
+                    now(&Api::<AddressClaim>::all(client.clone())).await,
+                );
                 ready.send(()).expect("somebody waits");
                 tokio::select! {
                     _ = stopped => {}
-                    () = follow(&stickies, from.0, |event| sticky(&mut of_stickies.lock().unwrap(), event)) => {}
-                    () = follow(&claims, from.1, |event| claim(&mut of_claims.lock().unwrap(), event)) => {}
+                    () = follow(&client, "stickyips", from.0, |event| sticky(&mut of_stickies.lock().unwrap(), event)) => {}
+                    () = follow(&client, "addressclaims", from.1, |event| claim(&mut of_claims.lock().unwrap(), event)) => {}
                 }
             });
         });
@@ -84,32 +85,63 @@ async fn now<K: Clone + DeserializeOwned + std::fmt::Debug>(api: &Api<K>) -> Str
     listed.metadata.resource_version.expect("a list has one")
 }
 
-async fn follow<K>(api: &Api<K>, mut from: String, mut take: impl FnMut(&WatchEvent<K>))
-where
-    K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + 'static,
-{
+/// As much of an object as is needed: the bench must not take the processor from what it measures.
+#[derive(Clone, Deserialize)]
+struct Seen {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    resource_version: String,
+}
+
+#[derive(Clone, Default, Deserialize)]
+struct Spec {
+    holder: Option<Holder>,
+    phase: Option<String>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+struct Status {
+    attachment: Option<IgnoredAny>,
+}
+
+async fn follow(
+    client: &kube::Client,
+    kind: &str,
+    mut from: String,
+    mut take: impl FnMut(&WatchEvent<Seen>),
+) {
     loop {
-        let events = api.watch(&WatchParams::default(), &from).await.expect("a watch");
+        let path = format!("/apis/sticky-ipam.io/v1alpha1/{kind}?watch=true&resourceVersion={from}");
+        let request = http::Request::get(path).body(Vec::new()).expect("a request");
+        let events = client.request_events::<Seen>(request).await.expect("a watch");
         let mut events = std::pin::pin!(events);
         while let Some(Ok(event)) = events.next().await {
             take(&event);
             if let WatchEvent::Added(object) | WatchEvent::Modified(object) | WatchEvent::Deleted(object) =
-                &event
+                event
             {
-                from = object.resource_version().expect("every object has one");
+                from = object.metadata.resource_version;
             }
         }
     }
 }
 
-fn sticky(told: &mut Told, event: &WatchEvent<StickyIP>) {
+fn sticky(told: &mut Told, event: &WatchEvent<Seen>) {
     let now = Instant::now();
-    let name =
-        |object: &StickyIP| format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+    let name = |object: &Seen| format!("{}/{}", object.metadata.namespace, object.metadata.name);
     match event {
-        WatchEvent::Added(object) | WatchEvent::Modified(object)
-            if object.status.as_ref().is_some_and(|status| status.attachment.is_some()) =>
-        {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) if object.status.attachment.is_some() => {
             told.bound.entry(name(object)).or_insert(now);
         }
         WatchEvent::Deleted(object) => drop(told.gone.insert(name(object), now)),
@@ -117,14 +149,15 @@ fn sticky(told: &mut Told, event: &WatchEvent<StickyIP>) {
     }
 }
 
-fn claim(told: &mut Told, event: &WatchEvent<AddressClaim>) {
+fn claim(told: &mut Told, event: &WatchEvent<Seen>) {
     let now = Instant::now();
+    let holder = |object: &Seen| object.spec.holder.as_ref().expect("every claim has one").to_string();
     match event {
         WatchEvent::Added(object) => {
-            told.decided.entry(object.spec.holder.to_string()).or_insert(now);
+            told.decided.entry(holder(object)).or_insert(now);
         }
-        WatchEvent::Modified(object) if object.spec.phase == ClaimPhase::Resting => {
-            told.resting.entry(object.spec.holder.to_string()).or_insert(now);
+        WatchEvent::Modified(object) if object.spec.phase.as_deref() == Some("Resting") => {
+            told.resting.entry(holder(object)).or_insert(now);
         }
         _ => {}
     }
