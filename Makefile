@@ -73,9 +73,10 @@ crds: ## Write packaging/crds from the types
 	cargo run --quiet --bin crdgen
 
 .PHONY: bench
-bench: plugin ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster"]
+bench: plugin controller ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster controller"]
 	tests/tools/build kubernetes whereabouts cilium >/dev/null
 	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
+	  STICKY_IPAM_CONTROLLER="$$(realpath $(CONTROLLER))" \
 	  cargo bench --quiet --profile dev --bench peers -- $(PARTS)
 
 include tests/lab/lab.mk

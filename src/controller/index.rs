@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 
 use crate::cluster::cilium::{CiliumEndpoint, CiliumNode, PoolEntry};
-use crate::cluster::objects::{AddressClaim, Holder, IPPool, StickyIP};
+use crate::cluster::objects::{AddressClaim, Holder, IPPool, StickyIP, WorkloadRef};
 use crate::cluster::pod;
 use crate::policy::claimant::Claimant;
 use crate::policy::facts::PodFacts;
@@ -260,6 +260,8 @@ pub struct Index {
     pub endpoints: Known<EndpointSeen>,
     /// How many pods show an address.
     shown: BTreeMap<IpAddr, u32>,
+    /// How many pods that have not ended a workload has, by namespace, kind and name.
+    pods_of: BTreeMap<(String, String, String), u32>,
 }
 
 impl Index {
@@ -306,24 +308,24 @@ impl Index {
         };
         if let Some(before) = touched.as_ref().and_then(|name| self.pods.get(name)) {
             for address in &before.addresses {
-                if let Some(count) = self.shown.get_mut(address) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.shown.remove(address);
-                    }
-                }
+                one_less(&mut self.shown, address);
             }
+            workload_of(before).iter().for_each(|workload| one_less(&mut self.pods_of, workload));
         }
         let changed = self.pods.take(told);
-        let now: Vec<IpAddr> = if is_whole {
+        if is_whole {
             self.shown.clear();
-            self.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect()
-        } else {
-            let pod = touched.as_ref().and_then(|name| self.pods.get(name));
-            pod.map(|pod| pod.addresses.clone()).unwrap_or_default()
-        };
-        for address in now {
-            *self.shown.entry(address).or_default() += 1;
+            self.pods_of.clear();
+        }
+        let all = is_whole.then(|| self.pods.values()).into_iter().flatten();
+        let one = touched.as_ref().and_then(|name| self.pods.get(name));
+        for pod in all.chain(one) {
+            for address in &pod.addresses {
+                *self.shown.entry(*address).or_default() += 1;
+            }
+            if let Some(workload) = workload_of(pod) {
+                *self.pods_of.entry(workload).or_default() += 1;
+            }
         }
         changed
     }
@@ -341,20 +343,23 @@ impl Index {
         PodFacts { namespace_annotations: of_namespace, ..pod.facts.clone() }
     }
 
-    /// The StickyIP that is attached to this pod, or that bears its claimant's fixed name.
+    /// The StickyIP that bears the fixed name of the pod's claimant; the slot that is attached to it if there is none.
     #[must_use]
     pub fn sticky_of(&self, pod: &PodSeen) -> Option<&StickyIP> {
-        let named =
-            Claimant::of(&pod.facts).fixed_name().map(|name| format!("{}/{name}", pod.facts.namespace));
-        let attached = |sticky: &&StickyIP| attached_uid(sticky) == Some(pod.facts.uid.as_str());
-        named.and_then(|name| self.stickies.get(&name)).or_else(|| {
-            let first = format!("{}/", pod.facts.namespace);
-            self.stickies
-                .from(&first)
-                .take_while(|(name, _)| name.starts_with(&first))
-                .map(|(_, s)| s)
-                .find(attached)
-        })
+        let (claimant, namespace) = (Claimant::of(&pod.facts), &pod.facts.namespace);
+        if let Some(name) = claimant.fixed_name() {
+            return self.stickies.get(&format!("{namespace}/{name}"));
+        }
+        // Slots bear the workload's name with a number behind it.
+        let first = format!("{namespace}/{}-", claimant.workload().name);
+        let slots = self.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+        slots.map(|(_, sticky)| sticky).find(|sticky| attached_uid(sticky) == Some(pod.facts.uid.as_str()))
+    }
+
+    /// Whether pods of this workload are there that have not ended.
+    #[must_use]
+    pub fn has_pods_of(&self, namespace: &str, workload: &WorkloadRef) -> bool {
+        self.pods_of.contains_key(&(namespace.to_owned(), workload.kind.clone(), workload.name.clone()))
     }
 
     /// The node whose home block an address is of, and the block.
@@ -363,6 +368,22 @@ impl Index {
         self.cilium_nodes.iter().find_map(|(name, node)| {
             node.blocks().find(|block| block.contains(&address)).map(|block| (name.as_str(), block))
         })
+    }
+}
+
+/// The workload of a pod that has not ended: namespace, kind and name.
+fn workload_of(pod: &PodSeen) -> Option<(String, String, String)> {
+    let claimant = Claimant::of(&pod.facts);
+    let workload = claimant.workload();
+    (!pod.ended).then(|| (pod.facts.namespace.clone(), workload.kind.clone(), workload.name.clone()))
+}
+
+fn one_less<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
     }
 }
 
@@ -381,7 +402,8 @@ pub fn key_of(sticky: &StickyIP) -> Holder {
 /// An object without the record of who wrote which field: half its size, and nobody here reads it.
 #[must_use]
 pub fn trimmed<K: ResourceExt>(mut object: K) -> K {
-    object.managed_fields_mut().clear();
+    // Not cleared: the room for it would stay.
+    object.meta_mut().managed_fields = None;
     object
 }
 
@@ -437,6 +459,30 @@ mod tests {
         assert!(!index.is_shown(address), "the list is not whole");
         index.take_pod(Told::Complete);
         assert!(index.is_shown(address) && !index.is_shown("10.0.0.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_workload_has_pods_as_long_as_one_of_them_has_not_ended() {
+        let mut index = Index::default();
+        let workload =
+            WorkloadRef { kind: "StatefulSet".into(), name: "mysql".into(), ..WorkloadRef::default() };
+        let of = |name: &str| pod(name, "10.0.0.1", Some(("StatefulSet", "mysql")));
+        assert!(!index.has_pods_of("db", &workload));
+        index.take_pod(Told::Here(of("mysql-0")));
+        index.take_pod(Told::Here(of("mysql-0")));
+        index.take_pod(Told::Here(of("mysql-1")));
+        index.take_pod(Told::Gone("db/mysql-1".into()));
+        assert!(index.has_pods_of("db", &workload) && !index.has_pods_of("d", &workload));
+        let (name, mut ended) = of("mysql-0");
+        ended.ended = true;
+        index.take_pod(Told::Here((name, ended)));
+        assert!(!index.has_pods_of("db", &workload));
+        index.take_pod(Told::Listing);
+        index.take_pod(Told::Listed(of("mysql-2")));
+        index.take_pod(Told::Complete);
+        assert!(index.has_pods_of("db", &workload));
+        index.take_pod(Told::Gone("db/mysql-2".into()));
+        assert!(!index.has_pods_of("db", &workload));
     }
 
     #[test]

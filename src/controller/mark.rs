@@ -15,20 +15,21 @@ use super::queue::Key;
 use super::settings::Settings;
 use super::world::{Done, Duty, World};
 use crate::alloc::range::Family;
+use crate::cluster::claims::propose::Offer;
 use crate::cluster::claims::step::Candidate;
 use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError, Walker};
 use crate::cluster::claims::{ADOPTED, adopted, errand};
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::Holder;
+use crate::cluster::objects::{ClaimName, Holder};
 use crate::policy::PolicyError;
 use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::facts::PodFacts;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
 use crate::policy::sticky::Rules;
 
-/// How many pods are marked side by side.
-const SIDE_BY_SIDE: usize = 16;
+/// How many pods are marked side by side: each is four writes, one after the other.
+const SIDE_BY_SIDE: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
 const WHILE_ASKED: Duration = Duration::from_secs(30);
 /// After a refusal: a person, or the end of another pod, may change it.
@@ -168,7 +169,8 @@ async fn mark(world: &World, pod: &Unmarked) -> Marked {
         pinned: pod.addresses.clone(),
         patience: Duration::ZERO,
     };
-    match walker.adopt(&mut carrier, &mut ItsNode(pod)).await {
+    let unknown = unknown(&world.index(), &key, &pod.addresses);
+    match walker.adopt(&mut carrier, &mut ItsNode(pod), unknown).await {
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
@@ -198,6 +200,13 @@ async fn mark(world: &World, pod: &Unmarked) -> Marked {
         }
         Err(error) => failed(pod, &error),
     }
+}
+
+/// What there is to offer if nothing stands of this StickyIP and of these addresses, as far as the watches have told.
+fn unknown(index: &Index, key: &Holder, addresses: &[IpAddr]) -> Option<Offer> {
+    let claimed = |address: &IpAddr| index.claims.is_there(&ClaimName::of(*address).to_string());
+    let stands = index.stickies.is_there(&key.to_string()) || addresses.iter().any(claimed);
+    (!stands).then(|| Offer::of_pools_alone(index.pools.values().cloned().collect()))
 }
 
 fn failed(pod: &Unmarked, error: &dyn std::error::Error) -> Marked {
@@ -310,6 +319,19 @@ mod tests {
         assert!(asks(&index, &seen), "it is not attached to it");
         index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", Some("n1"))));
         assert!(!asks(&index, &seen));
+    }
+
+    #[test]
+    fn nothing_is_taken_for_unknown_that_a_watch_has_told_of() {
+        let mut index = Index::default();
+        let key = Holder { namespace: "db".into(), name: "mysql-0".into() };
+        let addresses = ["10.0.0.1".parse().unwrap()];
+        assert!(unknown(&index, &key, &addresses).is_some());
+        index.claims.take(Event::Broken("10.0.0.1".into()));
+        assert!(unknown(&index, &key, &addresses).is_none(), "somebody has claimed the address");
+        index.claims.take(Event::Gone("10.0.0.1".into()));
+        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.9", None)));
+        assert!(unknown(&index, &key, &addresses).is_none(), "the name is taken");
     }
 
     #[test]

@@ -67,9 +67,11 @@ pub struct Metrics {
     pub rounds: Family<OfDuty, Histogram, fn() -> Histogram>,
     /// Failed steps of the duties.
     pub errors: Family<OfDuty, Counter>,
+    /// How long it took from the arrival of the lists until every duty had looked at everything once; 0 before that.
+    pub in_step: Gauge<f64, std::sync::atomic::AtomicU64>,
     /// What waits for a duty.
     pub queue: Family<OfDuty, Gauge>,
-    /// Requests to the API server, by method.
+    /// Requests to the API server, by method; watches and the leader's lease apart.
     pub requests: Family<What, Counter>,
     /// Objects that could not be read.
     pub skipped: Family<What, Counter>,
@@ -122,8 +124,10 @@ impl Default for Metrics {
         let errors: Family<OfDuty, Counter> =
             counted!("errors", "Steps that failed and are tried again, by duty");
         let queue: Family<OfDuty, Gauge> = counted!("queue_depth", "Objects that a duty has yet to look at");
-        let requests: Family<What, Counter> =
-            counted!("api_requests", "Requests to the API server, by method");
+        let requests: Family<What, Counter> = counted!(
+            "api_requests",
+            "Requests to the API server, by method; watches and the leader's lease apart"
+        );
         let skipped: Family<What, Counter> =
             counted!("objects_skipped", "Objects that could not be read and were passed over, by kind");
         let config_valid: Gauge = counted!(
@@ -132,6 +136,13 @@ impl Default for Metrics {
         );
         let rounds = Family::<OfDuty, Histogram, fn() -> Histogram>::new_with_constructor(rounds);
         ours.register_with_unit("reconcile", "Time of a duty's rounds", Unit::Seconds, rounds.clone());
+        let in_step = Gauge::<f64, std::sync::atomic::AtomicU64>::default();
+        ours.register_with_unit(
+            "in_step",
+            "Time from the arrival of the lists until every duty had looked at everything once; 0 before that",
+            Unit::Seconds,
+            in_step.clone(),
+        );
         config_valid.set(1);
         Self {
             registry: Mutex::new(registry),
@@ -148,6 +159,7 @@ impl Default for Metrics {
             marked,
             rounds,
             errors,
+            in_step,
             queue,
             requests,
             skipped,

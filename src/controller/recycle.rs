@@ -23,15 +23,17 @@ use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::sticky_ip::KEPT_IN_DOUBT;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
-use crate::policy::claimant::Claimant;
 use crate::policy::facts::Moment;
 use crate::policy::recycle::{
     Absence, KeepReason, Kept, PodLook, Proof, Recycle as Decision, ReleaseReason, WorkloadLook, decide,
 };
 use crate::policy::retention::Keep;
 
-/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests.
-const SIDE_BY_SIDE: usize = 16;
+/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests. More than the
+/// repair and the events that follow have: what is let go in numbers is let go first.
+const SIDE_BY_SIDE: usize = 32;
+/// For how long one look at a workload is the proof for its other addresses too: less than a look may take to come back.
+const PROOF_AGE: Duration = Duration::from_millis(100);
 /// The longest time to the next look after looks that failed; it doubles from a second on.
 const LONGEST_DOUBT: Duration = Duration::from_secs(600);
 /// A doubt is told after so many: a server that was away for a moment is no news.
@@ -85,17 +87,6 @@ fn is_suspect(index: &Index, name: &str, sticky: &StickyIP) -> bool {
         && sticky.spec.retention.keep != Keep::Forever
         // Its pod is there: nothing to look at until that is gone.
         && !(sticky.spec.claimant.kind == ClaimantKind::Pod && index.pods.is_there(name))
-}
-
-/// Whether pods of this workload are still there, as far as the index knows: they are being collected, or were orphaned.
-fn pods_remain(index: &Index, namespace: &str, workload: &WorkloadRef) -> bool {
-    let first = format!("{namespace}/");
-    let mut pods = index.pods.from(&first).take_while(|(name, _)| name.starts_with(&first));
-    pods.any(|(_, pod)| {
-        let claimant = Claimant::of(&pod.facts);
-        let of = claimant.workload();
-        of.kind == workload.kind && of.name == workload.name && !pod.ended
-    })
 }
 
 fn kept(sticky: &StickyIP) -> Kept {
@@ -166,12 +157,15 @@ impl<'a> Recycle<'a> {
         let key = key_of(sticky);
         let workload = round.look(self, world, &key.namespace, sticky, proves).await;
         self.workloads.keep_an_eye_on(&sticky.spec.workload);
+        // They are being collected, or were orphaned.
         if workload == WorkloadLook::Absent
-            && pods_remain(&world.index(), &key.namespace, &sticky.spec.workload)
+            && world.index().has_pods_of(&key.namespace, &sticky.spec.workload)
         {
             return Looked::Kept { again: Some(WHILE_PODS_REMAIN), waits: None };
         }
         let pod = match sticky.spec.claimant.kind {
+            // The first look proves nothing, and the watch has told that the pod is gone.
+            _ if !proves => PodLook::Absent,
             ClaimantKind::Pod => look_at_pod(world, &key.namespace, &key.name).await,
             // A slot or a machine is not of one pod: whoever has it is attached to it.
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLook::Absent,
@@ -179,6 +173,10 @@ impl<'a> Recycle<'a> {
         match decide(&kept, &workload, pod, before, world.now(), self.proof) {
             Decision::Keep(reason) => keep(reason, &sticky.spec.workload, world.now()),
             Decision::LookAgain(absence) => Looked::First(absence),
+            // The time came while it looked, by a look that proves nothing.
+            Decision::Release { .. } if !proves => {
+                before.map_or(Looked::Failed, |absence| Looked::First(absence.clone()))
+            }
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Unchanged { uid, resource_version } };
                 match world.hands.carrier().carry(&write, None, "").await {
@@ -263,15 +261,16 @@ async fn released(world: &World, sticky: &StickyIP, reason: ReleaseReason) {
 }
 
 type SharedLook = Arc<OnceCell<WorkloadLook>>;
+/// Namespace, workload, what is above it, and whether the look proves.
+type Looking = (String, WorkloadRef, Vec<WorkloadRef>, bool);
 
-/// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the same.
+/// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the
+/// same, and one that proves is soon too old.
 #[derive(Default)]
 struct Round {
-    looks: Mutex<BTreeMap<Looking, SharedLook>>,
+    /// Each with the time at which it began.
+    looks: Mutex<BTreeMap<Looking, (Duration, SharedLook)>>,
 }
-
-/// Namespace, workload, and what is above it.
-type Looking = (String, WorkloadRef, Vec<WorkloadRef>);
 
 impl Round {
     async fn look(
@@ -286,16 +285,21 @@ impl Round {
         // Nobody comes again for another name, whoever lives.
         let kept_for = duty.proof.owner_grace_seconds > 0 && may_come_again(sticky);
         let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
+        let looking = (namespace.to_owned(), workload.clone(), owners.to_vec(), proves);
+        let shared = self.shared(looking, world.elapsed());
         let look = || duty.workloads.look_up(world, namespace, workload, owners, duty.proof.inherit);
-        if proves {
-            // The proof is a look of its own: one that is shared could be older than the wait for a token.
-            return look().await;
+        shared.get_or_init(look).await.clone()
+    }
+
+    /// The look to share at this time since the start.
+    fn shared(&self, looking: Looking, now: Duration) -> SharedLook {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let proves = looking.3;
+        let (began, look) = looks.entry(looking).or_insert_with(|| (now, SharedLook::default()));
+        if proves && now.saturating_sub(*began) >= PROOF_AGE {
+            (*began, *look) = (now, SharedLook::default());
         }
-        let cell = {
-            let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-            looks.entry((namespace.to_owned(), workload.clone(), owners.to_vec())).or_default().clone()
-        };
-        cell.get_or_init(look).await.clone()
+        look.clone()
     }
 }
 
@@ -396,13 +400,18 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_workload_are_known_by_their_owner() {
-        let mut index = Index::default();
-        let workload =
-            WorkloadRef { kind: "StatefulSet".into(), name: "mysql".into(), ..WorkloadRef::default() };
-        assert!(!pods_remain(&index, "db", &workload));
-        index.take_pod(Event::Here(pod("mysql-1", "10.0.0.1", Some(("StatefulSet", "mysql")))));
-        assert!(pods_remain(&index, "db", &workload));
-        assert!(!pods_remain(&index, "d", &workload) && !pods_remain(&index, "other", &workload));
+    fn a_look_that_proves_is_never_the_first_one_and_not_old() {
+        let round = Round::default();
+        let look = |namespace: &str, proves, milliseconds| {
+            let looking = (namespace.to_owned(), WorkloadRef::default(), Vec::new(), proves);
+            round.shared(looking, Duration::from_millis(milliseconds))
+        };
+        let first = look("db", false, 0);
+        assert!(Arc::ptr_eq(&first, &look("db", false, 5_000)));
+        let proof = look("db", true, 0);
+        assert!(!Arc::ptr_eq(&first, &proof) && Arc::ptr_eq(&proof, &look("db", true, 99)));
+        let later = look("db", true, 100);
+        assert!(!Arc::ptr_eq(&proof, &later) && Arc::ptr_eq(&later, &look("db", true, 199)));
+        assert!(!Arc::ptr_eq(&later, &look("other", true, 199)));
     }
 }

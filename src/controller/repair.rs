@@ -1,11 +1,13 @@
 //! The repair loop: a StickyIP has its claims and a claim its StickyIP, or it is made so. Released addresses rest here, and are
 //! freed here. Must never cure by anything but the protocol's own writes, and never free what a pod shows.
 
-use std::collections::HashSet;
+use std::cell::OnceCell;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use kube::ResourceExt;
 
 use super::index::{Index, Kind};
 use super::metrics::Metrics;
@@ -16,43 +18,85 @@ use crate::cluster::claims::mend::{Mender, Outcome, Surroundings, cure};
 use crate::cluster::claims::repair::{Fault, Finding};
 use crate::cluster::claims::view::Origin;
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{Holder, PoolUse, StickyIP};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, PoolUse, StickyIP};
 
-/// Cures side by side; no two findings of one pass write the same object's state twice.
-const SIDE_BY_SIDE: usize = 16;
+/// Cures side by side; no two findings of one pass write the same object's state twice. Few: most are claims that are to rest,
+/// behind a thousand StickyIPs that are being let go, and nobody waits for them.
+const SIDE_BY_SIDE: usize = 4;
 /// After a cure that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// The duty's memory: since when a claim stands as it does. Lost with the process at no harm.
+/// The duty's memory: since when a claim stands as it does, and what has no end yet. Lost with the process at no harm.
 pub struct Repair {
     mender: Mender,
+    /// Claims whose time has yet to come, and what waits for a person. Looked at in every round.
+    open: BTreeSet<Key>,
 }
 
 impl Repair {
     /// A duty that has seen nothing yet.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        Self { mender: Mender::new(settings.times()) }
+        Self { mender: Mender::new(settings.times()), open: BTreeSet::new() }
     }
+}
+
+/// The StickyIPs and claims that decide about these, and no others: of thousands that stand well none is looked at again.
+fn concerned<'a>(index: &'a Index, keys: &BTreeSet<Key>) -> (Vec<&'a StickyIP>, Vec<&'a AddressClaim>) {
+    let of_kind = |kind| keys.iter().filter(move |key| key.kind == kind).map(|key| key.name.as_str());
+    let named: HashSet<&str> = of_kind(Kind::StickyIP).collect();
+    let mut claims: BTreeSet<String> = of_kind(Kind::AddressClaim).map(str::to_owned).collect();
+    if !named.is_empty() {
+        // A StickyIP that is gone, or another one of its name, does not say which claims name it.
+        let names_one = |claim: &AddressClaim| named.contains(claim.spec.holder.to_string().as_str());
+        claims
+            .extend(index.claims.iter().filter(|(_, claim)| names_one(claim)).map(|(name, _)| name.clone()));
+    }
+    let mut stickies: BTreeSet<String> = named.into_iter().map(str::to_owned).collect();
+    // Each claim with its holder, and each StickyIP with the claims on its addresses, whoever holds them.
+    let (mut new_stickies, mut new_claims) = (stickies.clone(), claims.clone());
+    while !new_stickies.is_empty() || !new_claims.is_empty() {
+        let holders = new_claims.iter().filter_map(|name| index.claims.get(name));
+        let holders: BTreeSet<String> = holders.map(|claim| claim.spec.holder.to_string()).collect();
+        let held = new_stickies.iter().filter_map(|name| index.stickies.get(name));
+        let held: BTreeSet<String> = held
+            .flat_map(|sticky| &sticky.spec.addresses)
+            .map(|address| ClaimName::of(*address).to_string())
+            .collect();
+        new_stickies = holders.difference(&stickies).cloned().collect();
+        new_claims = held.difference(&claims).cloned().collect();
+        stickies.extend(new_stickies.iter().cloned());
+        claims.extend(new_claims.iter().cloned());
+    }
+    (
+        stickies.iter().filter_map(|name| index.stickies.get(name)).collect(),
+        claims.iter().filter_map(|name| index.claims.get(name)).collect(),
+    )
 }
 
 /// What the index shows around the claims.
 struct Around<'a> {
     index: &'a Index,
-    /// The addresses of Cilium's endpoints.
-    endpoints: HashSet<IpAddr>,
+    /// The addresses of Cilium's endpoints; asked for only when a claim has rested.
+    endpoints: OnceCell<HashSet<IpAddr>>,
 }
 
 impl<'a> Around<'a> {
     fn of(index: &'a Index) -> Self {
-        let endpoints = index.endpoints.values().flat_map(|endpoint| endpoint.addresses.iter().copied());
-        Self { index, endpoints: endpoints.collect() }
+        Self { index, endpoints: OnceCell::new() }
+    }
+
+    fn endpoints(&self) -> &HashSet<IpAddr> {
+        let all = || {
+            self.index.endpoints.values().flat_map(|endpoint| endpoint.addresses.iter().copied()).collect()
+        };
+        self.endpoints.get_or_init(all)
     }
 }
 
 impl Surroundings for Around<'_> {
     fn shown(&self, address: IpAddr) -> bool {
-        self.index.is_shown(address) || self.endpoints.contains(&address)
+        self.index.is_shown(address) || self.endpoints().contains(&address)
     }
 
     /// A controller is no node: whatever is of a block is asked of its home node, which knows what it has given out.
@@ -76,37 +120,49 @@ impl Surroundings for Around<'_> {
 impl Duty for Repair {
     const NAME: &'static str = "repair";
     const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::AddressClaim];
-    // A pass looks at everything: gather what changes together.
+    // Gather what changes together: a binding is four writes.
     const CALM: Duration = Duration::from_millis(100);
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
-        // At rest, with no claim whose time has yet to come, there is nothing to find.
-        if due.is_empty() && !self.mender.waits() {
+        let mut keys = std::mem::take(&mut self.open);
+        keys.extend(due);
+        if keys.is_empty() {
             return Done::default();
         }
         let found: Vec<(Finding, Option<StickyIP>)> = {
             let index = world.index();
-            let found = self.mender.find(
-                index.stickies.values(),
-                index.claims.values(),
-                &Around::of(&index),
-                world.now(),
-            );
+            let (stickies, claims) = concerned(&index, &keys);
+            let around = Around::of(&index);
+            let found = self.mender.find(stickies.into_iter(), claims.iter().copied(), &around, world.now());
+            let not_over = claims.into_iter().filter(|claim| claim.spec.phase != ClaimPhase::Bound);
+            self.open = not_over.map(|claim| Key::new(Kind::AddressClaim, claim.name_any())).collect();
             let known = |finding: &Finding| index.stickies.get(&finding.sticky.to_string()).cloned();
             found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
         };
         let cures = found.iter().map(|(finding, known)| async move {
             let outcome = cure(&mut world.hands.carrier(), finding, known.as_ref()).await;
             tell(world, finding, known.as_ref(), &outcome).await;
-            outcome
+            (finding, outcome)
         });
-        let outcomes: Vec<Outcome> =
+        let outcomes: Vec<(&Finding, Outcome)> =
             futures_util::stream::iter(cures).buffer_unordered(SIDE_BY_SIDE).collect().await;
-        let failures = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Failed(_))).count();
-        // Whatever was cured changes an object, and the watch tells of it. What failed changes nothing.
-        let again = (failures > 0).then(|| (Key::new(Kind::AddressClaim, ""), AFTER_FAILURE));
-        Done { again: again.into_iter().collect(), failures }
+        let mut done = Done::default();
+        for (finding, outcome) in outcomes {
+            let key = Key::new(Kind::StickyIP, finding.sticky.to_string());
+            match outcome {
+                // An object changes, or has changed, and the watch tells of it.
+                Outcome::Cured | Outcome::Overtaken => {}
+                // Another pool, or the end of the other StickyIP, may change it.
+                Outcome::ForAPerson => drop(self.open.insert(key)),
+                // Nothing changes.
+                Outcome::Failed(_) => {
+                    done.failures += 1;
+                    done.again.push((key, AFTER_FAILURE));
+                }
+            }
+        }
+        done
     }
 }
 
@@ -136,4 +192,50 @@ async fn tell(world: &World, finding: &Finding, known: Option<&StickyIP>, outcom
                 || matches!(finding.fault, Fault::ClaimedForAnother { .. }),
         })
         .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::fixture::sticky;
+    use super::*;
+    use crate::process::known::Told as Event;
+    use serde_json::json;
+
+    fn claim(address: &str, holder: &str) -> (String, AddressClaim) {
+        let object = json!({"metadata": {"name": address},
+            "spec": {"address": address, "phase": "Granted", "holder": {"namespace": "db", "name": holder}}});
+        (address.to_owned(), serde_json::from_value(object).unwrap())
+    }
+
+    fn looked_at(index: &Index, keys: &[Key]) -> (Vec<String>, Vec<String>) {
+        let (stickies, claims) = concerned(index, &keys.iter().cloned().collect());
+        (
+            stickies.into_iter().map(ResourceExt::name_any).collect(),
+            claims.into_iter().map(ResourceExt::name_any).collect(),
+        )
+    }
+
+    #[test]
+    fn whatever_decides_about_a_change_is_looked_at_and_nothing_else() {
+        let mut index = Index::default();
+        for (name, address) in [("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3")] {
+            index.stickies.take(Event::Here(sticky(name, address, None)));
+            index.claims.take(Event::Here(claim(address, name)));
+        }
+        let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let of = |name: &str| Key::new(Kind::StickyIP, format!("db/{name}"));
+        assert_eq!(looked_at(&index, &[of("a")]), (names(&["a"]), names(&["10.0.0.1"])));
+        let by_claim = Key::new(Kind::AddressClaim, "10.0.0.2");
+        assert_eq!(looked_at(&index, &[by_claim]), (names(&["b"]), names(&["10.0.0.2"])));
+        index.stickies.take(Event::Gone("db/a".into()));
+        assert_eq!(
+            looked_at(&index, &[of("a")]),
+            (vec![], names(&["10.0.0.1"])),
+            "the claim of one that is gone"
+        );
+        // The address of one is claimed for another, whose own claim must not be taken for missing.
+        index.claims.take(Event::Here(claim("10.0.0.2", "c")));
+        assert_eq!(looked_at(&index, &[of("b")]), (names(&["b", "c"]), names(&["10.0.0.2", "10.0.0.3"])));
+        assert_eq!(looked_at(&index, &[of("unknown")]), (vec![], vec![]));
+    }
 }

@@ -113,10 +113,12 @@ pub fn world(
 /// Watches and does all duties, until dropped.
 pub async fn work(world: &World) {
     let mut all: FuturesUnordered<Part<'_>> = watches(world).into_iter().collect();
+    all.push(Box::pin(world.keep_telling()));
     all.push(Box::pin(async {
         world.listed().await;
         tracing::info!("everything is listed; at work");
         let mut duties: FuturesUnordered<Part<'_>> = duties(world).into_iter().collect();
+        world.begin(duties.len());
         while duties.next().await.is_some() {}
     }));
     // Each is polled only when it is woken, and lies on the heap: together they are large.

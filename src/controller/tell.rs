@@ -3,15 +3,27 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+
 use super::world::World;
 use crate::cluster::events::{self, Told};
+
+/// Events on their way at once. Few: whatever is decided in numbers has its own writes to make.
+const SIDE_BY_SIDE: usize = 2;
+/// Events that wait to be told. Beyond that each duty tells its own, which slows it down to what the server takes.
+const MOST_WAITING: usize = 4096;
 
 /// How many things are remembered as told. What falls out may be told again, and then stands there already.
 const MOST_REMEMBERED: usize = 10_000;
 
 /// What was told.
 #[derive(Debug, Default)]
-pub struct Teller(Mutex<Memory>);
+pub struct Teller {
+    memory: Mutex<Memory>,
+    /// Where events go while [`World::keep_telling`] is at work.
+    out: Mutex<Option<mpsc::Sender<Told>>>,
+}
 
 #[derive(Debug, Default)]
 struct Memory {
@@ -22,7 +34,7 @@ struct Memory {
 impl Teller {
     /// Whether this is new; from now on it is not.
     fn is_new(&self, told: &Told) -> bool {
-        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let name = told.name();
         if !memory.names.insert(name.clone()) {
             return false;
@@ -38,11 +50,33 @@ impl Teller {
 }
 
 impl World {
-    /// Tells an event, unless it was told before.
+    /// Tells an event, unless it was told before; by and by, while [`World::keep_telling`] is at work.
     pub async fn tell(&self, told: Told) {
-        if self.teller.is_new(&told) {
+        if !self.teller.is_new(&told) {
+            return;
+        }
+        let out = self.teller.out.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let left = match out {
+            Some(out) => out.try_send(told).map_err(mpsc::error::TrySendError::into_inner),
+            None => Err(told),
+        };
+        if let Err(told) = left {
             events::tell(&mut self.hands.carrier(), &told).await;
         }
+    }
+
+    /// Tells what the duties have to tell, beside them. Until dropped.
+    pub async fn keep_telling(&self) {
+        let (out, waiting) = mpsc::channel(MOST_WAITING);
+        *self.teller.out.lock().unwrap_or_else(PoisonError::into_inner) = Some(out);
+        let waiting = futures_util::stream::unfold(waiting, async |mut waiting| {
+            waiting.recv().await.map(|told| (told, waiting))
+        });
+        waiting
+            .for_each_concurrent(SIDE_BY_SIDE, |told| async move {
+                events::tell(&mut self.hands.carrier(), &told).await;
+            })
+            .await;
     }
 }
 
@@ -65,6 +99,6 @@ mod tests {
             assert!(teller.is_new(&told(n.to_string())));
         }
         assert!(teller.is_new(&told("a".into())), "it was forgotten");
-        assert_eq!(teller.0.lock().unwrap().names.len(), MOST_REMEMBERED);
+        assert_eq!(teller.memory.lock().unwrap().names.len(), MOST_REMEMBERED);
     }
 }

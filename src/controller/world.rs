@@ -33,6 +33,8 @@ pub struct World {
     pub ready: Ready,
     pub(super) teller: Teller,
     listed: Notify,
+    /// The duties that have yet to look for the first time, and since when they could.
+    first_looks: Mutex<Option<(usize, Instant)>>,
     started: Instant,
     started_at: i64,
 }
@@ -50,6 +52,7 @@ impl World {
             ready,
             teller: Teller::default(),
             listed: Notify::new(),
+            first_looks: Mutex::default(),
             started: Instant::now(),
             started_at: Timestamp::now().as_second(),
         }
@@ -90,6 +93,24 @@ impl World {
                 return;
             }
             told.await;
+        }
+    }
+
+    /// So many duties begin now; when each has looked once, the world is in step.
+    pub fn begin(&self, duties: usize) {
+        *self.first_looks.lock().unwrap_or_else(PoisonError::into_inner) = Some((duties, Instant::now()));
+    }
+
+    /// A duty has looked at everything that was known at its start.
+    fn looked_once(&self) {
+        let mut first_looks = self.first_looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((left, began)) = first_looks.as_mut() else { return };
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            let took = began.elapsed();
+            self.metrics.in_step.set(took.as_secs_f64());
+            tracing::info!(?took, "in step: every duty has looked at everything once");
+            *first_looks = None;
         }
     }
 
@@ -200,6 +221,12 @@ pub async fn keep<D: Duty>(duty: D, world: &World) {
 /// The same with an inbox that others put keys into too.
 pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
     let mut tick = D::TICK.map(|every| Instant::now() + every);
+    let mut is_first = true;
+    if inbox.queue().is_empty() {
+        // There is nothing to look at.
+        is_first = false;
+        world.looked_once();
+    }
     loop {
         let due = match tick {
             None => inbox.due(world).await,
@@ -211,8 +238,10 @@ pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
         if tick.is_some_and(|at| Instant::now() >= at) {
             tick = D::TICK.map(|every| Instant::now() + every);
         }
-        // What changes now changes more than once.
-        tokio::time::sleep(D::CALM).await;
+        // What changes now changes more than once. What was there at the start was listed as a whole.
+        if !is_first {
+            tokio::time::sleep(D::CALM).await;
+        }
         let mut due = due;
         due.extend(inbox.queue().take_due(world.elapsed()));
         due.sort();
@@ -223,6 +252,9 @@ pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
         let now = world.elapsed();
         for (key, after) in done.again {
             inbox.put(key, now + after);
+        }
+        if std::mem::take(&mut is_first) {
+            world.looked_once();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `make bench`: our plugin against its peers, turn by turn on the same machine in the same run.
+//! `make bench`: our plugin against its peers, turn by turn on the same machine in the same run; and what the controller costs.
 //!
 //! Prints tables of ratios and writes them to docs/benchmarks.md. Asserts on nothing: a figure is for people, and
 //! each row says what the bar is and whether it was met. The parts that are not named keep their tables.
@@ -14,6 +14,7 @@ mod bench;
 #[allow(dead_code)]
 #[path = "../lab/cluster.rs"]
 mod cluster;
+mod controller;
 mod lab;
 mod local;
 mod measure;
@@ -29,7 +30,7 @@ mod witness;
 use std::path::PathBuf;
 
 /// What is measured unless parts are named.
-const WITHOUT_ROOT: [&str; 2] = ["local", "cluster"];
+const WITHOUT_ROOT: [&str; 3] = ["local", "cluster", "controller"];
 
 fn main() {
     let mut arguments: Vec<String> =
@@ -50,8 +51,13 @@ fn main() {
                 (report::LOCAL, local::ABOUT, local::rows(&plugins))
             }
             "cluster" => (report::CLUSTER, server::ABOUT, server::rows(&path_from("STICKY_IPAM"))),
+            "controller" => (
+                report::CONTROLLER,
+                controller::ABOUT,
+                controller::rows(&path_from("STICKY_IPAM_CONTROLLER")),
+            ),
             "lab" => (report::LAB, lab::ABOUT, lab::rows()),
-            other => panic!("there is no part {other}; there are: local, cluster, lab"),
+            other => panic!("there is no part {other}; there are: local, cluster, controller, lab"),
         };
         report::print_and_write(&heading, about, &rows);
     }

@@ -14,16 +14,18 @@ pub struct Row {
     pub met: Option<bool>,
 }
 
-/// A table of the page: its heading, and the name of the peer.
+/// A table of the page: its heading, and the name of the peer if there is one.
 pub struct Heading {
     pub title: &'static str,
-    pub peer: &'static str,
+    pub peer: Option<&'static str>,
 }
 
-pub const LOCAL: Heading = Heading { title: "One node, against host-local", peer: "host-local v1.9.1" };
+pub const LOCAL: Heading = Heading { title: "One node, against host-local", peer: Some("host-local v1.9.1") };
 pub const CLUSTER: Heading =
-    Heading { title: "By an API server, against whereabouts", peer: "whereabouts v0.8.0" };
-pub const LAB: Heading = Heading { title: "On the lab, against stock Cilium", peer: "Cilium v1.19.5 alone" };
+    Heading { title: "By an API server, against whereabouts", peer: Some("whereabouts v0.8.0") };
+pub const CONTROLLER: Heading = Heading { title: "The controller, with 12,000 bindings", peer: None };
+pub const LAB: Heading =
+    Heading { title: "On the lab, against stock Cilium", peer: Some("Cilium v1.19.5 alone") };
 
 const PAGE: &str = "docs/benchmarks.md";
 const INTRODUCTION: &str = "# Benchmarks\n\nWritten by `make bench` and `make bench-lab`; each table is of the last run that \
@@ -32,13 +34,21 @@ const INTRODUCTION: &str = "# Benchmarks\n\nWritten by `make bench` and `make be
 /// Prints a table, and puts it in place of the one with this heading.
 pub fn print_and_write(heading: &Heading, about: &str, rows: &[Row]) {
     let mut text = String::new();
-    writeln!(text, "| work | {} | sticky-ipam | ratio | bar | met |", heading.peer).unwrap();
-    writeln!(text, "|---|---|---|---|---|---|").unwrap();
-    for row in rows {
-        let ratio = row.ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"));
-        let met = row.met.map_or("–", |met| if met { "yes" } else { "**no**" });
-        writeln!(text, "| {} | {} | {} | {ratio} | {} | {met} |", row.work, row.peer, row.ours, row.bar)
-            .unwrap();
+    match heading.peer {
+        Some(peer) => {
+            writeln!(text, "| work | {peer} | sticky-ipam | ratio | bar | met |\n|---|---|---|---|---|---|")
+        }
+        None => writeln!(text, "| work | sticky-ipam | bar | met |\n|---|---|---|---|"),
+    }
+    .unwrap();
+    for Row { work, peer, ours, ratio, bar, met } in rows {
+        let ratio = ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"));
+        let met = met.map_or("–", |met| if met { "yes" } else { "**no**" });
+        match heading.peer {
+            Some(_) => writeln!(text, "| {work} | {peer} | {ours} | {ratio} | {bar} | {met} |"),
+            None => writeln!(text, "| {work} | {ours} | {bar} | {met} |"),
+        }
+        .unwrap();
     }
     println!("\n## {}\n\n{text}", heading.title);
     let section = format!(
@@ -59,7 +69,7 @@ fn with_section(page: &str, heading: &Heading, section: &str) -> String {
         let length = page[start + 1..].find("\n## ").map_or(page.len() - start, |next| next + 1);
         Some(&page[start..start + length])
     };
-    let sections = [&LOCAL, &CLUSTER, &LAB].map(|one| {
+    let sections = [&LOCAL, &CLUSTER, &CONTROLLER, &LAB].map(|one| {
         if one.title == heading.title { Some(section) } else { old(one.title) }.unwrap_or_default()
     });
     format!("{INTRODUCTION}{}", sections.concat())

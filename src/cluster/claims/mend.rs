@@ -118,12 +118,6 @@ impl Mender {
         repair(&views, &claims, &judge)
     }
 
-    /// Whether a claim stands whose time has yet to come: there is something to find later although nothing changes.
-    #[must_use]
-    pub fn waits(&self) -> bool {
-        !self.patience.is_empty()
-    }
-
     /// For how many seconds each claim has stood exactly as it does.
     fn waited(&mut self, claims: &[ClaimView], now: Moment) -> BTreeMap<IpAddr, u64> {
         self.patience

@@ -50,12 +50,7 @@ impl Offer {
             api.read("list IPPools", || pools.list(&every)),
             api.read("list AddressClaims", || claims.list(&of_key)),
         )?;
-        let mut pools = pools.items;
-        let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
-        pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
-        pools.retain(|pool| pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none());
-        // The order of the manual: the highest priority first, then by name.
-        pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
+        let pools = usable(pools.items);
         let mut labels = BTreeMap::new();
         if pools.iter().any(|pool| pool.spec.node_selector.is_some()) {
             let nodes: Api<Node> = Api::all(api.client());
@@ -63,6 +58,13 @@ impl Offer {
             labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
         }
         Ok(Self { pools, labels, own: own.items, foreign: None })
+    }
+
+    /// What these pools have to offer to a claimant of which nothing is known. For a pin alone: the node's labels, by which pools
+    /// are chosen, are not in it.
+    #[must_use]
+    pub fn of_pools_alone(pools: Vec<IPPool>) -> Self {
+        Self { pools: usable(pools), ..Self::default() }
     }
 
     /// Where an address comes from.
@@ -197,6 +199,15 @@ impl Offer {
         }
         Ok(None)
     }
+}
+
+/// The Sticky pools that may be used, in the order of the manual: the highest priority first, then by name.
+fn usable(mut pools: Vec<IPPool>) -> Vec<IPPool> {
+    let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
+    pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
+    pools.retain(|pool| pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none());
+    pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
+    pools
 }
 
 /// The home blocks of all nodes but this one.

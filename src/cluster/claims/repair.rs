@@ -77,12 +77,6 @@ impl Patience {
         *self.first_seen.entry((uid.into(), resource_version.into())).or_insert(now)
     }
 
-    /// Whether nothing is waited for.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.first_seen.is_empty()
-    }
-
     /// Forgets everything about objects that are not among these any more.
     pub fn keep_only<'a>(&mut self, alive: impl IntoIterator<Item = (&'a str, &'a str)>) {
         let alive: std::collections::BTreeSet<(&str, &str)> = alive.into_iter().collect();

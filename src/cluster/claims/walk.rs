@@ -113,6 +113,15 @@ pub enum WalkError {
     },
 }
 
+/// What is known when a walk begins.
+#[derive(Default)]
+struct Start {
+    /// The StickyIP, or that there is none.
+    sticky: Option<Option<StickyIP>>,
+    claims: Option<Claims>,
+    offer: Option<Offer>,
+}
+
 /// Who walks, and what for.
 #[derive(Debug, Clone)]
 pub struct Walker {
@@ -158,10 +167,14 @@ impl Walker {
         sticky: Option<Option<StickyIP>>,
         claims: Option<Claims>,
     ) -> Result<StickyIP, WalkError> {
-        self.go(carrier, ground, sticky, claims, false).await
+        // Those of a pin are not among what was read beforehand.
+        let claims = claims.filter(|_| matches!(sticky, Some(Some(_))) && self.pinned.is_empty());
+        self.go(carrier, ground, Start { sticky, claims, offer: None }, false).await
     }
 
     /// Walks for a pod that runs already, and stops at any attachment of that pod: its own sandbox's is better than ours.
+    /// `unknown` is what there is to offer if a watch has told of no StickyIP of this name and of no claim on these addresses. Where
+    /// that is old the first write finds its name taken, and everything is read live.
     ///
     /// # Errors
     /// As [`Walker::walk`].
@@ -169,29 +182,31 @@ impl Walker {
         &self,
         carrier: &mut Carrier<'_>,
         ground: &mut dyn Ground,
+        unknown: Option<Offer>,
     ) -> Result<StickyIP, WalkError> {
-        self.go(carrier, ground, None, None, true).await
+        let start = match unknown {
+            Some(offer) => Start { sticky: Some(None), claims: Some(Claims::new()), offer: Some(offer) },
+            None => Start::default(),
+        };
+        self.go(carrier, ground, start, true).await
     }
 
     async fn go(
         &self,
         carrier: &mut Carrier<'_>,
         ground: &mut dyn Ground,
-        sticky: Option<Option<StickyIP>>,
-        claims: Option<Claims>,
+        start: Start,
         yields: bool,
     ) -> Result<StickyIP, WalkError> {
         let started = Instant::now();
+        // Claims that were read since the last write that could have changed them.
+        let Start { sticky, mut claims, mut offer } = start;
         let mut known = match sticky {
             Some(known) => known,
             None => self.read_sticky(carrier).await?,
         };
-        let mut offer: Option<Offer> = None;
         let mut candidates: Option<Vec<Candidate>> = None;
         let mut avoid = BTreeSet::new();
-        // Claims that were read since the last write that could have changed them.
-        // Those of a pin are not among what was read beforehand.
-        let mut claims = claims.filter(|_| known.is_some() && self.pinned.is_empty());
         while carrier.count() < MOST_STEPS {
             let view = sound_view(known.as_ref())?;
             let attached = view.as_ref().and_then(|view| view.attached.as_ref());
@@ -214,7 +229,7 @@ impl Walker {
             }
             // Also when a StickyIP is there by now: what an attempt that lost has claimed is to be undone.
             ask.candidates = candidates.clone().unwrap_or_else(|| self.plain_pin());
-            let read = match claims.take() {
+            let mut read = match claims.take() {
                 Some(claims) => claims,
                 None => read_claims(carrier, &ask.claims_to_read(view.as_ref())).await?,
             };
@@ -251,13 +266,16 @@ impl Walker {
                 }
                 Step::Do(write) => {
                     match carrier.carry(&write, known.as_ref(), &self.pod).await {
+                        // What was just written was just read. All else is as it was read, or the next write's precondition fails:
+                        // a name that is free, a claim that is unchanged; and a seal stands as long as its StickyIP does.
                         Ok(Carried::Sticky(object)) => {
-                            // What was just written was just read; a seal stands as long as its StickyIP does.
-                            claims = matches!(write, Write::Attach { .. }).then_some(read);
+                            claims = Some(read);
                             known = Some(*object);
                         }
-                        // The StickyIP is as it was read, or the next write's precondition fails.
-                        Ok(Carried::Claim(_)) if view.is_some() => {}
+                        Ok(Carried::Claim(object)) => {
+                            read.insert(object.spec.address, ClaimView::from(&*object));
+                            claims = Some(read);
+                        }
                         Ok(_) => known = self.read_sticky(carrier).await?,
                         // It may have happened: look.
                         Err(error) if error.leaves_doubt() => {

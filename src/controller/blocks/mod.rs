@@ -10,6 +10,7 @@ mod view;
 
 use std::time::Duration;
 
+use futures_util::{StreamExt, TryStreamExt};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
@@ -40,6 +41,8 @@ const IPV4: [&str; 2] = ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.i
 const IPV6: [&str; 2] = ["network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"];
 /// Before a step that came to nothing is tried again.
 const RETRY: Duration = Duration::from_secs(2);
+/// Steps and nodes side by side: the API server answers in milliseconds, and a thousand nodes may come at once.
+const SIDE_BY_SIDE: usize = 16;
 
 /// The duty.
 pub struct Blocks {
@@ -58,6 +61,8 @@ pub struct Blocks {
 enum Came {
     /// It was done.
     Done,
+    /// The lock is held; the node is yet to be written.
+    Held(Box<Hold>, Why),
     /// Somebody was faster, or the world is not as it was seen.
     Overtaken,
 }
@@ -115,39 +120,44 @@ impl Blocks {
     }
 
     /// Carries the steps out. How many must be tried again.
-    async fn carry(&mut self, world: &World, steps: &[Step]) -> (usize, usize) {
+    async fn carry(&self, world: &World, steps: &[Step]) -> (usize, usize) {
         let hands = &world.hands;
         let (mut overtaken, mut failed) = (0, 0);
         let locks = Locks::new(hands.client(), &self.namespace);
         let mut held = Vec::new();
-        for step in steps {
+        let locks = &locks;
+        let came = steps.iter().map(|step| async move {
             let came = match step {
                 Step::Lock { block, node } => locks
                     .make(hands, *block, node, "found")
                     .await
                     .map(|made| made.map_or(Came::Overtaken, |_| Came::Done)),
-                Step::Give { block, node, lock, why, .. } => {
-                    match self.hold(hands, &locks, *block, node, lock.as_ref()).await {
-                        Ok(Some(hold)) => {
-                            held.push((hold, *why));
-                            Ok(Came::Done)
-                        }
-                        Ok(None) => Ok(Came::Overtaken),
-                        Err(error) => Err(error),
+                Step::Give { block, node, lock, why, .. } => self
+                    .hold(hands, locks, *block, node, lock.as_ref())
+                    .await
+                    .map(|hold| hold.map_or(Came::Overtaken, |hold| Came::Held(Box::new(hold), *why))),
+                Step::Return { lock } => give_back(hands, locks, lock).await,
+            };
+            (step, came)
+        });
+        // In their order: the blocks of one node follow each other.
+        let mut came = std::pin::pin!(futures_util::stream::iter(came).buffered(SIDE_BY_SIDE));
+        while let Some((step, came)) = came.next().await {
+            match came {
+                Ok(Came::Overtaken) => overtaken += 1,
+                Ok(done) => {
+                    Metrics::count(&self.steps, word(step));
+                    if let Came::Held(hold, why) = done {
+                        held.push((*hold, why));
                     }
                 }
-                Step::Return { lock } => give_back(hands, &locks, lock).await,
-            };
-            match came {
-                Ok(Came::Done) => Metrics::count(&self.steps, word(step)),
-                Ok(Came::Overtaken) => overtaken += 1,
                 Err(error) => {
                     tracing::warn!(%error, step = ?step, "cannot carry out a step on a block; trying again");
                     failed += 1;
                 }
             }
         }
-        match self.write_held(world, &locks, held).await {
+        match self.write_held(world, locks, held).await {
             Ok(more) => overtaken += more,
             Err(error) => {
                 tracing::warn!(%error, "cannot write blocks on nodes; trying again");
@@ -194,7 +204,7 @@ impl Blocks {
 
     /// Writes what is held, unless a lock of another size overlaps it: sizes may differ between two replicas for a while.
     async fn write_held(
-        &mut self,
+        &self,
         world: &World,
         locks: &Locks,
         held: Vec<(Hold, Why)>,
@@ -202,8 +212,31 @@ impl Blocks {
         if held.is_empty() {
             return Ok(0);
         }
+        let all = &locks.list(&world.hands).await?;
+        let mut of_nodes: Vec<Vec<(Hold, Why)>> = Vec::new();
+        for (hold, why) in held {
+            match of_nodes
+                .last_mut()
+                .filter(|of_node| of_node.iter().any(|(one, _)| one.lock.node == hold.lock.node))
+            {
+                Some(of_node) => of_node.push((hold, why)),
+                None => of_nodes.push(vec![(hold, why)]),
+            }
+        }
+        let written = of_nodes.into_iter().map(|of_node| self.write_on_node(world, locks, all, of_node));
+        let written = futures_util::stream::iter(written).buffer_unordered(SIDE_BY_SIDE);
+        written.try_fold(0, async |sum, overtaken| Ok(sum + overtaken)).await
+    }
+
+    /// Writes what is held for one node, one after the other. How many came to nothing.
+    async fn write_on_node(
+        &self,
+        world: &World,
+        locks: &Locks,
+        all: &[Lock],
+        held: Vec<(Hold, Why)>,
+    ) -> Result<usize, ApiError> {
         let hands = &world.hands;
-        let all = locks.list(hands).await?;
         let mut overtaken = 0;
         let mut held = held.into_iter().peekable();
         while let Some((hold, why)) = held.next() {
@@ -218,10 +251,9 @@ impl Blocks {
                 continue;
             }
             let written = self.write(hands, &hold).await?;
-            // The next block of the same node is written on what this write left.
+            // The next block is written on what this write left.
             if let Some(now) = &written
                 && let Some((next, _)) = held.peek_mut()
-                && next.lock.node == hold.lock.node
             {
                 next.object = now.clone();
             }
