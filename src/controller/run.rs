@@ -118,7 +118,8 @@ pub async fn work(world: &World) {
         world.listed().await;
         tracing::info!("everything is listed; at work");
         let mut duties: FuturesUnordered<Part<'_>> = duties(world).into_iter().collect();
-        world.begin(duties.len());
+        // Recycling is two: it looks after owners too.
+        world.begin(duties.len() + 1);
         while duties.next().await.is_some() {}
     }));
     // Each is polled only when it is woken, and lies on the heap: together they are large.

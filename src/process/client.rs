@@ -62,8 +62,6 @@ fn sort<B>(request: &hyper::Request<B>) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn watches_and_renewals_are_told_from_what_is_asked_for_a_reason() {
         let sort = |method: &str, uri: &str| {
