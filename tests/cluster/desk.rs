@@ -38,12 +38,14 @@ pub async fn case() -> Case<'static> {
 pub struct EndAt {
     number: usize,
     after: bool,
+    /// How many were sent, and how many of them are over: several are under way at once.
     seen: AtomicUsize,
+    over: AtomicUsize,
 }
 
 impl EndAt {
     pub fn boxed(number: usize, after: bool) -> Box<Self> {
-        Box::new(Self { number, after, seen: AtomicUsize::new(0) })
+        Box::new(Self { number, after, seen: AtomicUsize::new(0), over: AtomicUsize::new(0) })
     }
 }
 
@@ -55,7 +57,8 @@ impl Overseer for EndAt {
         }
     }
     fn after(&self, _: &str) {
-        if self.after && self.seen.load(Ordering::SeqCst) == self.number {
+        let now = self.over.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.after && now == self.number {
             std::panic::panic_any(ENDED);
         }
     }
