@@ -14,7 +14,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// What stands for the path of a kubeconfig where the cluster gives the credentials.
 pub const IN_CLUSTER: &str = "(in the cluster)";
 
-/// Makes a client from this kubeconfig, or from what the cluster gives a pod. `count` is told the [`sort`] of every request.
+/// Makes a client from this kubeconfig, or from what the cluster gives a pod. `count` is told the sort of every request.
 ///
 /// # Errors
 /// [`ApiError::Kubeconfig`].

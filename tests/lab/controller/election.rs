@@ -88,7 +88,7 @@ impl Leading {
 pub fn stopped(stage: &Stage) {
     let _restarted = Restarted(stage);
     let took = Leading::now(stage).followed_after(stage, Signal::SIGTERM, AFTER_A_STOP);
-    println!("a clean stop was followed after {took:?}");
+    eprintln!("a clean stop was followed after {took:?}");
 }
 
 /// The lives of one namespace's claims: those that bear an address of it.
@@ -117,7 +117,7 @@ pub fn killed(stage: &Stage) {
     });
     let took = leading.followed_after(stage, Signal::SIGKILL, AFTER_A_CRASH);
     let left = MASS - gone(&ledger);
-    println!(
+    eprintln!(
         "a killed leader was followed after {took:?}, with {left} of {MASS} addresses still to be let go"
     );
     assert!(left > 0, "the leader was killed after its work was done; lower --recycle-rate");

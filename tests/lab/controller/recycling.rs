@@ -75,7 +75,7 @@ fn deleted(stage: &Stage) {
         });
     }
     let rested = since.elapsed();
-    println!("deleted: free after {rested:?}");
+    eprintln!("deleted: free after {rested:?}");
     assert!(rested >= QUARANTINE, "they rested for less than {QUARANTINE:?}");
     assert_eq!(stage.api.ready(NAMESPACE, "next").address(), wanted, "another pod has it now");
     stage.api.delete_pod(NAMESPACE, "next", Some(0));
@@ -127,7 +127,7 @@ fn outlived(stage: &Stage) {
     });
     delete_set(stage, "outlived");
     let kept = kept_for(stage, "outlived-0");
-    println!("outlived: kept for {kept:?}");
+    eprintln!("outlived: kept for {kept:?}");
     assert!(kept.as_secs() >= TTL, "let go after {kept:?}");
 }
 
@@ -148,7 +148,7 @@ fn scaled_down(stage: &Stage) {
         let_go(stage, NAMESPACE, "scaled-3");
         assert!(stage.api.sticky(NAMESPACE, "scaled-2").is_some(), "its time is not over");
         let kept = timed.join().expect("the one with a time");
-        println!("scaled down: kept for {kept:?}");
+        eprintln!("scaled down: kept for {kept:?}");
         assert!(kept.as_secs() >= TTL, "let go after {kept:?}");
     });
     is_free(stage, &had[3].1);
@@ -238,6 +238,6 @@ fn stuck_endpoint(stage: &Stage) {
         _ => Ok(()),
     });
     let word = told(stage, NAMESPACE, "CiliumEndpoint", &name, "EndpointFreed");
-    println!("stuck endpoint: {word}");
+    eprintln!("stuck endpoint: {word}");
     is_free(stage, &address);
 }
