@@ -261,6 +261,7 @@ impl Duty for Mark {
             }
             marked
         });
+        let _hurry = world.hurry();
         let marked: Vec<Vec<(String, Marked)>> =
             futures_util::stream::iter(marking).buffer_unordered(SIDE_BY_SIDE).collect().await;
         let mut done = Done::default();

@@ -326,7 +326,10 @@ impl Duty for Recycle<'_> {
         let looks = suspects
             .iter()
             .map(|(name, sticky)| async move { (name, sticky, this.look(world, name, sticky, round).await) });
-        let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let looked: Vec<_> = {
+            let _hurry = world.hurry();
+            futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await
+        };
         let gap = Duration::from_secs(self.proof.gap_seconds);
         for (name, sticky, looked) in looked {
             let key = Key::new(Kind::StickyIP, name.clone());

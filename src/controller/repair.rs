@@ -137,6 +137,11 @@ impl Duty for Repair {
             let found = self.mender.find(stickies.into_iter(), claims.iter().copied(), &around, world.now());
             let not_over = claims.into_iter().filter(|claim| claim.spec.phase != ClaimPhase::Bound);
             self.open = not_over.map(|claim| Key::new(Kind::AddressClaim, claim.name_any())).collect();
+            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
+            let put_off = |finding: &Finding| finding.fault == Fault::HolderGone && world.is_hurried();
+            let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
+            let name = |finding: Finding| ClaimName::of(finding.address).to_string();
+            self.open.extend(later.into_iter().map(|finding| Key::new(Kind::AddressClaim, name(finding))));
             let known = |finding: &Finding| index.stickies.get(&finding.sticky.to_string()).cloned();
             found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
         };

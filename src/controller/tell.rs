@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
@@ -11,6 +12,8 @@ use crate::cluster::events::{self, Told};
 
 /// Events on their way at once. Few: whatever is decided in numbers has its own writes to make.
 const SIDE_BY_SIDE: usize = 2;
+/// How often is looked whether there is time for events.
+const PUT_OFF: Duration = Duration::from_millis(50);
 /// Events that wait to be told. Beyond that each duty tells its own, which slows it down to what the server takes.
 const MOST_WAITING: usize = 4096;
 
@@ -74,6 +77,9 @@ impl World {
         });
         waiting
             .for_each_concurrent(SIDE_BY_SIDE, |told| async move {
+                while self.is_hurried() {
+                    tokio::time::sleep(PUT_OFF).await;
+                }
                 events::tell(&mut self.hands.carrier(), &told).await;
             })
             .await;

@@ -3,6 +3,7 @@
 //! A duty looks at the index under its lock, for as long as it decides and no longer, and writes after it has let go of it. Must
 //! never be held locked over an await.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub struct World {
     pub ready: Ready,
     pub(super) teller: Teller,
     listed: Notify,
+    /// How many duties decide about addresses in numbers right now.
+    hurried: AtomicUsize,
     /// The duties that have yet to look for the first time, and since when they could.
     first_looks: Mutex<Option<(usize, Instant)>>,
     started: Instant,
@@ -52,6 +55,7 @@ impl World {
             ready,
             teller: Teller::default(),
             listed: Notify::new(),
+            hurried: AtomicUsize::new(0),
             first_looks: Mutex::default(),
             started: Instant::now(),
             started_at: Timestamp::now().as_second(),
@@ -94,6 +98,18 @@ impl World {
             }
             told.await;
         }
+    }
+
+    /// Pods are being marked or addresses let go, until the answer is dropped: what nobody waits for is put off.
+    pub fn hurry(&self) -> Hurry<'_> {
+        self.hurried.fetch_add(1, Ordering::SeqCst);
+        Hurry(self)
+    }
+
+    /// Whether what nobody waits for should be put off.
+    #[must_use]
+    pub fn is_hurried(&self) -> bool {
+        self.hurried.load(Ordering::SeqCst) > 0
     }
 
     /// So many duties begin now; when each has looked once, the world is in step.
@@ -140,6 +156,15 @@ impl World {
         }
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).push(inbox.clone());
         inbox
+    }
+}
+
+/// Lasts as long as addresses are decided about.
+pub struct Hurry<'a>(&'a World);
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        self.0.hurried.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

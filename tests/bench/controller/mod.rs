@@ -150,7 +150,11 @@ struct Spent {
     at: Instant,
     server: f64,
     controller: f64,
+    requests: Vec<(&'static str, f64)>,
 }
+
+/// The sorts of requests that are told.
+const SORTS: [&str; 4] = ["GET", "POST", "PATCH", "DELETE"];
 
 impl Spent {
     /// Says what was spent since then: on a machine that is not quiet this tells more than the clock.
@@ -158,7 +162,13 @@ impl Spent {
         let (now, controller) = (stage.spent(), replica.map_or(0.0, Replica::processor));
         let (wall, server) = (now.at.duration_since(self.at).as_secs_f64(), now.server - self.server);
         let controller = controller - self.controller;
-        println!("  {wall:.1} s; processor: controller {controller:.2} s, API server and etcd {server:.2} s");
+        let sent = replica.into_iter().flat_map(|replica| {
+            self.requests.iter().map(|(sort, before)| format!(", {sort} {}", replica.requests(sort) - before))
+        });
+        let sent = sent.collect::<String>();
+        println!(
+            "  {wall:.1} s; processor: controller {controller:.2} s, API server and etcd {server:.2} s{sent}"
+        );
     }
 }
 
@@ -172,11 +182,12 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn spent(&self) -> Spent {
         let server = self.server.pids().iter().map(|pid| replica::processor(*pid)).sum();
-        Spent { at: Instant::now(), server, controller: 0.0 }
+        Spent { at: Instant::now(), server, controller: 0.0, requests: Vec::new() }
     }
 
     fn spent_with(&self, replica: &Replica) -> Spent {
-        Spent { controller: replica.processor(), ..self.spent() }
+        let requests = SORTS.map(|sort| (sort, replica.requests(sort))).to_vec();
+        Spent { controller: replica.processor(), requests, ..self.spent() }
     }
 
     /// Everything that is there before the controller.
