@@ -4,7 +4,7 @@
 # Usage: keeper.sh FOLDER, with one order a line on standard input and one answer a line on standard output:
 #   start NAME          runs the words of FOLDER/NAME.argv (NUL-separated), logs to FOLDER/logs/NAME.log; answers its pid
 #   running NAME        answers yes or no
-#   signal SIGNAL NAME  answers ok or gone
+#   signal SIGNAL NAME  answers ok or gone; after STOP not before every thread stands still
 #   stop NAME           kills and waits; answers ok
 #
 # The end of standard input is the end of the test process, however it came: everything is killed and the folder
@@ -27,6 +27,18 @@ running() {
         jobs -ps
     )
     [[ $'\n'$there$'\n' == *$'\n'$pid$'\n'* ]]
+}
+
+# STOP is taken by one thread, when the scheduler gets to it, and the others answer until then.
+stands_still() {
+    local moving
+    while running "$1"; do
+        # A thread that ended meanwhile is no mistake.
+        moving=$(grep -L '^State:[[:space:]]*T' "/proc/${pids[$1]}/task/"*/status 2>/dev/null || true)
+        [[ -n $moving ]] || return 0
+        sleep 0.01
+    done
+    return 1
 }
 
 stop() {
@@ -74,7 +86,13 @@ while read -r order a b; do
         echo "$!"
         ;;
     running) if running "$a"; then echo yes; else echo no; fi ;;
-    signal) if running "$b" && kill -s "$a" "${pids[$b]}"; then echo ok; else echo gone; fi ;;
+    signal)
+        if running "$b" && kill -s "$a" "${pids[$b]}" && { [[ $a != STOP ]] || stands_still "$b"; }; then
+            echo ok
+        else
+            echo gone
+        fi
+        ;;
     stop)
         stop "$a"
         echo ok

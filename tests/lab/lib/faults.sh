@@ -35,6 +35,7 @@ command_kill() {
 command_pause() {
     with_component "pause COMPONENT[@NODE]   SIGSTOP: it keeps its connections and locks and answers nothing; 'resume' ends it" "$@"
     signal_component STOP "$1" || die "$1 is not running"
+    wait_for "$STOP_SECONDS" "the standstill of $1" stands_still "$1"
 }
 command_resume() {
     with_component "resume COMPONENT[@NODE]   end a pause" "$@"

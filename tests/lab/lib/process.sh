@@ -124,6 +124,14 @@ signal_component() {
     kill "-$1" "$pid"
 }
 
+# stands_still NAME: every thread is paused. STOP is taken by one of them, and the others go on until then.
+stands_still() {
+    local pid moving
+    pid=$(component_pid "$1") || return 1
+    moving=$(grep -L '^State:[[:space:]]*T' "/proc/$pid/task/"*/status 2>/dev/null || true)
+    [[ -z $moving ]]
+}
+
 is_gone() { ! recorded_pid "$1" >/dev/null; }
 
 stop_component() {
