@@ -9,6 +9,8 @@ use kube::api::Api;
 use super::act::{ActError, Hands, Outcome, bound, interface, list};
 use super::metrics::Metrics;
 use super::plan::{contains, uid_of};
+use crate::alloc::RangeSet;
+use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::walk;
 use crate::cluster::objects::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, Holder};
 use crate::cluster::projection::{self, home_blocks};
@@ -234,13 +236,10 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// The node's own addresses: those of its configuration, else of its blocks.
-    pub(super) fn own_sets(
-        &self,
-        node: Option<&crate::cluster::cilium::CiliumNode>,
-    ) -> Vec<crate::alloc::RangeSet> {
+    pub(super) fn own_sets(&self, node: Option<&CiliumNode>) -> Vec<RangeSet> {
         if !self.terms.ranges.is_empty() {
             return self.terms.ranges.clone();
         }
-        super::blocks::sets_of(&node.map(home_blocks).unwrap_or_default())
+        RangeSet::over(&node.map(home_blocks).unwrap_or_default())
     }
 }

@@ -15,9 +15,8 @@ use super::ground::reservation;
 use super::marking::Bound;
 use super::metrics::Metrics;
 use super::plan::{contains, count_pool, families_of};
-use super::prepare::barred;
-use crate::alloc::Family;
-use crate::cluster::cilium::PoolEntry;
+use crate::alloc::{Family, RangeSet};
+use crate::cluster::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::step;
 use crate::cluster::claims::view::ClaimView;
@@ -114,7 +113,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(fresh);
         }
         let mut locked = store.lock()?;
-        let sets = super::blocks::sets_of(blocks);
+        let sets = RangeSet::over(blocks);
         for (index, set) in sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
             for _ in 0..MOST_PASSED {
                 if fresh.len() >= count {
@@ -215,7 +214,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         &self,
         address: IpAddr,
         holder: &Holder,
-        node: Option<&crate::cluster::cilium::CiliumNode>,
+        node: Option<&CiliumNode>,
     ) -> Result<Result<(), String>, ActError> {
         let sets = self.own_sets(node);
         let usable =
@@ -224,7 +223,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(Err(format!("node {} has no such address for pods", self.settings.node)));
         }
         if self.terms.shape.pool
-            && node.is_none_or(|node| barred(node, &holder.to_string()).contains(&address))
+            && node.is_none_or(|node| node.barred_to(&holder.to_string()).contains(&address))
         {
             return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
         }

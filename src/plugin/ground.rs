@@ -4,11 +4,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
 use super::Scene;
 use crate::alloc::RangeSet;
-use crate::alloc::range::{Family, Range, RangeSpec};
+use crate::alloc::range::{Family, Range};
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::step::Candidate;
 use crate::cluster::claims::view::Origin;
@@ -45,24 +43,9 @@ impl Home {
         Self { sets: Vec::new(), barred: BTreeSet::new(), shape }
     }
 
-    /// The home blocks of the node's CiliumNode (`crd` mode). What stands in its pool for anybody else than `owner`, or is
-    /// in use, Cilium may have given away.
+    /// The home blocks of the node's CiliumNode (`crd` mode), without what Cilium may have given to others than `owner`.
     pub(super) fn of_cilium_node(node: &CiliumNode, owner: &str) -> Self {
-        let blocks = home_blocks(node);
-        let of_family = |family| {
-            let ranges = blocks.iter().filter(|block| Family::of(block.addr()) == family);
-            let range = |block: &IpNet| {
-                let spec = RangeSpec { subnet: &block.to_string(), ..RangeSpec::default() };
-                Range::from_spec(&spec).ok()
-            };
-            RangeSet::new(ranges.filter_map(range).collect()).ok()
-        };
-        let sets = [Family::V4, Family::V6].into_iter().filter_map(of_family).collect();
-        let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
-        // What Cilium says is used lags behind: the pod's own old sandbox may still stand there.
-        let own = |key: &&String| node.spec.ipam.pool.get(*key).is_some_and(|entry| entry.owner == owner);
-        let used = node.status.iter().flat_map(|status| status.ipam.used.keys()).filter(|key| !own(key));
-        let barred = pool.chain(used).filter_map(|key| key.parse().ok()).collect();
+        let (sets, barred) = (RangeSet::over(&home_blocks(node)), node.barred_to(owner));
         Self { sets, barred, ..Self::elsewhere() }
     }
 }
