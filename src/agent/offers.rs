@@ -11,7 +11,6 @@ use ipnet::IpNet;
 use kube::api::{Api, ListParams};
 
 use super::act::{ActError, Hands, Outcome, bound, list, sandbox};
-use super::ground::reservation;
 use super::marking::Bound;
 use super::metrics::Metrics;
 use super::plan::{contains, count_pool, families_of};
@@ -250,7 +249,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();
         // Beside what is kept already, also of the same family: that may be claimed for it too.
         addresses.push(address);
-        let record = reservation(addresses, holder, None, &sandbox("granted")?, &store);
+        let record = Record::reserved(addresses, &claimant, None, &sandbox("granted")?, store.now());
         locked.put(&record, kept.as_ref())?;
         locked.commit()?;
         Ok(Ok(()))

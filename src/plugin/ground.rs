@@ -68,12 +68,12 @@ impl<D: Disk> Here<'_, D> {
         Claimant::bound(&self.key.namespace, &self.key.name, &self.attachment.interface)
     }
 
-    fn record(&self, addresses: Vec<IpAddr>, phase: Phase, known_as: &str) -> Record {
+    fn record(&self, addresses: Vec<IpAddr>, known_as: &str) -> Record {
         Record {
             addresses,
             attachment: self.attachment.clone(),
-            phase,
-            netns: self.request.netns.clone().filter(|_| phase == Phase::Attached),
+            phase: Phase::Attached,
+            netns: self.request.netns.clone(),
             pod: Some(self.pod.clone()),
             keep: Keep::Forever,
             binding: Some(Binding {
@@ -109,16 +109,10 @@ impl<D: Disk> Here<'_, D> {
     /// Puts an address beside those that are reserved for the claimant already, one a family.
     fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
         let kept = self.kept(&mut locked)?;
-        let mut addresses: Vec<IpAddr> =
-            kept.iter().flat_map(|stored| stored.record.addresses.iter().copied()).collect();
-        if addresses.contains(&address) {
-            return Ok(());
+        let claimant = self.claimant();
+        if locked.reserve(address, &claimant, &self.pod, self.attachment, kept.as_ref()).map_err(ground)? {
+            self.reserved.push(address);
         }
-        addresses.retain(|other| Family::of(*other) != Family::of(address));
-        addresses.push(address);
-        locked.put(&self.record(addresses, Phase::Kept, ""), kept.as_ref()).map_err(ground)?;
-        locked.commit().map_err(ground)?;
-        self.reserved.push(address);
         Ok(())
     }
 
@@ -127,16 +121,7 @@ impl<D: Disk> Here<'_, D> {
         if self.reserved.is_empty() {
             return Ok(());
         }
-        let mut locked = self.scene.store.lock()?;
-        match locked.of_claimant(&self.claimant())? {
-            Some(stored)
-                if stored.record.phase == Phase::Kept && stored.record.attachment == *self.attachment =>
-            {
-                locked.free(&stored)?;
-                locked.commit()
-            }
-            _ => Ok(()),
-        }
+        self.scene.store.unreserve(&self.claimant(), self.attachment)
     }
 
     /// Writes down that the sandbox has these addresses, and one of this node's ranges for every range set that they do
@@ -168,7 +153,7 @@ impl<D: Disk> Here<'_, D> {
         let prepared = decision.and_then(|decision| decision.sticky.as_ref());
         let known_as =
             prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.known_as.as_str());
-        let record = self.record(all.clone(), Phase::Attached, known_as);
+        let record = self.record(all.clone(), known_as);
         match decision {
             Some(decision) => locked.consume(decision, &record, kept.as_ref(), &outlived)?,
             None => locked.put_instead_of(&record, kept.as_ref(), &outlived)?,
@@ -251,7 +236,7 @@ impl<D: Disk> Ground for Here<'_, D> {
             None if pod == OldPod::Running => OldSandbox::MayLive,
             None => {
                 // Prepared for a pod that will not come: from here on it could not use it.
-                if let Some(uid) = container_id.strip_prefix("prepared-") {
+                if let Some(uid) = Decision::uid_known_as(container_id) {
                     locked.withdraw(uid, &self.attachment.interface).map_err(ground)?;
                 }
                 OldSandbox::Gone
