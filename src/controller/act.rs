@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, Preconditions};
 use serde_json::{Value, json};
 
-use crate::cluster::claims::carry::{Carrier, FIELD_MANAGER, Sent, Witness};
+use crate::cluster::claims::carry::{Carrier, Sent, Witness, patch_params};
 use crate::cluster::claims::write::Unchanged;
 use crate::cluster::client::{ApiError, Connection};
 
@@ -109,7 +109,7 @@ impl Hands {
     {
         patch["metadata"]["uid"] = json!(at.uid);
         patch["metadata"]["resourceVersion"] = json!(at.resource_version);
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = patch_params();
         self.write(what, api.patch(name, &params, &Patch::Merge(patch))).await
     }
 

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::view::{RefusedPool, Seen};
 use crate::alloc::blocks::{Taken, count_blocks, count_taken};
-use crate::cluster::claims::carry::FIELD_MANAGER;
+use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
 use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse};
 use crate::controller::world::World;
@@ -46,7 +46,7 @@ pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiErr
         };
         let Some(status) = changed(&pool, fill, verdict) else { continue };
         let api: Api<IPPool> = Api::all(world.hands.client());
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = patch_params();
         let version = pool.metadata.resource_version.clone();
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
         // A merge patch that leaves a key out keeps what stood there.
