@@ -12,7 +12,7 @@ use super::plan::{contains, uid_of};
 use crate::alloc::RangeSet;
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::walk;
-use crate::cluster::objects::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, Holder};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder};
 use crate::cluster::projection::{self, home_blocks};
 use crate::store::{Claimant, Disk, Keep, Note, Phase, Record, Told};
 
@@ -149,15 +149,10 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 None => return Ok(Outcome::Later("an ADD of this pod is on its way".into())),
             }
         }
-        let mut locked = store.lock()?;
-        let there = match seen.addresses.first() {
-            Some(address) => locked.at(*address)?,
-            None => None,
-        };
-        let Some(stored) = there.filter(|stored| stored.record == *seen) else {
-            return Ok(Outcome::Needless("the record has changed".into()));
-        };
-        drop(locked);
+        let changed = || Ok(Outcome::Needless("the record has changed".into()));
+        let Some(first) = seen.addresses.first() else { return changed() };
+        let there = store.lock()?.at(*first)?;
+        let Some(stored) = there.filter(|stored| stored.record == *seen) else { return changed() };
         if self.terms.shape.pool && of_home {
             // Put there to mark a pod, which ended before it was bound.
             for address in &seen.addresses {
@@ -169,12 +164,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
             projection::remove(&mut self.carrier(), node, shape, &seen.addresses).await?;
         }
         let mut locked = store.lock()?;
-        let there = match seen.addresses.first() {
-            Some(address) => locked.at(*address)?,
-            None => None,
-        };
-        if there.as_ref() != Some(&stored) {
-            return Ok(Outcome::Needless("the record has changed".into()));
+        if locked.at(*first)?.as_ref() != Some(&stored) {
+            return changed();
         }
         locked.free(&stored)?;
         locked.commit()?;
@@ -183,17 +174,16 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// The claim on an address, by a live look.
-    async fn claim_on(&self, address: IpAddr) -> Result<Option<AddressClaimSpec>, ActError> {
+    pub(super) async fn claim_on(&self, address: IpAddr) -> Result<Option<AddressClaim>, ActError> {
         let api = self.connection();
         let claims: Api<AddressClaim> = Api::all(api.client());
         let name = ClaimName::of(address).to_string();
-        let found = api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?;
-        Ok(found.map(|found| found.spec))
+        Ok(api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?)
     }
 
     /// Who holds the claim on an address, by a live look.
     pub(super) async fn holder_of(&self, address: IpAddr) -> Result<Option<Holder>, ActError> {
-        Ok(self.claim_on(address).await?.map(|claim| claim.holder))
+        Ok(self.claim_on(address).await?.map(|claim| claim.spec.holder))
     }
 
     /// Takes a key or a route out of this node's CiliumNode whose StickyIP is not attached here.
@@ -203,7 +193,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 "{address} stands in this CiliumNode for somebody and nobody claims it; take it out, or let it be adopted"
             )));
         };
-        let key = claim.holder;
+        let (key, phase) = (claim.spec.holder, claim.spec.phase);
         let store = self.store()?;
         let Some(_turn) = self.pool_turn(&store, &key)? else {
             return Ok(Outcome::Later("others are at its pool keys".into()));
@@ -212,7 +202,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let found = walk::read_sticky(&carrier, &key).await?;
         let found = found.filter(|found| found.spec.addresses.contains(&address));
         // A claim that was sealed once tells that the key is ours; a person has deleted its StickyIP since.
-        if found.is_none() && !matches!(claim.phase, ClaimPhase::Bound | ClaimPhase::Resting) {
+        if found.is_none() && !matches!(phase, ClaimPhase::Bound | ClaimPhase::Resting) {
             return Ok(Outcome::Odd(format!(
                 "{address} stands in this CiliumNode and is claimed for StickyIP {key}, which does not have it"
             )));

@@ -22,7 +22,7 @@ use crate::cluster::claims::view::ClaimView;
 use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::claims::{adopted, errand};
 use crate::cluster::client::ApiError;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, ClaimedPod, Holder, Sound};
+use crate::cluster::objects::{ClaimPhase, ClaimedPod, Holder, Sound};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, NodePatch};
 use crate::cni::{Attachment, PodIdentity};
@@ -261,10 +261,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// others, also if it was never attached to that one.
     pub(super) async fn forget_pod(&self, address: IpAddr) -> Result<Outcome, ActError> {
         let mut carrier = self.carrier();
-        let claims: Api<AddressClaim> = Api::all(carrier.api().client());
-        let name = ClaimName::of(address).to_string();
-        let what = format!("get AddressClaim {address}");
-        let claim = carrier.api().read(&what, || claims.get_opt(&name)).await?;
+        let claim = self.claim_on(address).await?;
         let Some(view) = claim.filter(|claim| claim.unsound().is_none()).map(|claim| ClaimView::from(&claim))
         else {
             return Ok(Outcome::Needless("the claim is gone".into()));

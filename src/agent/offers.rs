@@ -151,10 +151,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// Answers a claim on an address of this node: reserves it for the holder first, or says who has it.
     pub(super) async fn answer(&self, address: IpAddr) -> Result<Outcome, ActError> {
         let mut carrier = self.carrier();
-        let claims: Api<AddressClaim> = Api::all(carrier.api().client());
-        let name = ClaimName::of(address).to_string();
-        let what = format!("get AddressClaim {address}");
-        let Some(claim) = carrier.api().read(&what, || claims.get_opt(&name)).await? else {
+        let Some(claim) = self.claim_on(address).await? else {
             return Ok(Outcome::Needless("nobody asks any more".into()));
         };
         if let Some(why) = claim.unsound() {
