@@ -172,12 +172,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if !is_own {
             let workload = errand::workload(&Claimant::of(&facts));
             let resource = projection::resource(&facts.namespace, &workload);
-            let patch = NodePatch {
-                node: self.settings.node.clone(),
-                resource_version: node.metadata.resource_version.clone(),
-                pool: [(text.clone(), Some(PoolEntry { owner: owner.clone(), resource }))].into(),
-                pod_cidrs: None,
-            };
+            let entry = PoolEntry { owner: owner.clone(), resource };
+            let patch = NodePatch::of_keys(&node, [(text.clone(), Some(entry))].into());
             match projection::carry(carrier, &patch).await {
                 Ok(()) => {}
                 Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
@@ -192,12 +188,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         // Until Cilium saw the owner it could give the address to anybody, so it is anybody's again.
         projection::change(carrier, &self.settings.node, None, |object| {
             let ours = object.spec.ipam.pool.get(&text).is_some_and(|entry| entry.owner == owner);
-            ours.then(|| NodePatch {
-                node: self.settings.node.clone(),
-                resource_version: object.metadata.resource_version.clone(),
-                pool: [(text.clone(), Some(PoolEntry::default()))].into(),
-                pod_cidrs: None,
-            })
+            let unowned = [(text.clone(), Some(PoolEntry::default()))].into();
+            ours.then(|| NodePatch::of_keys(object, unowned))
         })
         .await?;
         let store = self.store()?;

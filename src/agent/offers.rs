@@ -85,13 +85,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         projection::change(&mut carrier, &self.settings.node, Some(node), |object| {
             let mut missing = keys.clone();
             missing.retain(|key, _| !object.spec.ipam.pool.contains_key(key));
-            (!missing.is_empty()).then(|| NodePatch {
-                node: self.settings.node.clone(),
-                // Somebody may have put an owner there since.
-                resource_version: object.metadata.resource_version.clone(),
-                pool: missing,
-                pod_cidrs: None,
-            })
+            (!missing.is_empty()).then(|| NodePatch::of_keys(object, missing))
         })
         .await?;
         Metrics::count(&self.metrics.pool_writes, "offered");

@@ -87,6 +87,12 @@ impl NodePatch {
         body
     }
 
+    /// Keys of the pool only, and only if nobody has written the object since it was read: somebody may have put an owner there.
+    #[must_use]
+    pub fn of_keys(node: &CiliumNode, pool: BTreeMap<String, Option<PoolEntry>>) -> Self {
+        Self { resource_version: node.metadata.resource_version.clone(), ..Self::of(node, pool, None) }
+    }
+
     fn of(
         node: &CiliumNode,
         pool: BTreeMap<String, Option<PoolEntry>>,
