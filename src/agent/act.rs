@@ -4,7 +4,7 @@
 //! Must never act on what the watches told alone, and never wait for a pod.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -22,6 +22,7 @@ use crate::cluster::leave::LeaveError;
 use crate::cluster::objects::Holder;
 use crate::cluster::projection::ProjectionError;
 use crate::cni::{Attachment, ContainerId, IfName};
+use crate::process::client::IN_CLUSTER;
 use crate::store::{Claimant, Disk, Moment, Store, StoreError, Turn};
 
 /// How long the API server may take over one action.
@@ -152,7 +153,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     pub(super) fn connection(&self) -> Connection {
-        let file = self.settings.kubeconfig.clone().unwrap_or_else(|| PathBuf::from("(in the cluster)"));
+        let file = self.settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
         Connection::with_client(self.client.clone(), &file, API_TIMEOUT)
     }
 

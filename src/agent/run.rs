@@ -25,6 +25,7 @@ use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::projection::home_blocks;
+use crate::process::client::IN_CLUSTER;
 use crate::process::pages::{Pages, PagesError, Ready};
 use crate::process::signals::End;
 use crate::store::RealDisk;
@@ -107,7 +108,7 @@ pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> 
     let node = crate::cluster::projection::read_node(
         &Connection::with_client(
             client.clone(),
-            settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new("(in the cluster)")),
+            settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new(IN_CLUSTER)),
             Duration::from_secs(10),
         ),
         &settings.node,
