@@ -11,7 +11,7 @@ use super::view::{RefusedPool, Seen};
 use crate::alloc::blocks::{Taken, count_blocks, count_taken};
 use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
-use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse};
+use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
 use crate::controller::world::World;
 use crate::policy::blocks::{Fill, Plan, Trouble};
 
@@ -66,24 +66,21 @@ fn changed(
 ) -> Option<IPPoolStatus> {
     let before = pool.status.clone().unwrap_or_default();
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
-    let last = before.conditions.iter().find(|condition| condition.kind == READY);
-    let since = match last {
-        Some(last) if last.status == status => last.last_transition_time.clone(),
-        _ => Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()),
-    };
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let ready = Condition {
         kind: READY.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
         message,
-        last_transition_time: since,
+        last_transition_time: Time(now),
         observed_generation: pool.metadata.generation,
     };
-    let others = before.conditions.iter().filter(|condition| condition.kind != READY).cloned();
+    let mut conditions = before.conditions.clone();
+    condition::set(&mut conditions, ready);
     let after = IPPoolStatus {
         given: fill.map(|fill| number(fill.given)),
         total: fill.map(|fill| number(fill.total)),
-        conditions: others.chain([ready]).collect(),
+        conditions,
     };
     (after != before).then_some(after)
 }
