@@ -217,10 +217,15 @@ pub(super) fn list(addresses: &[IpAddr]) -> String {
 }
 
 impl<D: Disk + Clone> Hands<'_, D> {
-    /// Whether Cilium on this node has an endpoint with this address. Only where Cilium picks addresses: elsewhere the store
-    /// knows.
-    pub(super) async fn has_endpoint(&self, address: IpAddr) -> Result<bool, ActError> {
-        Ok(self.terms.shape.pool && self.endpoint_of(address).await?.is_some())
+    /// That Cilium on this node has to let go of one of these addresses first, if it has an endpoint with it. Only where Cilium
+    /// picks addresses: elsewhere the store knows.
+    pub(super) async fn waits_for_cilium(&self, addresses: &[IpAddr]) -> Result<Option<Outcome>, ActError> {
+        for address in addresses.iter().filter(|_| self.terms.shape.pool) {
+            if self.endpoint_of(*address).await?.is_some() {
+                return Ok(Some(Outcome::Later(format!("Cilium still has an endpoint with {address}"))));
+            }
+        }
+        Ok(None)
     }
 
     /// What Cilium on this node says of the endpoint with this address.

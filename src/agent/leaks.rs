@@ -19,10 +19,8 @@ use crate::store::{Claimant, Disk, Keep, Note, Phase, Record, Told};
 impl<D: Disk + Clone> Hands<'_, D> {
     /// Ends an attachment as a DEL would: the address is free, or kept for its StickyIP, and a note tells of it.
     pub(super) async fn end(&self, seen: &Record) -> Result<Outcome, ActError> {
-        for address in &seen.addresses {
-            if self.has_endpoint(*address).await? {
-                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
-            }
+        if let Some(later) = self.waits_for_cilium(&seen.addresses).await? {
+            return Ok(later);
         }
         if let (Some(pod), Some(uid)) = (&seen.pod, uid_of(seen)) {
             let replaced = self
@@ -155,10 +153,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let Some(stored) = there.filter(|stored| stored.record == *seen) else { return changed() };
         if self.terms.shape.pool && of_home {
             // Put there to mark a pod, which ended before it was bound.
-            for address in &seen.addresses {
-                if self.has_endpoint(*address).await? {
-                    return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
-                }
+            if let Some(later) = self.waits_for_cilium(&seen.addresses).await? {
+                return Ok(later);
             }
             let (node, shape) = (&self.settings.node, &self.terms.shape);
             projection::remove(&mut self.carrier(), node, shape, &seen.addresses).await?;
@@ -215,8 +211,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if there.is_some_and(|there| there.record.is_attached(store.now())) {
             return Ok(Outcome::Later("a sandbox lives with it".into()));
         }
-        if self.has_endpoint(address).await? {
-            return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+        if let Some(later) = self.waits_for_cilium(&[address]).await? {
+            return Ok(later);
         }
         let node = &self.settings.node;
         projection::remove(&mut carrier, node, &self.terms.shape, &[address]).await?;

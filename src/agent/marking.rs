@@ -276,10 +276,11 @@ impl<D: Disk + Clone> Hands<'_, D> {
         match living {
             Some(record) if is_next(&record) => {}
             Some(_) => return Ok(Outcome::Later("a sandbox lives with it".into())),
-            None if self.has_endpoint(address).await? => {
-                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+            None => {
+                if let Some(later) = self.waits_for_cilium(&[address]).await? {
+                    return Ok(later);
+                }
             }
-            None => {}
         }
         let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
         match carrier.carry(&Write::ForgetPod { address, at }, None, "").await? {
