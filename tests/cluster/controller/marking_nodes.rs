@@ -10,7 +10,7 @@ use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 
 use super::{Desk, while_at_work};
 use crate::agent::Stepped;
-use crate::cilium::{cilium_nodes, owned};
+use crate::cilium::{anybodys, cilium_nodes, owned};
 use crate::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies};
 
 /// In a hurry, but for claims, which may stand without their StickyIP for as long as an agent takes.
@@ -52,11 +52,7 @@ async fn came_up_without_us(
     owner: Option<&Value>,
 ) -> (Sandbox, IpAddr) {
     let pod = sandbox(&desk.pod(name, &node.name, owner, json!({})).await);
-    let used: Vec<IpAddr> = node.cilium().endpoints().into_values().collect();
-    let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
-    let unowned = pool.into_iter().filter(|(_, entry)| entry.owner.is_empty());
-    let mut free = unowned.map(|(key, _)| key.parse().unwrap()).filter(|address| !used.contains(address));
-    let address: IpAddr = free.next().unwrap();
+    let address = anybodys(&desk.case, node).await;
     node.cilium().put_endpoint_of(&pod.container, address, &format!("{}/{name}", pod.namespace));
     (pod, address)
 }
