@@ -4,7 +4,7 @@
 //! Must never act on what the watches told alone, and never wait for a pod.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -22,6 +22,7 @@ use crate::cluster::leave::LeaveError;
 use crate::cluster::objects::Holder;
 use crate::cluster::projection::ProjectionError;
 use crate::cni::{Attachment, ContainerId, IfName};
+use crate::process::client::IN_CLUSTER;
 use crate::store::{Claimant, Disk, Moment, Store, StoreError, Turn};
 
 /// How long the API server may take over one action.
@@ -152,7 +153,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     pub(super) fn connection(&self) -> Connection {
-        let file = self.settings.kubeconfig.clone().unwrap_or_else(|| PathBuf::from("(in the cluster)"));
+        let file = self.settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
         Connection::with_client(self.client.clone(), &file, API_TIMEOUT)
     }
 
@@ -216,10 +217,15 @@ pub(super) fn list(addresses: &[IpAddr]) -> String {
 }
 
 impl<D: Disk + Clone> Hands<'_, D> {
-    /// Whether Cilium on this node has an endpoint with this address. Only where Cilium picks addresses: elsewhere the store
-    /// knows.
-    pub(super) async fn has_endpoint(&self, address: IpAddr) -> Result<bool, ActError> {
-        Ok(self.terms.shape.pool && self.endpoint_of(address).await?.is_some())
+    /// That Cilium on this node has to let go of one of these addresses first, if it has an endpoint with it. Only where Cilium
+    /// picks addresses: elsewhere the store knows.
+    pub(super) async fn waits_for_cilium(&self, addresses: &[IpAddr]) -> Result<Option<Outcome>, ActError> {
+        for address in addresses.iter().filter(|_| self.terms.shape.pool) {
+            if self.endpoint_of(*address).await?.is_some() {
+                return Ok(Some(Outcome::Later(format!("Cilium still has an endpoint with {address}"))));
+            }
+        }
+        Ok(None)
     }
 
     /// What Cilium on this node says of the endpoint with this address.

@@ -1,26 +1,10 @@
-//! The node's own addresses as ranges: from the blocks of its CiliumNode, or from the conflist that the plugin reads.
-//! Must never take a network, broadcast or gateway address for a pod's.
+//! The node's own addresses as ranges, from the conflist that the plugin reads. Must never take a network, broadcast or gateway
+//! address for a pod's.
 
-use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::alloc::range::RangeSpec;
-use crate::alloc::{Family, Range, RangeSet};
-
-/// One set a family over these blocks. A block that is too small for a pod is passed over.
-#[must_use]
-pub fn sets_of(blocks: &[IpNet]) -> Vec<RangeSet> {
-    let range = |block: &IpNet| {
-        let text = block.trunc().to_string();
-        Range::from_spec(&RangeSpec { subnet: &text, ..RangeSpec::default() }).ok()
-    };
-    let of_family = |family: Family| {
-        let ranges: Vec<Range> =
-            blocks.iter().filter(|block| Family::of(block.addr()) == family).filter_map(range).collect();
-        RangeSet::new(ranges).ok()
-    };
-    [Family::V4, Family::V6].into_iter().filter_map(of_family).collect()
-}
+use crate::alloc::{Range, RangeSet};
 
 /// The range sets of the plugin's own configuration, from a conflist's text; none if no entry has ours as `ipam`.
 ///
@@ -57,19 +41,6 @@ pub fn sets_of_conflist(text: &str) -> Result<Vec<RangeSet>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn blocks_become_one_set_a_family_without_their_edges() {
-        let blocks: Vec<IpNet> =
-            ["10.0.0.0/29", "fd00::/120", "10.0.1.0/29"].iter().map(|text| text.parse().unwrap()).collect();
-        let sets = sets_of(&blocks);
-        assert_eq!(sets.len(), 2);
-        let range = sets[0].contains("10.0.0.2".parse().unwrap()).unwrap();
-        for edge in ["10.0.0.0", "10.0.0.1", "10.0.0.7"] {
-            assert!(!range.usable(edge.parse().unwrap()), "{edge}");
-        }
-        assert!(sets[0].contains("10.0.1.2".parse().unwrap()).is_some());
-    }
 
     #[test]
     fn the_conflists_of_the_manual_are_understood() {

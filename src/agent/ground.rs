@@ -12,9 +12,7 @@ use crate::cluster::claims::walk::{Ground, WalkError};
 use crate::cluster::objects::Holder;
 use crate::cni::{Attachment, ContainerId, PodIdentity};
 use crate::policy::handover::{OldPod, OldSandbox};
-use crate::store::{
-    Binding, Claimant, Decision, Disk, Keep, Locked, Phase, Record, Store, StoreError, Stored, Withdrawn,
-};
+use crate::store::{Claimant, Decision, Disk, Locked, Record, Store, StoreError, Stored, Withdrawn};
 
 /// How many addresses that others hold are passed over before the node counts as full.
 const MOST_PASSED: usize = 1024;
@@ -62,17 +60,10 @@ impl<D: Disk> Here<'_, D> {
 
     fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
         let kept = self.kept(&mut locked)?;
-        let mut addresses: Vec<IpAddr> =
-            kept.iter().flat_map(|stored| stored.record.addresses.iter().copied()).collect();
-        if addresses.contains(&address) {
-            return Ok(());
+        let (claimant, attachment) = (self.claimant(), &self.attachment);
+        if locked.reserve(address, &claimant, &self.pod, attachment, kept.as_ref()).map_err(ground)? {
+            self.reserved.push(address);
         }
-        addresses.retain(|other| Family::of(*other) != Family::of(address));
-        addresses.push(address);
-        let record = reservation(addresses, &self.key, Some(self.pod.clone()), &self.attachment, self.store);
-        locked.put(&record, kept.as_ref()).map_err(ground)?;
-        locked.commit().map_err(ground)?;
-        self.reserved.push(address);
         Ok(())
     }
 
@@ -81,46 +72,13 @@ impl<D: Disk> Here<'_, D> {
         if self.reserved.is_empty() {
             return Ok(());
         }
-        let mut locked = self.store.lock()?;
-        match locked.of_claimant(&self.claimant())? {
-            Some(stored)
-                if stored.record.phase == Phase::Kept && stored.record.attachment == self.attachment =>
-            {
-                locked.free(&stored)?;
-                locked.commit()
-            }
-            _ => Ok(()),
-        }
+        self.store.unreserve(&self.claimant(), &self.attachment)
     }
 
     fn own(&self, address: IpAddr) -> Option<Origin> {
         let range = self.sets.iter().find_map(|set| set.contains(address))?;
         let usable = range.usable(address) && !self.barred.contains(&address);
         usable.then(|| Origin::OwnBlock { node: self.node.to_owned(), block: range.subnet() })
-    }
-}
-
-/// The record of addresses that are kept for a StickyIP and were never attached here.
-pub(super) fn reservation<D: Disk>(
-    addresses: Vec<IpAddr>,
-    key: &Holder,
-    pod: Option<PodIdentity>,
-    attachment: &Attachment,
-    store: &Store<D>,
-) -> Record {
-    Record {
-        addresses,
-        attachment: attachment.clone(),
-        phase: Phase::Kept,
-        netns: None,
-        pod,
-        keep: Keep::Forever,
-        binding: Some(Binding {
-            namespace: key.namespace.clone(),
-            name: key.name.clone(),
-            container: String::new(),
-        }),
-        since: store.now().clone(),
     }
 }
 
@@ -150,7 +108,7 @@ impl<D: Disk> Ground for Here<'_, D> {
             }
         }
         // A decision that nobody has used, for a pod that will not come, must not be used any more.
-        let prepared = container_id.strip_prefix(&Decision::known_as(""));
+        let prepared = Decision::uid_known_as(container_id);
         let prepared = prepared.filter(|uid| pod != OldPod::Running && Some(*uid) != self.pod.uid());
         if let Some(uid) = prepared {
             match locked.withdraw(uid, &self.attachment.interface).map_err(ground)? {

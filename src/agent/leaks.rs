@@ -9,18 +9,18 @@ use kube::api::Api;
 use super::act::{ActError, Hands, Outcome, bound, interface, list};
 use super::metrics::Metrics;
 use super::plan::{contains, uid_of};
+use crate::alloc::RangeSet;
+use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::walk;
-use crate::cluster::objects::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, Holder};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder};
 use crate::cluster::projection::{self, home_blocks};
 use crate::store::{Claimant, Disk, Keep, Note, Phase, Record, Told};
 
 impl<D: Disk + Clone> Hands<'_, D> {
     /// Ends an attachment as a DEL would: the address is free, or kept for its StickyIP, and a note tells of it.
     pub(super) async fn end(&self, seen: &Record) -> Result<Outcome, ActError> {
-        for address in &seen.addresses {
-            if self.has_endpoint(*address).await? {
-                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
-            }
+        if let Some(later) = self.waits_for_cilium(&seen.addresses).await? {
+            return Ok(later);
         }
         if let (Some(pod), Some(uid)) = (&seen.pod, uid_of(seen)) {
             let replaced = self
@@ -147,32 +147,21 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 None => return Ok(Outcome::Later("an ADD of this pod is on its way".into())),
             }
         }
-        let mut locked = store.lock()?;
-        let there = match seen.addresses.first() {
-            Some(address) => locked.at(*address)?,
-            None => None,
-        };
-        let Some(stored) = there.filter(|stored| stored.record == *seen) else {
-            return Ok(Outcome::Needless("the record has changed".into()));
-        };
-        drop(locked);
+        let changed = || Ok(Outcome::Needless("the record has changed".into()));
+        let Some(first) = seen.addresses.first() else { return changed() };
+        let there = store.lock()?.at(*first)?;
+        let Some(stored) = there.filter(|stored| stored.record == *seen) else { return changed() };
         if self.terms.shape.pool && of_home {
             // Put there to mark a pod, which ended before it was bound.
-            for address in &seen.addresses {
-                if self.has_endpoint(*address).await? {
-                    return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
-                }
+            if let Some(later) = self.waits_for_cilium(&seen.addresses).await? {
+                return Ok(later);
             }
             let (node, shape) = (&self.settings.node, &self.terms.shape);
             projection::remove(&mut self.carrier(), node, shape, &seen.addresses).await?;
         }
         let mut locked = store.lock()?;
-        let there = match seen.addresses.first() {
-            Some(address) => locked.at(*address)?,
-            None => None,
-        };
-        if there.as_ref() != Some(&stored) {
-            return Ok(Outcome::Needless("the record has changed".into()));
+        if locked.at(*first)?.as_ref() != Some(&stored) {
+            return changed();
         }
         locked.free(&stored)?;
         locked.commit()?;
@@ -181,17 +170,16 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// The claim on an address, by a live look.
-    async fn claim_on(&self, address: IpAddr) -> Result<Option<AddressClaimSpec>, ActError> {
+    pub(super) async fn claim_on(&self, address: IpAddr) -> Result<Option<AddressClaim>, ActError> {
         let api = self.connection();
         let claims: Api<AddressClaim> = Api::all(api.client());
         let name = ClaimName::of(address).to_string();
-        let found = api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?;
-        Ok(found.map(|found| found.spec))
+        Ok(api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?)
     }
 
     /// Who holds the claim on an address, by a live look.
     pub(super) async fn holder_of(&self, address: IpAddr) -> Result<Option<Holder>, ActError> {
-        Ok(self.claim_on(address).await?.map(|claim| claim.holder))
+        Ok(self.claim_on(address).await?.map(|claim| claim.spec.holder))
     }
 
     /// Takes a key or a route out of this node's CiliumNode whose StickyIP is not attached here.
@@ -201,7 +189,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 "{address} stands in this CiliumNode for somebody and nobody claims it; take it out, or let it be adopted"
             )));
         };
-        let key = claim.holder;
+        let (key, phase) = (claim.spec.holder, claim.spec.phase);
         let store = self.store()?;
         let Some(_turn) = self.pool_turn(&store, &key)? else {
             return Ok(Outcome::Later("others are at its pool keys".into()));
@@ -210,7 +198,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let found = walk::read_sticky(&carrier, &key).await?;
         let found = found.filter(|found| found.spec.addresses.contains(&address));
         // A claim that was sealed once tells that the key is ours; a person has deleted its StickyIP since.
-        if found.is_none() && !matches!(claim.phase, ClaimPhase::Bound | ClaimPhase::Resting) {
+        if found.is_none() && !matches!(phase, ClaimPhase::Bound | ClaimPhase::Resting) {
             return Ok(Outcome::Odd(format!(
                 "{address} stands in this CiliumNode and is claimed for StickyIP {key}, which does not have it"
             )));
@@ -223,8 +211,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if there.is_some_and(|there| there.record.is_attached(store.now())) {
             return Ok(Outcome::Later("a sandbox lives with it".into()));
         }
-        if self.has_endpoint(address).await? {
-            return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+        if let Some(later) = self.waits_for_cilium(&[address]).await? {
+            return Ok(later);
         }
         let node = &self.settings.node;
         projection::remove(&mut carrier, node, &self.terms.shape, &[address]).await?;
@@ -234,13 +222,10 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// The node's own addresses: those of its configuration, else of its blocks.
-    pub(super) fn own_sets(
-        &self,
-        node: Option<&crate::cluster::cilium::CiliumNode>,
-    ) -> Vec<crate::alloc::RangeSet> {
+    pub(super) fn own_sets(&self, node: Option<&CiliumNode>) -> Vec<RangeSet> {
         if !self.terms.ranges.is_empty() {
             return self.terms.ranges.clone();
         }
-        super::blocks::sets_of(&node.map(home_blocks).unwrap_or_default())
+        RangeSet::over(&node.map(home_blocks).unwrap_or_default())
     }
 }

@@ -3,13 +3,14 @@
 //!
 //! Must never touch a pod that asks for a MAC of its own, and never let a kept MAC be lost in silence.
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{Api, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::act::{ActError, Hands, Outcome, bound};
 use super::install::Mode;
-use crate::cluster::claims::carry::{Carried, FIELD_MANAGER, Sent};
+use crate::cluster::claims::carry::{Carried, Sent, patch_params};
+use crate::cluster::claims::errand;
 use crate::cluster::claims::step::at_sticky;
 use crate::cluster::claims::view::StickyView;
 use crate::cluster::claims::walk;
@@ -35,7 +36,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let mut carrier = self.carrier();
         let api = carrier.api().clone();
         let pods: Api<Pod> = Api::namespaced(api.client(), &facts.namespace);
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = patch_params();
         let what = format!("patch Pod {}/{}", facts.namespace, facts.name);
         for _ in 0..MOST_TRIES {
             let found = api.read(&what, || pods.get_metadata_opt(&facts.name)).await?;
@@ -65,12 +66,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         let mut facts = facts.clone();
         if facts.namespace_annotations.is_empty() {
-            let api = self.connection();
-            let namespaces: Api<Namespace> = Api::all(api.client());
-            let what = format!("get Namespace {}", facts.namespace);
-            let read = api.read(&what, || namespaces.get_metadata_opt(&facts.namespace)).await?;
-            facts.namespace_annotations =
-                read.and_then(|found| found.metadata.annotations).unwrap_or_default();
+            facts.namespace_annotations = errand::of_namespace(&self.connection(), &facts.namespace).await?;
         }
         Ok(keeps_mac(self.settings.keep_mac, &facts).unwrap_or_else(|error| {
             tracing::warn!(namespace = facts.namespace, pod = facts.name, %error, "cannot tell whether the MAC is kept");

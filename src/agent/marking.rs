@@ -22,7 +22,7 @@ use crate::cluster::claims::view::ClaimView;
 use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::claims::{adopted, errand};
 use crate::cluster::client::ApiError;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, ClaimedPod, Holder, Sound};
+use crate::cluster::objects::{ClaimPhase, ClaimedPod, Holder, Sound};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, NodePatch};
 use crate::cni::{Attachment, PodIdentity};
@@ -172,12 +172,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if !is_own {
             let workload = errand::workload(&Claimant::of(&facts));
             let resource = projection::resource(&facts.namespace, &workload);
-            let patch = NodePatch {
-                node: self.settings.node.clone(),
-                resource_version: node.metadata.resource_version.clone(),
-                pool: [(text.clone(), Some(PoolEntry { owner: owner.clone(), resource }))].into(),
-                pod_cidrs: None,
-            };
+            let entry = PoolEntry { owner: owner.clone(), resource };
+            let patch = NodePatch::of_keys(&node, [(text.clone(), Some(entry))].into());
             match projection::carry(carrier, &patch).await {
                 Ok(()) => {}
                 Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
@@ -192,12 +188,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         // Until Cilium saw the owner it could give the address to anybody, so it is anybody's again.
         projection::change(carrier, &self.settings.node, None, |object| {
             let ours = object.spec.ipam.pool.get(&text).is_some_and(|entry| entry.owner == owner);
-            ours.then(|| NodePatch {
-                node: self.settings.node.clone(),
-                resource_version: object.metadata.resource_version.clone(),
-                pool: [(text.clone(), Some(PoolEntry::default()))].into(),
-                pod_cidrs: None,
-            })
+            let unowned = [(text.clone(), Some(PoolEntry::default()))].into();
+            ours.then(|| NodePatch::of_keys(object, unowned))
         })
         .await?;
         let store = self.store()?;
@@ -261,10 +253,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// others, also if it was never attached to that one.
     pub(super) async fn forget_pod(&self, address: IpAddr) -> Result<Outcome, ActError> {
         let mut carrier = self.carrier();
-        let claims: Api<AddressClaim> = Api::all(carrier.api().client());
-        let name = ClaimName::of(address).to_string();
-        let what = format!("get AddressClaim {address}");
-        let claim = carrier.api().read(&what, || claims.get_opt(&name)).await?;
+        let claim = self.claim_on(address).await?;
         let Some(view) = claim.filter(|claim| claim.unsound().is_none()).map(|claim| ClaimView::from(&claim))
         else {
             return Ok(Outcome::Needless("the claim is gone".into()));
@@ -287,10 +276,11 @@ impl<D: Disk + Clone> Hands<'_, D> {
         match living {
             Some(record) if is_next(&record) => {}
             Some(_) => return Ok(Outcome::Later("a sandbox lives with it".into())),
-            None if self.has_endpoint(address).await? => {
-                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+            None => {
+                if let Some(later) = self.waits_for_cilium(&[address]).await? {
+                    return Ok(later);
+                }
             }
-            None => {}
         }
         let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
         match carrier.carry(&Write::ForgetPod { address, at }, None, "").await? {

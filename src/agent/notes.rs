@@ -96,10 +96,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 return Ok(Outcome::Needless(format!("the sandbox {container} lives with it")));
             }
         }
-        for address in &view.addresses {
-            if self.has_endpoint(*address).await? {
-                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
-            }
+        if let Some(later) = self.waits_for_cilium(&view.addresses).await? {
+            return Ok(later);
         }
         let left = leave::leave(&mut carrier, &self.settings.node, &self.terms.shape, key, containers).await;
         if left.is_ok() || carrier.count() > 0 {

@@ -11,13 +11,11 @@ use ipnet::IpNet;
 use kube::api::{Api, ListParams};
 
 use super::act::{ActError, Hands, Outcome, bound, list, sandbox};
-use super::ground::reservation;
 use super::marking::Bound;
 use super::metrics::Metrics;
 use super::plan::{contains, count_pool, families_of};
-use super::prepare::barred;
-use crate::alloc::Family;
-use crate::cluster::cilium::PoolEntry;
+use crate::alloc::{Family, RangeSet};
+use crate::cluster::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::step;
 use crate::cluster::claims::view::ClaimView;
@@ -87,13 +85,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         projection::change(&mut carrier, &self.settings.node, Some(node), |object| {
             let mut missing = keys.clone();
             missing.retain(|key, _| !object.spec.ipam.pool.contains_key(key));
-            (!missing.is_empty()).then(|| NodePatch {
-                node: self.settings.node.clone(),
-                // Somebody may have put an owner there since.
-                resource_version: object.metadata.resource_version.clone(),
-                pool: missing,
-                pod_cidrs: None,
-            })
+            (!missing.is_empty()).then(|| NodePatch::of_keys(object, missing))
         })
         .await?;
         Metrics::count(&self.metrics.pool_writes, "offered");
@@ -114,7 +106,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(fresh);
         }
         let mut locked = store.lock()?;
-        let sets = super::blocks::sets_of(blocks);
+        let sets = RangeSet::over(blocks);
         for (index, set) in sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
             for _ in 0..MOST_PASSED {
                 if fresh.len() >= count {
@@ -153,10 +145,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// Answers a claim on an address of this node: reserves it for the holder first, or says who has it.
     pub(super) async fn answer(&self, address: IpAddr) -> Result<Outcome, ActError> {
         let mut carrier = self.carrier();
-        let claims: Api<AddressClaim> = Api::all(carrier.api().client());
-        let name = ClaimName::of(address).to_string();
-        let what = format!("get AddressClaim {address}");
-        let Some(claim) = carrier.api().read(&what, || claims.get_opt(&name)).await? else {
+        let Some(claim) = self.claim_on(address).await? else {
             return Ok(Outcome::Needless("nobody asks any more".into()));
         };
         if let Some(why) = claim.unsound() {
@@ -215,7 +204,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         &self,
         address: IpAddr,
         holder: &Holder,
-        node: Option<&crate::cluster::cilium::CiliumNode>,
+        node: Option<&CiliumNode>,
     ) -> Result<Result<(), String>, ActError> {
         let sets = self.own_sets(node);
         let usable =
@@ -224,7 +213,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(Err(format!("node {} has no such address for pods", self.settings.node)));
         }
         if self.terms.shape.pool
-            && node.is_none_or(|node| barred(node, &holder.to_string()).contains(&address))
+            && node.is_none_or(|node| node.barred_to(&holder.to_string()).contains(&address))
         {
             return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
         }
@@ -251,7 +240,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();
         // Beside what is kept already, also of the same family: that may be claimed for it too.
         addresses.push(address);
-        let record = reservation(addresses, holder, None, &sandbox("granted")?, &store);
+        let record = Record::reserved(addresses, &claimant, None, &sandbox("granted")?, store.now());
         locked.put(&record, kept.as_ref())?;
         locked.commit()?;
         Ok(Ok(()))

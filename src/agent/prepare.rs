@@ -2,8 +2,6 @@
 //! pod's turn while waiting for another, and never leave a decision in place whose StickyIP is attached to somebody
 //! else.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +12,6 @@ use super::ground::Here;
 use super::index::PodSeen;
 use super::metrics::Metrics;
 use super::plan::uid_of;
-use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
@@ -165,7 +162,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 pod: identity.clone(),
                 attachment: attachment.clone(),
                 sets: &sets,
-                barred: node.as_ref().map(|node| barred(node, &owner)).unwrap_or_default(),
+                barred: node.as_ref().map(|node| node.barred_to(&owner)).unwrap_or_default(),
                 netns_is_there: &netns_is_there,
                 reserved: Vec::new(),
             };
@@ -294,14 +291,6 @@ async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result
         here.unreserve()?;
     }
     Ok(())
-}
-
-/// Addresses of a pool that Cilium could give to anybody else than `owner`, or says are used.
-pub(super) fn barred(node: &CiliumNode, owner: &str) -> BTreeSet<IpAddr> {
-    let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
-    let used = node.status.iter().flat_map(|status| status.ipam.used.keys());
-    let own = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| entry.owner == owner);
-    pool.chain(used.filter(|key| !own(key))).filter_map(|key| key.parse().ok()).collect()
 }
 
 fn identity(seen: &PodSeen) -> Result<PodIdentity, ActError> {

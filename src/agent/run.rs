@@ -25,7 +25,9 @@ use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::projection::home_blocks;
+use crate::process::client::IN_CLUSTER;
 use crate::process::pages::{Pages, PagesError, Ready};
+use crate::process::signals::End;
 use crate::store::RealDisk;
 
 /// How many updates may wait while a step is carried out; the watches wait then too.
@@ -54,16 +56,10 @@ pub enum AgentError {
 
 /// Returns when the process is told to end.
 pub(super) async fn told_to_end() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(mut terminate), Ok(mut interrupt)) => {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        }
+    match End::listen() {
+        Ok(mut end) => end.told().await,
         // Then only the kernel ends it.
-        _ => std::future::pending().await,
+        Err(_) => std::future::pending().await,
     }
 }
 
@@ -112,7 +108,7 @@ pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> 
     let node = crate::cluster::projection::read_node(
         &Connection::with_client(
             client.clone(),
-            settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new("(in the cluster)")),
+            settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new(IN_CLUSTER)),
             Duration::from_secs(10),
         ),
         &settings.node,

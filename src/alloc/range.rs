@@ -297,6 +297,19 @@ impl RangeSet {
         Ok(Self(ranges))
     }
 
+    /// One set a family over these blocks, IPv4 first. A block that is too small for a pod is passed over.
+    pub fn over(blocks: &[IpNet]) -> Vec<Self> {
+        let range = |block: &IpNet| {
+            let text = block.trunc().to_string();
+            Range::from_spec(&RangeSpec { subnet: &text, ..RangeSpec::default() }).ok()
+        };
+        let of_family = |family: Family| {
+            let blocks = blocks.iter().filter(|block| Family::of(block.addr()) == family);
+            Self::new(blocks.filter_map(range).collect()).ok()
+        };
+        [Family::V4, Family::V6].into_iter().filter_map(of_family).collect()
+    }
+
     /// The ranges, in the order written, which is the order they are used up in.
     pub fn ranges(&self) -> &[Range] {
         &self.0

@@ -27,6 +27,19 @@ fn a_bare_subnet_gives_every_address_that_a_pod_may_have_and_its_first_as_gatewa
 }
 
 #[test]
+fn blocks_become_one_set_a_family_without_their_edges() {
+    let blocks: Vec<IpNet> =
+        ["10.0.0.0/29", "fd00::/120", "10.0.1.0/29"].iter().map(|text| text.parse().unwrap()).collect();
+    let sets = RangeSet::over(&blocks);
+    assert_eq!(sets.len(), 2);
+    let range = sets[0].contains(ip("10.0.0.2")).unwrap();
+    for edge in ["10.0.0.0", "10.0.0.1", "10.0.0.7"] {
+        assert!(!range.usable(ip(edge)), "{edge}");
+    }
+    assert!(sets[0].contains(ip("10.0.1.2")).is_some());
+}
+
+#[test]
 fn network_and_broadcast_addresses_are_cut_off_even_when_asked_for() {
     assert_eq!(
         range("10.1.0.0/24", "10.1.0.0", "10.1.0.255", "").unwrap().to_string(),

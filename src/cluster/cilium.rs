@@ -3,7 +3,7 @@
 //! Only what is read is named; everything else is passed over on reading. Must never be sent back whole: writes
 //! are merge patches of single keys, so fields that we do not know are never lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use kube::CustomResource;
@@ -93,6 +93,17 @@ impl CiliumNode {
     #[must_use]
     pub fn uses(&self, address: &str) -> bool {
         self.status.as_ref().is_some_and(|status| status.ipam.used.contains_key(address))
+    }
+
+    /// The addresses that Cilium may have given to others than `owner`: what stands in the pool for anybody else, or is used. That
+    /// lags behind: the owner's own old sandbox may still stand there.
+    #[must_use]
+    pub fn barred_to(&self, owner: &str) -> BTreeSet<IpAddr> {
+        let pool = &self.spec.ipam.pool;
+        let others = pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
+        let own = |key: &String| pool.get(key).is_some_and(|entry| entry.owner == owner);
+        let used = self.status.iter().flat_map(|status| status.ipam.used.keys()).filter(|key| !own(key));
+        others.chain(used).filter_map(|key| key.parse().ok()).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::core::ObjectMeta;
 
 use crate::policy::facts::{Owner, PodFacts};
 use crate::policy::handover::{NodeState, OldPod};
@@ -16,25 +17,28 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 #[must_use]
 pub fn facts(pod: &Pod, namespace_annotations: BTreeMap<String, String>) -> PodFacts {
     let meta = &pod.metadata;
-    let controller = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
     PodFacts {
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
         labels: meta.labels.clone().unwrap_or_default(),
         annotations: meta.annotations.clone().unwrap_or_default(),
-        owners: controller
-            .map(|owner| Owner {
-                api_version: owner.api_version.clone(),
-                kind: owner.kind.clone(),
-                name: owner.name.clone(),
-                uid: owner.uid.clone(),
-            })
-            .into_iter()
-            .collect(),
+        owners: controlling_owner(meta).into_iter().collect(),
         host_network: pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true),
         namespace_annotations,
     }
+}
+
+/// The owner that an object is controlled by.
+#[must_use]
+pub fn controlling_owner(meta: &ObjectMeta) -> Option<Owner> {
+    let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    Some(Owner {
+        api_version: owner.api_version.clone(),
+        kind: owner.kind.clone(),
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+    })
 }
 
 /// Whether this is the pod that the runtime means by `uid`.

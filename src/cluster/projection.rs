@@ -10,12 +10,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::cilium::{CiliumNode, PoolEntry, pool_patch};
-use super::claims::carry::{Carrier, FIELD_MANAGER, Sent};
+use super::claims::carry::{Carrier, Sent, patch_params};
 use super::client::{ApiError, Connection};
 use super::objects::WorkloadRef;
 
@@ -85,6 +85,12 @@ impl NodePatch {
             body["metadata"] = json!({"resourceVersion": version});
         }
         body
+    }
+
+    /// Keys of the pool only, and only if nobody has written the object since it was read: somebody may have put an owner there.
+    #[must_use]
+    pub fn of_keys(node: &CiliumNode, pool: BTreeMap<String, Option<PoolEntry>>) -> Self {
+        Self { resource_version: node.metadata.resource_version.clone(), ..Self::of(node, pool, None) }
     }
 
     fn of(
@@ -270,7 +276,7 @@ pub async fn carry(carrier: &mut Carrier<'_>, patch: &NodePatch) -> Result<(), A
     let api = carrier.api().clone();
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let what = format!("patch CiliumNode {}", patch.node);
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let params = patch_params();
     let body = Patch::Merge(patch.body());
     // The answer is the whole object, which may be large, and nobody reads it.
     let sent = async { api.once(&what, nodes.patch_metadata(&patch.node, &params, &body)).await };

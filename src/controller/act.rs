@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, Preconditions};
 use serde_json::{Value, json};
 
-use crate::cluster::claims::carry::{Carrier, FIELD_MANAGER, Sent, Witness};
+use super::index::key_of;
+use crate::cluster::claims::carry::{Carrier, Sent, Witness, patch_params};
 use crate::cluster::claims::write::Unchanged;
 use crate::cluster::client::{ApiError, Connection};
+use crate::cluster::objects::StickyIP;
 
 /// How long the API server may take over one request.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -109,8 +111,24 @@ impl Hands {
     {
         patch["metadata"]["uid"] = json!(at.uid);
         patch["metadata"]["resourceVersion"] = json!(at.resource_version);
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = patch_params();
         self.write(what, api.patch(name, &params, &Patch::Merge(patch))).await
+    }
+
+    /// A merge patch of one part on exactly this state of a StickyIP.
+    ///
+    /// # Errors
+    /// As [`Hands::write`].
+    pub async fn patch_sticky(
+        &self,
+        part: &str,
+        sticky: &StickyIP,
+        patch: Value,
+    ) -> Result<Option<StickyIP>, ApiError> {
+        let key = key_of(sticky);
+        let api: Api<StickyIP> = Api::namespaced(self.client(), &key.namespace);
+        let what = format!("patch {part} of StickyIP {key}");
+        self.patch(&what, &api, &key.name, &Unchanged::of(sticky), patch).await
     }
 
     /// Deletes exactly this state of an object.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -17,7 +17,7 @@ use super::index::{DRIFT, Index, Kind};
 use super::metrics::Metrics;
 use super::queue::Key;
 use super::world::{Done, Duty, World};
-use crate::cluster::claims::carry::FIELD_MANAGER;
+use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
 use crate::cluster::events::{self, Told};
 use crate::policy::audit::{Cluster, Finding, NodeSays, audit};
@@ -204,7 +204,7 @@ async fn mark(
                            "lastTransitionTime": now, "lastHeartbeatTime": now});
     let body = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
     let nodes: Api<Node> = Api::all(world.hands.client());
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let params = patch_params();
     let what = format!("patch status of Node {name}");
     let sent = nodes.patch_status(name, &params, &body);
     world.hands.write(&what, sent).await.map(|_| ())

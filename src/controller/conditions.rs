@@ -4,13 +4,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::index::{Index, Kind, key_of};
 use super::queue::Key;
 use super::world::World;
-use crate::cluster::claims::carry::FIELD_MANAGER;
+use crate::cluster::claims::carry::patch_params;
 use crate::cluster::objects::condition::{self, Condition};
 use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING};
 use crate::cluster::objects::{StickyIP, WorkloadRef};
@@ -130,10 +130,9 @@ pub async fn settle(world: &World, sticky: &StickyIP, waits: Option<&Waits>) {
         "metadata": {"uid": sticky.uid(), "resourceVersion": sticky.resource_version()},
         "status": {"conditions": conditions},
     });
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     let what = format!("patch the conditions of StickyIP {key}");
     let patch = Patch::Merge(patch);
-    if let Err(error) = world.hands.write(&what, api.patch_status(&key.name, &params, &patch)).await {
+    if let Err(error) = world.hands.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await {
         tracing::warn!(sticky = %key, %error, "cannot write the conditions");
     }
 }

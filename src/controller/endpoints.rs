@@ -249,7 +249,7 @@ impl At<'_> {
         let before = pod.labels().get(NUDGED).and_then(|text| text.parse::<u32>().ok()).unwrap_or(0);
         let patch = json!({"metadata": {"labels": {NUDGED: (before % VALUES + 1).to_string()}}});
         let what = format!("patch Pod {}/{}", self.namespace, self.name);
-        Ok(self.hands.patch(&what, &api, self.name, &state(&pod), patch).await?.is_some())
+        Ok(self.hands.patch(&what, &api, self.name, &Unchanged::of(&pod), patch).await?.is_some())
     }
 
     /// Takes the finalizers off the endpoint with this uid, if it is being deleted. Whether it did.
@@ -261,8 +261,8 @@ impl At<'_> {
         };
         let patch = json!({"metadata": {"finalizers": null}});
         let what = format!("patch CiliumEndpoint {}/{}", self.namespace, self.name);
-        let patched = self.hands.patch(&what, &self.endpoints(), self.name, &state(&endpoint), patch).await?;
-        Ok(patched.is_some())
+        let at = Unchanged::of(&endpoint);
+        Ok(self.hands.patch(&what, &self.endpoints(), self.name, &at, patch).await?.is_some())
     }
 
     /// Deletes the endpoint with this uid if the pod that it was made for is not the one of this name. Whether it did.
@@ -281,7 +281,7 @@ impl At<'_> {
             return Ok(false);
         }
         let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
-        self.hands.delete(&what, &self.endpoints(), self.name, &state(&endpoint)).await
+        self.hands.delete(&what, &self.endpoints(), self.name, &Unchanged::of(&endpoint)).await
     }
 
     fn endpoints(&self) -> Api<CiliumEndpoint> {
@@ -307,12 +307,5 @@ impl At<'_> {
             uid: Some(uid.into()),
             ..ObjectReference::default()
         }
-    }
-}
-
-fn state(object: &impl ResourceExt) -> Unchanged {
-    Unchanged {
-        uid: object.uid().unwrap_or_default(),
-        resource_version: object.resource_version().unwrap_or_default(),
     }
 }

@@ -4,15 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube::ResourceExt;
-use kube::api::Api;
 use serde_json::json;
 
 use super::index::{Kind, key_of};
 use super::queue::Key;
 use super::workloads::Workloads;
 use super::world::{Done, Duty, World};
-use crate::cluster::claims::write::Unchanged;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::policy::chain::comes_again;
 use crate::policy::facts::Owner;
@@ -85,13 +82,8 @@ impl Duty for Owners<'_> {
         }
         for (sticky, owners) in todo {
             let key = key_of(&sticky);
-            let api: Api<StickyIP> = Api::namespaced(world.hands.client(), &key.namespace);
-            let at = Unchanged {
-                uid: sticky.uid().unwrap_or_default(),
-                resource_version: sticky.resource_version().unwrap_or_default(),
-            };
-            let what = format!("patch the owners of StickyIP {key}");
-            match world.hands.patch(&what, &api, &key.name, &at, json!({"spec": {"owners": owners}})).await {
+            let patch = json!({"spec": {"owners": owners}});
+            match world.hands.patch_sticky("the owners", &sticky, patch).await {
                 Ok(Some(_)) => tracing::debug!(sticky = %key, ?owners, "owners written"),
                 // Somebody wrote it: the watch tells of that.
                 Ok(None) => {}

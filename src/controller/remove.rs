@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 
 use super::index::{CiliumNodeSeen, Index, Kind, key_of};
 use super::queue::Key;
 use super::world::{Done, Duty, World};
 use crate::cluster::cilium::CiliumNode;
-use crate::cluster::claims::carry::{Carried, FIELD_MANAGER};
+use crate::cluster::claims::carry::{Carried, patch_params};
 use crate::cluster::claims::view::StickyView;
 use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::client::ApiError;
@@ -182,7 +182,7 @@ async fn hide(world: &World, object: &StickyIP, node: &str, address: IpAddr) -> 
     };
     let Some(patch) = without(&found, address) else { return Ok(true) };
     let what = format!("patch CiliumNode {node}: {address} out");
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let params = patch_params();
     let written = world.hands.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
     if written.is_some() {
         tracing::info!(%address, node, sticky = %key_of(object), "taken out of a dead node's CiliumNode");

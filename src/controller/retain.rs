@@ -4,13 +4,11 @@
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::api::Api;
 use serde_json::json;
 
 use super::index::{Index, Kind, PodSeen, RETENTION, attached_uid, key_of};
 use super::queue::Key;
 use super::world::{Done, Duty, World};
-use crate::cluster::claims::write::Unchanged;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::StickyIP;
 use crate::policy::PolicyError;
@@ -100,18 +98,12 @@ impl Duty for Retain {
         let mut done = Done::default();
         for (sticky, wanted) in todo {
             let key = key_of(&sticky);
-            let api: Api<StickyIP> = Api::namespaced(world.hands.client(), &key.namespace);
-            let at = Unchanged {
-                uid: sticky.uid().unwrap_or_default(),
-                resource_version: sticky.resource_version().unwrap_or_default(),
-            };
             // A merge patch: times that are no more must be named to go.
             let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
                               "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
             let set = serde_json::to_string(&wanted).unwrap_or_default();
             let patch = json!({"metadata": {"annotations": {SET: set}}, "spec": {"retention": spec}});
-            let what = format!("patch the retention of StickyIP {key}");
-            match world.hands.patch(&what, &api, &key.name, &at, patch).await {
+            match world.hands.patch_sticky("the retention", &sticky, patch).await {
                 Ok(Some(_)) => tracing::info!(sticky = %key, ?wanted, "retention written"),
                 // Somebody wrote it: the watch tells of that.
                 Ok(None) => {}

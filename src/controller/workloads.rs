@@ -16,10 +16,11 @@ use kube::runtime::watcher;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::index::{Index, Kind};
+use super::index::Kind;
 use super::queue::Key;
 use super::world::{Inbox, World};
 use crate::cluster::objects::WorkloadRef;
+use crate::cluster::pod;
 use crate::policy::chain::{Link, above};
 use crate::policy::facts::Owner;
 use crate::policy::recycle::WorkloadLook;
@@ -65,17 +66,10 @@ struct Seen {
 
 impl From<PartialObjectMeta<DynamicObject>> for Seen {
     fn from(object: PartialObjectMeta<DynamicObject>) -> Self {
-        let owners = object.metadata.owner_references.into_iter().flatten();
-        let owner = owners.into_iter().find(|owner| owner.controller == Some(true));
         Self {
-            uid: object.metadata.uid.unwrap_or_default(),
+            owner: pod::controlling_owner(&object.metadata),
             generation: object.metadata.generation,
-            owner: owner.map(|owner| Owner {
-                api_version: owner.api_version,
-                kind: owner.kind,
-                name: owner.name,
-                uid: owner.uid,
-            }),
+            uid: object.metadata.uid.unwrap_or_default(),
         }
     }
 }
@@ -220,13 +214,14 @@ impl Workloads {
     /// Has the workload's kind watched from now on, so that its end is seen without asking.
     pub fn keep_an_eye_on(&self, workload: &WorkloadRef) {
         let kind = GroupKind::of(workload);
-        if kind.is_watched_elsewhere() {
-            return;
-        }
         let served = locked(&self.served).get(&kind).cloned();
-        if let Some(served) = served
-            && locked(&self.watched).insert(kind.clone())
-        {
+        if let Some(served) = served {
+            self.watch_once(kind, served);
+        }
+    }
+
+    fn watch_once(&self, kind: GroupKind, served: Served) {
+        if !kind.is_watched_elsewhere() && locked(&self.watched).insert(kind.clone()) {
             let _ = self.to_watch.send((kind, served));
         }
     }
@@ -252,7 +247,7 @@ impl Workloads {
     pub async fn begin_to_watch(&self, world: &World, object: &Owner) -> bool {
         let kind = GroupKind::of_owner(object);
         match self.served(world, &kind).await {
-            Ok(_) => self.keep_an_eye_on(&object.into()),
+            Ok(served) => self.watch_once(kind, served),
             Err(Unserved::Unknown(why)) => {
                 tracing::warn!(why, "a chain of owners ends where it cannot be seen");
                 locked(&self.seen).entry(kind).or_default().hidden = true;
@@ -302,7 +297,7 @@ impl Workloads {
                 wake(world, inboxes, &kind, &changed.into_iter().collect());
             }
             if first {
-                wake_all(world, &world.index(), inboxes.owners);
+                wake_all(world, inboxes.owners);
             }
         };
         let mut told = None;
@@ -320,7 +315,7 @@ impl Workloads {
                 std::mem::replace(&mut sight.hidden, !sight.known.is_listed())
             };
             if hides && !was_hidden {
-                wake_all(world, &world.index(), inboxes.owners);
+                wake_all(world, inboxes.owners);
             }
         };
         feed_trimmed(api, watcher::Config::default(), Seen::from, tell, trouble).await;
@@ -369,9 +364,9 @@ fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<
 }
 
 /// A kind that can be seen now, or not any more, may be a link of any chain.
-fn wake_all(world: &World, index: &Index, inbox: &Inbox) {
+fn wake_all(world: &World, inbox: &Inbox) {
     let now = world.elapsed();
-    for (name, _) in index.stickies.iter() {
+    for (name, _) in world.index().stickies.iter() {
         inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
     }
 }

@@ -4,11 +4,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
 use super::Scene;
 use crate::alloc::RangeSet;
-use crate::alloc::range::{Family, Range, RangeSpec};
+use crate::alloc::range::{Family, Range};
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::step::Candidate;
 use crate::cluster::claims::view::Origin;
@@ -45,24 +43,9 @@ impl Home {
         Self { sets: Vec::new(), barred: BTreeSet::new(), shape }
     }
 
-    /// The home blocks of the node's CiliumNode (`crd` mode). What stands in its pool for anybody else than `owner`, or is
-    /// in use, Cilium may have given away.
+    /// The home blocks of the node's CiliumNode (`crd` mode), without what Cilium may have given to others than `owner`.
     pub(super) fn of_cilium_node(node: &CiliumNode, owner: &str) -> Self {
-        let blocks = home_blocks(node);
-        let of_family = |family| {
-            let ranges = blocks.iter().filter(|block| Family::of(block.addr()) == family);
-            let range = |block: &IpNet| {
-                let spec = RangeSpec { subnet: &block.to_string(), ..RangeSpec::default() };
-                Range::from_spec(&spec).ok()
-            };
-            RangeSet::new(ranges.filter_map(range).collect()).ok()
-        };
-        let sets = [Family::V4, Family::V6].into_iter().filter_map(of_family).collect();
-        let pool = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
-        // What Cilium says is used lags behind: the pod's own old sandbox may still stand there.
-        let own = |key: &&String| node.spec.ipam.pool.get(*key).is_some_and(|entry| entry.owner == owner);
-        let used = node.status.iter().flat_map(|status| status.ipam.used.keys()).filter(|key| !own(key));
-        let barred = pool.chain(used).filter_map(|key| key.parse().ok()).collect();
+        let (sets, barred) = (RangeSet::over(&home_blocks(node)), node.barred_to(owner));
         Self { sets, barred, ..Self::elsewhere() }
     }
 }
@@ -85,12 +68,12 @@ impl<D: Disk> Here<'_, D> {
         Claimant::bound(&self.key.namespace, &self.key.name, &self.attachment.interface)
     }
 
-    fn record(&self, addresses: Vec<IpAddr>, phase: Phase, known_as: &str) -> Record {
+    fn record(&self, addresses: Vec<IpAddr>, known_as: &str) -> Record {
         Record {
             addresses,
             attachment: self.attachment.clone(),
-            phase,
-            netns: self.request.netns.clone().filter(|_| phase == Phase::Attached),
+            phase: Phase::Attached,
+            netns: self.request.netns.clone(),
             pod: Some(self.pod.clone()),
             keep: Keep::Forever,
             binding: Some(Binding {
@@ -126,16 +109,10 @@ impl<D: Disk> Here<'_, D> {
     /// Puts an address beside those that are reserved for the claimant already, one a family.
     fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
         let kept = self.kept(&mut locked)?;
-        let mut addresses: Vec<IpAddr> =
-            kept.iter().flat_map(|stored| stored.record.addresses.iter().copied()).collect();
-        if addresses.contains(&address) {
-            return Ok(());
+        let claimant = self.claimant();
+        if locked.reserve(address, &claimant, &self.pod, self.attachment, kept.as_ref()).map_err(ground)? {
+            self.reserved.push(address);
         }
-        addresses.retain(|other| Family::of(*other) != Family::of(address));
-        addresses.push(address);
-        locked.put(&self.record(addresses, Phase::Kept, ""), kept.as_ref()).map_err(ground)?;
-        locked.commit().map_err(ground)?;
-        self.reserved.push(address);
         Ok(())
     }
 
@@ -144,16 +121,7 @@ impl<D: Disk> Here<'_, D> {
         if self.reserved.is_empty() {
             return Ok(());
         }
-        let mut locked = self.scene.store.lock()?;
-        match locked.of_claimant(&self.claimant())? {
-            Some(stored)
-                if stored.record.phase == Phase::Kept && stored.record.attachment == *self.attachment =>
-            {
-                locked.free(&stored)?;
-                locked.commit()
-            }
-            _ => Ok(()),
-        }
+        self.scene.store.unreserve(&self.claimant(), self.attachment)
     }
 
     /// Writes down that the sandbox has these addresses, and one of this node's ranges for every range set that they do
@@ -185,7 +153,7 @@ impl<D: Disk> Here<'_, D> {
         let prepared = decision.and_then(|decision| decision.sticky.as_ref());
         let known_as =
             prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.known_as.as_str());
-        let record = self.record(all.clone(), Phase::Attached, known_as);
+        let record = self.record(all.clone(), known_as);
         match decision {
             Some(decision) => locked.consume(decision, &record, kept.as_ref(), &outlived)?,
             None => locked.put_instead_of(&record, kept.as_ref(), &outlived)?,
@@ -268,7 +236,7 @@ impl<D: Disk> Ground for Here<'_, D> {
             None if pod == OldPod::Running => OldSandbox::MayLive,
             None => {
                 // Prepared for a pod that will not come: from here on it could not use it.
-                if let Some(uid) = container_id.strip_prefix("prepared-") {
+                if let Some(uid) = Decision::uid_known_as(container_id) {
                     locked.withdraw(uid, &self.attachment.interface).map_err(ground)?;
                 }
                 OldSandbox::Gone

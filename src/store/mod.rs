@@ -22,6 +22,7 @@ mod open;
 mod prepared;
 mod reconcile;
 mod record;
+mod reserved;
 mod state;
 mod turn;
 mod verify;

@@ -19,6 +19,8 @@ use crate::cni::{ContainerId, IfName, PodIdentity};
 const PREPARED: &str = ".sticky/prepared";
 /// A decision before it has its name.
 const NEW: &str = ".sticky/decision";
+/// How the container ids of prepared attachments begin.
+const KNOWN_AS: &str = "prepared-";
 /// The version of the files.
 const VERSION: u32 = 1;
 
@@ -73,7 +75,12 @@ impl Decision {
 
     /// The container id under which the API server knows a prepared attachment of this pod.
     pub fn known_as(uid: &str) -> String {
-        format!("prepared-{uid}")
+        format!("{KNOWN_AS}{uid}")
+    }
+
+    /// The uid of the pod that an attachment was prepared for, by the container id under which the API server knows it.
+    pub fn uid_known_as(container: &str) -> Option<&str> {
+        container.strip_prefix(KNOWN_AS)
     }
 
     /// The pod.

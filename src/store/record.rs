@@ -141,6 +141,27 @@ impl Record {
         }
     }
 
+    /// Addresses that are reserved for the claimant of a StickyIP and were never attached here.
+    pub fn reserved(
+        addresses: Vec<IpAddr>,
+        claimant: &Claimant,
+        pod: Option<PodIdentity>,
+        attachment: &Attachment,
+        now: &Moment,
+    ) -> Self {
+        let Claimant { namespace, name, .. } = claimant.clone();
+        Self {
+            addresses,
+            attachment: attachment.clone(),
+            phase: Phase::Kept,
+            netns: None,
+            pod,
+            keep: Keep::Forever,
+            binding: Some(Binding { namespace, name, container: String::new() }),
+            since: now.clone(),
+        }
+    }
+
     /// Whether the address may go to somebody else: kept, and its time has run out. `first_look` is when this boot
     /// first looked into the store: what was attached before the boot counts as kept since then.
     pub fn has_expired(&self, now: &Moment, first_look: &Moment) -> bool {

@@ -49,6 +49,16 @@ async fn ends(case: &Case<'_>, node: &TestNode, agent: &mut Stepped, first: &San
     agent.settle().await;
 }
 
+/// A node on which the pod has come and gone, its agent, and the MAC that the pod had.
+async fn ran_once(case: &Case<'_>, flags: &[&str]) -> (TestNode, Stepped, String) {
+    let node = TestNode::ready_crd(case, "n1", parts(case)[0]).await;
+    let mut agent = Stepped::new(case, &node, "crd", flags).await;
+    let first = pod(case, &node, json!({})).await;
+    let mac = starts(&node, &mut agent, &first).await;
+    ends(case, &node, &mut agent, &first).await;
+    (node, agent, mac)
+}
+
 #[tokio::test]
 async fn with_keep_mac_the_next_pod_has_the_same_mac_on_any_node_and_without_it_another() {
     for keep in [true, false] {
@@ -78,11 +88,7 @@ async fn with_keep_mac_the_next_pod_has_the_same_mac_on_any_node_and_without_it_
 #[tokio::test]
 async fn the_word_of_pod_and_namespace_counts_and_a_pod_with_a_wish_of_its_own_is_left_alone() {
     let case = case().await;
-    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
-    let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
-    let first = pod(&case, &node, json!({})).await;
-    let mac = starts(&node, &mut agent, &first).await;
-    ends(&case, &node, &mut agent, &first).await;
+    let (node, mut agent, mac) = ran_once(&case, FEW).await;
     let own = pod(&case, &node, json!({"sticky-ipam.io/keep-mac": "true"})).await;
     assert_eq!(starts(&node, &mut agent, &own).await, mac, "the pod's own word");
     ends(&case, &node, &mut agent, &own).await;
@@ -102,11 +108,7 @@ async fn the_word_of_pod_and_namespace_counts_and_a_pod_with_a_wish_of_its_own_i
 #[tokio::test]
 async fn a_pod_that_was_not_prepared_in_time_is_told_of_its_other_mac_and_the_kept_one_stays() {
     let case = case().await;
-    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
-    let mut agent = Stepped::new(&case, &node, "crd", KEEP).await;
-    let first = pod(&case, &node, json!({})).await;
-    let mac = starts(&node, &mut agent, &first).await;
-    ends(&case, &node, &mut agent, &first).await;
+    let (node, mut agent, mac) = ran_once(&case, KEEP).await;
     let early = pod(&case, &node, json!({})).await;
     node.add(&early).await.unwrap();
     agent.settle().await;

@@ -11,7 +11,7 @@ use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
 use crate::agent::{Stepped, ends_at, settings};
 use crate::agent_duties::{case, parts};
 use crate::bench::case::Case;
-use crate::cilium::{cilium_nodes, owned};
+use crate::cilium::{anybodys, cilium_nodes, owned};
 use crate::node::{Sandbox, TestNode, delete_pod, sandbox, sticky_pod};
 
 const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
@@ -54,12 +54,7 @@ async fn running(case: &Case<'_>, node: &TestNode, name: &str) -> (Sandbox, IpAd
         return (pod, address);
     };
     let pod = sandbox(&sticky_pod(case, name, &node.name, json!({})).await);
-    let used: Vec<IpAddr> = cilium.endpoints().into_values().collect();
-    let pool =
-        cilium_nodes(case).await.into_iter().find(|found| found.metadata.name.as_ref() == Some(&node.name));
-    let pool = pool.unwrap().spec.ipam.pool.into_iter().filter(|(_, entry)| entry.owner.is_empty());
-    let mut free = pool.map(|(key, _)| key.parse().unwrap()).filter(|address| !used.contains(address));
-    let address = free.next().unwrap();
+    let address = anybodys(case, node).await;
     cilium.put_endpoint_of(&pod.container, address, &format!("{}/{name}", pod.namespace));
     runs(case, name, address).await;
     (pod, address)
@@ -220,6 +215,5 @@ async fn the_next_pod_elsewhere_waits_for_a_marked_one_that_was_never_attached()
         agent.settle().await;
         assert_eq!(n2.add(&moved).await.unwrap(), again, "{mode}: its node says that it is gone");
         n2.del(&moved).await;
-        let _ = first;
     }
 }

@@ -2,7 +2,7 @@
 //! that are refused, an object that cannot be read.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, Node};
@@ -16,14 +16,10 @@ use crate::agent::{Loose, settings};
 use crate::agent_duties::{attached, case, parts};
 use crate::bench::access::Access;
 use crate::bench::case::Case;
-use crate::bench::{ApiServer, Weather, comes_true};
+use crate::bench::{ApiServer, Weather, comes_true, free_address};
 use crate::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies, sticky_pod};
 
 const SOON: Duration = Duration::from_secs(60);
-
-fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
 
 fn page(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
@@ -40,7 +36,7 @@ async fn is_ready(address: SocketAddr) -> bool {
 }
 
 fn loose(node: &TestNode, access: &Access, mode: &str) -> (Settings, SocketAddr) {
-    let address = free_port();
+    let address = free_address();
     let settings = Settings { metrics_address: address, ..settings(node, &access.kubeconfig(), mode, &[]) };
     (settings, address)
 }

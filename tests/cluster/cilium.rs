@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::bench::case::Case;
+use crate::node::TestNode;
 
 /// What happened, in its order.
 pub type Diary = Arc<Mutex<Vec<String>>>;
@@ -56,6 +57,16 @@ pub async fn cilium_node(case: &Case<'_>, name: &str, pod_cidrs: &[String], pool
 /// The test's CiliumNodes.
 pub async fn cilium_nodes(case: &Case<'_>) -> Vec<CiliumNode> {
     of_case(&Api::all(case.client()), case.namespace()).await
+}
+
+/// An address of a node's pool that nobody owns and no endpoint has.
+pub async fn anybodys(case: &Case<'_>, node: &TestNode) -> IpAddr {
+    let used: Vec<IpAddr> = node.cilium().endpoints().into_values().collect();
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let pool = nodes.get(&node.name).await.unwrap().spec.ipam.pool;
+    let unowned = pool.into_iter().filter(|(_, entry)| entry.owner.is_empty());
+    let mut free = unowned.map(|(key, _)| key.parse().unwrap()).filter(|address| !used.contains(address));
+    free.next().unwrap()
 }
 
 async fn of_case(nodes: &Api<CiliumNode>, case: &str) -> Vec<CiliumNode> {

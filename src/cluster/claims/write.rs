@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use kube::ResourceExt;
+
 use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
 use crate::policy::handover::{Attached, Takeover};
 
@@ -14,6 +16,17 @@ pub struct Unchanged {
     pub uid: String,
     /// Its resourceVersion.
     pub resource_version: String,
+}
+
+impl Unchanged {
+    /// The state in which this object was read.
+    #[must_use]
+    pub fn of(object: &impl ResourceExt) -> Self {
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            resource_version: object.resource_version().unwrap_or_default(),
+        }
+    }
 }
 
 /// One write. Creations fail if the name exists; all others if the object is not exactly as it was read.

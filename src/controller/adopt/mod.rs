@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::act::Hands;
@@ -18,7 +18,7 @@ use super::cilium_config::CiliumConfig;
 use super::settings::Settings;
 use super::survey::survey;
 use crate::cluster::cilium::{CiliumNode, PoolEntry, pool_patch};
-use crate::cluster::claims::carry::FIELD_MANAGER;
+use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
 use crate::policy::audit::CiliumMode;
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
@@ -137,7 +137,7 @@ fn offers(config: &CiliumConfig, order: Order) -> Option<usize> {
 /// One node's writes. Ranges first: a pool is of no use without them.
 async fn write(hands: &Hands, plan: &NodePlan) -> Result<(), ApiError> {
     let node = plan.node.as_str();
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let params = patch_params();
     if let Some(ranges) = &plan.node_cidrs {
         let nodes: Api<Node> = Api::all(hands.client());
         // The server takes them only while the Node has none.

@@ -13,8 +13,8 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
+use kube::Resource;
 use kube::api::{Api, ListParams};
-use kube::{Resource, ResourceExt};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family as MetricFamily;
 use prometheus_client::metrics::gauge::Gauge;
@@ -191,13 +191,13 @@ impl Blocks {
                 let api: Api<CiliumNode> = Api::all(hands.client());
                 let what = format!("get CiliumNode {node}");
                 let read = hands.connection().read(&what, || api.get_opt(node)).await?;
-                read.map(|object| Object { at: at(&object), ranges: object.spec.ipam.pod_cidrs })
+                read.map(|object| Object { at: Unchanged::of(&object), ranges: object.spec.ipam.pod_cidrs })
             }
             Place::Annotations => {
                 let api: Api<Node> = Api::all(hands.client());
                 let what = format!("get Node {node}");
                 let read = hands.connection().read(&what, || api.get_metadata_opt(node)).await?;
-                read.map(|object| Object { at: at(&object), ranges: Vec::new() })
+                read.map(|object| Object { at: Unchanged::of(&object), ranges: Vec::new() })
             }
         })
     }
@@ -285,7 +285,8 @@ impl Blocks {
                 let patch = json!({"spec": {"ipam": {"podCIDRs": ranges}}});
                 let what = format!("patch CiliumNode {node}");
                 let written = hands.patch(&what, &api, node, &hold.object.at, patch).await?;
-                written.map(|object| Object { at: at(&object), ranges: object.spec.ipam.pod_cidrs })
+                written
+                    .map(|object| Object { at: Unchanged::of(&object), ranges: object.spec.ipam.pod_cidrs })
             }
             Place::Annotations => {
                 let keys = if block.addr().is_ipv4() { IPV4 } else { IPV6 };
@@ -295,7 +296,7 @@ impl Blocks {
                 let patch = json!({"metadata": {"annotations": annotations}});
                 let what = format!("patch Node {node}");
                 let written = hands.patch(&what, &api, node, &hold.object.at, patch).await?;
-                written.map(|object| Object { at: at(&object), ranges: Vec::new() })
+                written.map(|object| Object { at: Unchanged::of(&object), ranges: Vec::new() })
             }
         })
     }
@@ -414,13 +415,6 @@ struct Object {
 struct Hold {
     object: Object,
     lock: Lock,
-}
-
-fn at<K: Resource>(object: &K) -> Unchanged {
-    Unchanged {
-        uid: object.uid().unwrap_or_default(),
-        resource_version: object.resource_version().unwrap_or_default(),
-    }
 }
 
 fn clash(a: IpNet, b: IpNet) -> bool {

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::view::{RefusedPool, Seen};
 use crate::alloc::blocks::{Taken, count_blocks, count_taken};
-use crate::cluster::claims::carry::FIELD_MANAGER;
+use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
-use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse};
+use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
 use crate::controller::world::World;
 use crate::policy::blocks::{Fill, Plan, Trouble};
 
@@ -46,7 +46,7 @@ pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiErr
         };
         let Some(status) = changed(&pool, fill, verdict) else { continue };
         let api: Api<IPPool> = Api::all(world.hands.client());
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = patch_params();
         let version = pool.metadata.resource_version.clone();
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
         // A merge patch that leaves a key out keeps what stood there.
@@ -66,24 +66,21 @@ fn changed(
 ) -> Option<IPPoolStatus> {
     let before = pool.status.clone().unwrap_or_default();
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
-    let last = before.conditions.iter().find(|condition| condition.kind == READY);
-    let since = match last {
-        Some(last) if last.status == status => last.last_transition_time.clone(),
-        _ => Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()),
-    };
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let ready = Condition {
         kind: READY.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
         message,
-        last_transition_time: since,
+        last_transition_time: Time(now),
         observed_generation: pool.metadata.generation,
     };
-    let others = before.conditions.iter().filter(|condition| condition.kind != READY).cloned();
+    let mut conditions = before.conditions.clone();
+    condition::set(&mut conditions, ready);
     let after = IPPoolStatus {
         given: fill.map(|fill| number(fill.given)),
         total: fill.map(|fill| number(fill.total)),
-        conditions: others.chain([ready]).collect(),
+        conditions,
     };
     (after != before).then_some(after)
 }

@@ -1,11 +1,13 @@
 //! A running controller: what it costs, what it says of itself, and the end of it.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use super::super::bench::free_address;
 
 /// Far more than anything takes here.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -19,9 +21,7 @@ pub struct Replica {
 
 impl Replica {
     pub fn start(program: &Path, kubeconfig: &Path, namespace: &str, flags: &[String]) -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let pages = free.local_addr().unwrap();
-        drop(free);
+        let pages = free_address();
         let mut command = Command::new(program);
         command.env_clear().arg("run").arg(format!("--metrics-address={pages}")).args(flags);
         command.arg(format!("--kubeconfig={}", kubeconfig.display()));

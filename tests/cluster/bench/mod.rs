@@ -21,3 +21,9 @@ pub use keeper::comes_true;
 pub use proxy::Weather;
 pub use server::ApiServer;
 pub use whereabouts::Whereabouts;
+
+/// An address of the loopback on which nobody listens.
+pub fn free_address() -> std::net::SocketAddr {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port");
+    taken.local_addr().expect("it is bound")
+}

@@ -10,7 +10,7 @@ use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 
 use super::{Desk, while_at_work};
 use crate::agent::Stepped;
-use crate::cilium::{cilium_nodes, owned};
+use crate::cilium::{anybodys, cilium_nodes, owned};
 use crate::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies};
 
 /// In a hurry, but for claims, which may stand without their StickyIP for as long as an agent takes.
@@ -52,23 +52,25 @@ async fn came_up_without_us(
     owner: Option<&Value>,
 ) -> (Sandbox, IpAddr) {
     let pod = sandbox(&desk.pod(name, &node.name, owner, json!({})).await);
-    let used: Vec<IpAddr> = node.cilium().endpoints().into_values().collect();
-    let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
-    let unowned = pool.into_iter().filter(|(_, entry)| entry.owner.is_empty());
-    let mut free = unowned.map(|(key, _)| key.parse().unwrap()).filter(|address| !used.contains(address));
-    let address: IpAddr = free.next().unwrap();
+    let address = anybodys(&desk.case, node).await;
     node.cilium().put_endpoint_of(&pod.container, address, &format!("{}/{name}", pod.namespace));
     (pod, address)
+}
+
+/// A node where Cilium picks, its agent, and the pod `db-0` of a set, which came up without us.
+async fn with_a_running_pod(desk: &Desk) -> (TestNode, Stepped, Value, Sandbox, IpAddr) {
+    let node = TestNode::ready_crd(&desk.case, "n1", desk.case.range()).await;
+    let mut agent = Stepped::new(&desk.case, &node, "crd", FEW).await;
+    agent.settle().await;
+    let set = desk.stateful_set("db", 1).await;
+    let (first, address) = came_up_without_us(desk, &node, "db-0", Some(&set)).await;
+    (node, agent, set, first, address)
 }
 
 #[tokio::test]
 async fn where_cilium_picks_a_running_pods_key_gets_its_owner_and_its_next_incarnation_the_same_address() {
     let desk = Desk::take().await;
-    let node = TestNode::ready_crd(&desk.case, "n1", desk.case.range()).await;
-    let mut agent = Stepped::new(&desk.case, &node, "crd", FEW).await;
-    agent.settle().await;
-    let set = desk.stateful_set("db", 1).await;
-    let (first, address) = came_up_without_us(&desk, &node, "db-0", Some(&set)).await;
+    let (node, mut agent, set, first, address) = with_a_running_pod(&desk).await;
     let world = desk.world(FLAGS);
     let owner = format!("{}/db-0", first.namespace);
     while_at_work(&world, async {
@@ -132,11 +134,7 @@ async fn where_the_store_knows_a_running_pods_record_becomes_the_stickyips_and_o
 #[tokio::test]
 async fn a_marked_pod_that_ends_without_a_del_is_detached_once_cilium_has_let_go() {
     let desk = Desk::take().await;
-    let node = TestNode::ready_crd(&desk.case, "n1", desk.case.range()).await;
-    let mut agent = Stepped::new(&desk.case, &node, "crd", FEW).await;
-    agent.settle().await;
-    let set = desk.stateful_set("db", 1).await;
-    let (first, address) = came_up_without_us(&desk, &node, "db-0", Some(&set)).await;
+    let (node, mut agent, _, first, address) = with_a_running_pod(&desk).await;
     let world = desk.world(FLAGS);
     while_at_work(&world, async {
         desk.runs("db-0", &address.to_string()).await;

@@ -17,7 +17,10 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+};
 use kube::core::NamespaceResourceScope;
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::CiliumNode;
@@ -114,12 +117,45 @@ impl Desk {
     }
 
     pub async fn stateful_set(&self, name: &str, replicas: u32) -> Value {
+        self.owned_set(name, replicas, &[]).await
+    }
+
+    /// Made with its owners, as operators do.
+    pub async fn owned_set(&self, name: &str, replicas: u32, owners: &[&Value]) -> Value {
         let api: Api<StatefulSet> = Api::namespaced(self.case.client(), self.case.namespace());
-        let set = json!({"metadata": {"name": name}, "spec": {"replicas": replicas, "serviceName": name,
+        let set = json!({"metadata": {"name": name, "ownerReferences": owners}, "spec": {"replicas": replicas, "serviceName": name,
             "selector": {"matchLabels": {"set": name}}, "template": {"metadata": {"labels": {"set": name}},
             "spec": {"containers": [{"name": "main", "image": "none"}]}}}});
         let made = api.create(&Default::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
         json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name, "uid": made.metadata.uid, "controller": true})
+    }
+
+    /// A kind of somebody else's, served in this version alone, and one object of it.
+    pub async fn of_foreign_kind(
+        &self,
+        group: &str,
+        version: &str,
+        kind: &str,
+        name: &str,
+    ) -> Api<DynamicObject> {
+        let singular = kind.to_lowercase();
+        let plural = format!("{singular}s");
+        let full = format!("{plural}.{group}");
+        let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": full}, "spec": {"group": group, "scope": "Namespaced",
+            "names": {"plural": plural, "singular": singular, "kind": kind},
+            "versions": [{"name": version, "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
+                "x-kubernetes-preserve-unknown-fields": true}}}]}});
+        let crds: Api<CustomResourceDefinition> = Api::all(self.case.client());
+        let force = PatchParams::apply("test").force();
+        crds.patch(&full, &force, &Patch::Apply(&definition)).await.unwrap();
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(self.case.client(), self.case.namespace(), &kind);
+        until("the kind", || async {
+            api.create(&Default::default(), &DynamicObject::new(name, &kind)).await.is_ok()
+        })
+        .await;
+        api
     }
 
     pub async fn delete_set(&self, name: &str) {

@@ -1,9 +1,7 @@
 //! A workload that is gone while what made it is still there: its addresses wait for it.
 
-use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
@@ -18,21 +16,7 @@ fn numbered() -> Value {
 
 /// An operator's kind, and one object of it.
 async fn fleet(desk: &Desk, name: &str) -> (Api<DynamicObject>, Value) {
-    let client = desk.case.client();
-    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "operators.owner.example"}, "spec": {"group": "owner.example", "scope": "Namespaced",
-        "names": {"plural": "operators", "singular": "operator", "kind": "Operator"},
-        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
-            "x-kubernetes-preserve-unknown-fields": true}}}]}});
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let force = PatchParams::apply("test").force();
-    crds.patch("operators.owner.example", &force, &Patch::Apply(&definition)).await.unwrap();
-    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("owner.example", "v1", "Operator"));
-    let api: Api<DynamicObject> = Api::namespaced_with(client, desk.case.namespace(), &kind);
-    until("the kind", || async {
-        api.create(&Default::default(), &DynamicObject::new(name, &kind)).await.is_ok()
-    })
-    .await;
+    let api = desk.of_foreign_kind("owner.example", "v1", "Operator", name).await;
     let uid = api.get(name).await.unwrap().metadata.uid;
     (
         api,
@@ -40,13 +24,13 @@ async fn fleet(desk: &Desk, name: &str) -> (Api<DynamicObject>, Value) {
     )
 }
 
-/// Made with its owner, as operators do.
-async fn owned_set(desk: &Desk, name: &str, owner: &Value) {
-    let api: Api<StatefulSet> = Api::namespaced(desk.case.client(), desk.case.namespace());
-    let set = json!({"metadata": {"name": name, "ownerReferences": [owner]}, "spec": {"replicas": 1, "serviceName": name,
-        "selector": {"matchLabels": {"set": name}}, "template": {"metadata": {"labels": {"set": name}},
-        "spec": {"containers": [{"name": "main", "image": "none"}]}}}});
-    api.create(&Default::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
+/// An operator with its set, and the StickyIP of a pod of that set which has just gone.
+async fn with_its_set(desk: &Desk, operator: &str) -> (Api<DynamicObject>, Value) {
+    let (operators, owner) = fleet(desk, operator).await;
+    desk.owned_set("db", 1, &[&owner]).await;
+    desk.retained("db-0", &desk.address(1), set("db"), numbered()).await;
+    seen_now(desk, "db-0").await;
+    (operators, owner)
 }
 
 /// As if its pod had just gone.
@@ -68,10 +52,7 @@ async fn conditions(desk: &Desk, name: &str) -> Vec<(String, String)> {
 #[tokio::test]
 async fn what_made_a_workload_is_written_down_and_keeps_its_addresses_until_it_is_gone_too() {
     let desk = Desk::take().await;
-    let (operators, owner) = fleet(&desk, "red").await;
-    owned_set(&desk, "db", &owner).await;
-    desk.retained("db-0", &desk.address(1), set("db"), numbered()).await;
-    seen_now(&desk, "db-0").await;
+    let (operators, owner) = with_its_set(&desk, "red").await;
     // A pod of a random name of the same workload: nobody will ever ask for it by its name again.
     desk.retained("db-x7k2p", &desk.address(2), set("db"), json!({})).await;
     seen_now(&desk, "db-x7k2p").await;
@@ -86,7 +67,7 @@ async fn what_made_a_workload_is_written_down_and_keeps_its_addresses_until_it_i
         until("the condition", || async { !conditions(&desk, "db-0").await.is_empty() }).await;
         let (kind, message) = conditions(&desk, "db-0").await.remove(0);
         assert!(kind == "Releasing" && message.contains("Operator red"), "{kind}: {message}");
-        owned_set(&desk, "db", &owner).await;
+        desk.owned_set("db", 1, &[&owner]).await;
         until("the condition's end", || async { conditions(&desk, "db-0").await.is_empty() }).await;
         let (writes, so_far) = (world.hands.count(), rounds(&world, "repair"));
         until("some time at rest", || async { rounds(&world, "repair") > so_far + 2 }).await;
@@ -123,10 +104,7 @@ async fn an_owner_keeps_no_longer_than_its_time_and_not_at_all_without_one() {
 #[tokio::test]
 async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named() {
     let desk = Desk::take().await;
-    let (operators, owner) = fleet(&desk, "green").await;
-    owned_set(&desk, "db", &owner).await;
-    desk.retained("db-0", &desk.address(1), set("db"), numbered()).await;
-    seen_now(&desk, "db-0").await;
+    let (operators, _) = with_its_set(&desk, "green").await;
     // The controller's own rights: no custom kind is among them.
     let client = desk.case.controller().await.client().await;
     let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::act::Unwatched));

@@ -1,6 +1,6 @@
 //! The program itself: two replicas, signals, pages, settings that are refused.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -12,6 +12,7 @@ use sticky_ipam::cluster::cilium::CiliumNode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Desk, until};
+use crate::bench::free_address;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sticky-ipam-controller");
 
@@ -23,9 +24,7 @@ struct Replica {
 
 impl Replica {
     fn start(kubeconfig: &Path, namespace: &str, more: &[&str]) -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let pages = free.local_addr().unwrap();
-        drop(free);
+        let pages = free_address();
         let mut command = Command::new(PROGRAM);
         command.env_clear().arg("run").arg(format!("--metrics-address={pages}")).args(more);
         command.arg(format!("--kubeconfig={}", kubeconfig.display()));
@@ -136,9 +135,7 @@ env:
 async fn the_guides_deployment_works_with_only_the_image_changed() {
     let desk = Desk::take().await;
     let container: serde_json::Value = serde_saphyr::from_str(GUIDE).unwrap();
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let pages = free.local_addr().unwrap();
-    drop(free);
+    let pages = free_address();
     let mut command = Command::new(PROGRAM);
     command.env_clear().stderr(Stdio::null());
     command.args(container["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()));

@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 use sticky_ipam::controller::act::Overseer;
@@ -152,21 +150,7 @@ async fn a_mass_deletion_costs_one_write_for_each_stickyip() {
 #[tokio::test]
 async fn pods_of_any_kind_are_looked_up_by_discovery_and_an_unknown_kind_keeps() {
     let desk = Desk::take().await;
-    let client = desk.case.client();
-    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "fleets.test.example"}, "spec": {"group": "test.example", "scope": "Namespaced",
-        "names": {"plural": "fleets", "singular": "fleet", "kind": "Fleet"},
-        "versions": [{"name": "v2", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
-            "x-kubernetes-preserve-unknown-fields": true}}}]}});
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let force = PatchParams::apply("test").force();
-    crds.patch("fleets.test.example", &force, &Patch::Apply(&definition)).await.unwrap();
-    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("test.example", "v2", "Fleet"));
-    let fleets: Api<DynamicObject> = Api::namespaced_with(client, desk.case.namespace(), &kind);
-    until("the kind", || async {
-        fleets.create(&Default::default(), &DynamicObject::new("red", &kind)).await.is_ok()
-    })
-    .await;
+    let fleets = desk.of_foreign_kind("test.example", "v2", "Fleet", "red").await;
     // By a version that is no longer served: the kind counts.
     let fleet = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "red"});
     let slot = json!({"claimant": {"kind": "Slot", "ordinal": 0}});
