@@ -36,6 +36,7 @@ pub enum OnScaleDown {
 /// The retention of one StickyIP, as written in its spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cluster", schemars(extend("x-kubernetes-map-type" = "atomic")))]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
     /// What ends the keeping of the address.
@@ -74,7 +75,7 @@ impl Retention {
 }
 
 /// The longest TTL that an object takes: ten years.
-const LONGEST_TTL: u64 = 315_360_000;
+pub const LONGEST_TTL: u64 = 315_360_000;
 
 /// What an annotation says: `WithWorkload`, `Forever`, or a time after the pod was last seen. Scale-down stays as `default` has it.
 ///

@@ -74,6 +74,11 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
     let status = sticky.status.unwrap();
     assert!(status.attachment.is_none() && status.handovers.len() == 3, "{status:?}");
     assert!(n1.notes().is_empty() && n2.notes().is_empty());
+    let claims = claims(&case).await;
+    assert!(
+        claims.len() == 1 && claims[0].metadata.managed_fields.is_none(),
+        "nobody asks who wrote which field"
+    );
 }
 
 #[tokio::test]

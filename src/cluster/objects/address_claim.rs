@@ -61,6 +61,7 @@ use super::lenient::Sound;
     ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Resting, Resting back to Bound")
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct AddressClaimSpec {
     /// The address, in canonical form.
     #[schemars(with = "String", length(max = 39))]

@@ -94,6 +94,7 @@ pub enum ClaimantKind {
 /// Who keeps the addresses; the name is the StickyIP's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct ClaimantRef {
     /// Pod, Slot or VirtualMachine.
     pub kind: ClaimantKind,
@@ -146,6 +147,8 @@ impl From<&WorkloadRef> for Owner {
 /// What is the case.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+// We alone write it: the API server need not keep who wrote which part (docs/decisions/0024).
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct StickyIPStatus {
     /// The sandbox that has the addresses now. Written with a resourceVersion precondition only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
