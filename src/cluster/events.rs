@@ -163,8 +163,8 @@ impl Told {
     }
 }
 
-/// Tells it, if that is quickly done.
-pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) {
+/// Tells it, if that is quickly done. Whether it stands there now.
+pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) -> bool {
     let api = carrier.api().clone();
     let events: Api<Event> = Api::namespaced(api.client(), told.namespace());
     let (name, event) = (told.name(), told.event());
@@ -179,8 +179,11 @@ pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) {
     };
     match carrier.witnessed(Sent::Event(&name), create).await {
         // It stands there already.
-        Ok(()) | Err(ApiError::Refused { code: 409, .. }) => {}
-        Err(error) => tracing::warn!(%error, message = told.message, "cannot tell an event"),
+        Ok(()) | Err(ApiError::Refused { code: 409, .. }) => true,
+        Err(error) => {
+            tracing::warn!(%error, message = told.message, "cannot tell an event");
+            false
+        }
     }
 }
 

@@ -8,11 +8,12 @@ use serde_json::json;
 
 use super::index::{Kind, key_of};
 use super::queue::Key;
+use super::retain::pod_of;
 use super::workloads::Workloads;
 use super::world::{Done, Duty, World};
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::policy::chain::comes_again;
-use crate::policy::facts::Owner;
+use crate::policy::facts::{Owner, PodFacts};
 
 /// After a write or a discovery that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -41,6 +42,15 @@ pub fn may_come_again(sticky: &StickyIP) -> bool {
     comes_again(named_by_workload, &sticky.spec.workload.kind)
 }
 
+/// The uid of the workload that took the place of the recorded one, by the word of the pod that has the address: from then on the
+/// address is that one's, and is not let go for being its predecessor's.
+fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
+    let recorded = &sticky.spec.workload;
+    let owner = pod.owners.first()?;
+    let same = owner.kind == recorded.kind && owner.name == recorded.name && !owner.uid.is_empty();
+    (same && !recorded.uid.is_empty() && owner.uid != recorded.uid).then_some(owner.uid.as_str())
+}
+
 impl Duty for Owners<'_> {
     const NAME: &'static str = "owners";
     const WAKES: &'static [Kind] = &[Kind::StickyIP];
@@ -59,8 +69,14 @@ impl Duty for Owners<'_> {
                 match self.workloads.owners(namespace, &(&sticky.spec.workload).into()) {
                     Ok(Some(owners)) => {
                         let owners: Vec<WorkloadRef> = owners.iter().map(Into::into).collect();
-                        if owners != sticky.spec.owners && sticky.metadata.deletion_timestamp.is_none() {
-                            todo.push((sticky.clone(), owners));
+                        let uid = pod_of(&index, sticky).and_then(|pod| successor(sticky, &pod.facts));
+                        let patch = match uid {
+                            Some(uid) => json!({"spec": {"owners": owners, "workload": {"uid": uid}}}),
+                            None => json!({"spec": {"owners": owners}}),
+                        };
+                        let stands = owners == sticky.spec.owners && uid.is_none();
+                        if !stands && sticky.metadata.deletion_timestamp.is_none() {
+                            todo.push((sticky.clone(), patch));
                         }
                     }
                     Ok(None) => {}
@@ -80,11 +96,11 @@ impl Duty for Owners<'_> {
                 done.again.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
             }
         }
-        for (sticky, owners) in todo {
+        for (sticky, patch) in todo {
             let key = key_of(&sticky);
-            let patch = json!({"spec": {"owners": owners}});
+            let written = patch.to_string();
             match world.hands.patch_sticky("the owners", &sticky, patch).await {
-                Ok(Some(_)) => tracing::debug!(sticky = %key, ?owners, "owners written"),
+                Ok(Some(_)) => tracing::debug!(sticky = %key, written, "owners written"),
                 // Somebody wrote it: the watch tells of that.
                 Ok(None) => {}
                 Err(error) => {
@@ -95,5 +111,31 @@ impl Duty for Owners<'_> {
             }
         }
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workload_made_anew_takes_over_with_its_first_pod_and_no_other_does() {
+        let sticky = |uid: &str| -> StickyIP {
+            serde_json::from_value(json!({
+                "metadata": {"name": "db-0", "namespace": "db"},
+                "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod", "ordinal": 0},
+                         "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": uid}}}))
+            .unwrap()
+        };
+        let of = |kind: &str, uid: &str| PodFacts {
+            owners: vec![Owner { kind: kind.into(), name: "db".into(), uid: uid.into(), ..Owner::default() }],
+            ..PodFacts::default()
+        };
+        assert_eq!(successor(&sticky("old"), &of("StatefulSet", "new")), Some("new"));
+        assert_eq!(successor(&sticky("old"), &of("StatefulSet", "old")), None);
+        assert_eq!(successor(&sticky("old"), &of("Operator", "new")), None);
+        assert_eq!(successor(&sticky("old"), &of("StatefulSet", "")), None);
+        assert_eq!(successor(&sticky(""), &of("StatefulSet", "new")), None, "it was never looked up");
+        assert_eq!(successor(&sticky("old"), &PodFacts::default()), None);
     }
 }

@@ -154,6 +154,8 @@ impl<'a> Recycle<'a> {
             // Before the look, so that nothing has to wait between the proof and the deed.
             self.token(world).await;
         }
+        // Not while it waits for a token: a slow rate would put everything else off for as long.
+        let _hurry = world.hurry();
         let key = key_of(sticky);
         let workload = round.look(self, world, &key.namespace, sticky, proves).await;
         self.workloads.keep_an_eye_on(&sticky.spec.workload);
@@ -326,10 +328,7 @@ impl Duty for Recycle<'_> {
         let looks = suspects
             .iter()
             .map(|(name, sticky)| async move { (name, sticky, this.look(world, name, sticky, round).await) });
-        let looked: Vec<_> = {
-            let _hurry = world.hurry();
-            futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await
-        };
+        let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await;
         let gap = Duration::from_secs(self.proof.gap_seconds);
         for (name, sticky, looked) in looked {
             let key = Key::new(Kind::StickyIP, name.clone());

@@ -42,12 +42,12 @@ fn wanted(
     };
     let now = sticky.spec.retention;
     let ours = sticky.annotations().get(SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
-    let may_change = now == Retention::default() || ours == Some(now);
+    let may_change = ours.map_or(now == Retention::default(), |ours| ours == now);
     Ok((may_change && now != wanted).then_some(wanted))
 }
 
 /// The pod that a StickyIP is attached to.
-fn pod_of<'a>(index: &'a Index, sticky: &StickyIP) -> Option<&'a PodSeen> {
+pub(super) fn pod_of<'a>(index: &'a Index, sticky: &StickyIP) -> Option<&'a PodSeen> {
     let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
     let pod = index.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
     (attached_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
@@ -176,7 +176,9 @@ mod tests {
         assert_eq!(wanted(&by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
         let ours = sticky(json!(ttl(30)), Some(ttl(30)));
         assert_eq!(wanted(&ours, Some(&pod(None)), &index, ttl(60)).unwrap(), Some(ttl(60)));
-        let changed_by_hand = sticky(json!(ttl(31)), Some(ttl(30)));
-        assert_eq!(wanted(&changed_by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
+        for by_hand in [json!(ttl(31)), json!({})] {
+            let changed_by_hand = sticky(by_hand, Some(ttl(30)));
+            assert_eq!(wanted(&changed_by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
+        }
     }
 }

@@ -207,6 +207,12 @@ fn map<A, B>(told: Told<(String, A)>, trim: impl Fn(A) -> B) -> Told<(String, B)
 }
 
 fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
+    // Whoever has listed a kind once is ready: nobody says so again when a later watch gets through.
+    let not_ready = move |why: String| {
+        if world.index().missing().contains(&kind) {
+            world.ready.no(why);
+        }
+    };
     move |trouble| match trouble {
         Trouble::Skipped(skipped) => {
             world.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
@@ -218,14 +224,16 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
             match kind {
                 Kind::CiliumNode => world.told(kind, |index| index.cilium_nodes.take_nothing()),
                 Kind::CiliumEndpoint => world.told(kind, |index| index.endpoints.take_nothing()),
-                _ => world
-                    .ready
-                    .no(format!("the API server does not know the kind {kind:?}; install packaging/crds")),
+                _ => {
+                    not_ready(format!(
+                        "the API server does not know the kind {kind:?}; install packaging/crds"
+                    ));
+                }
             }
         }
         Trouble::Forbidden(why) => {
             tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
-            world.ready.no(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
+            not_ready(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
         }
         Trouble::Broken(error) => tracing::warn!(?kind, %error, "the watch broke off; listing anew"),
     }

@@ -50,6 +50,15 @@ impl Teller {
         }
         true
     }
+
+    /// It could not be told: when it is decided again, it is new.
+    fn forget(&self, told: &Told) {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = told.name();
+        if memory.names.remove(&name) {
+            memory.order.retain(|other| *other != name);
+        }
+    }
 }
 
 impl World {
@@ -64,7 +73,13 @@ impl World {
             None => Err(told),
         };
         if let Err(told) = left {
-            events::tell(&mut self.hands.carrier(), &told).await;
+            self.tell_now(&told).await;
+        }
+    }
+
+    async fn tell_now(&self, told: &Told) {
+        if !events::tell(&mut self.hands.carrier(), told).await {
+            self.teller.forget(told);
         }
     }
 
@@ -80,7 +95,7 @@ impl World {
                 while self.is_hurried() {
                     tokio::time::sleep(PUT_OFF).await;
                 }
-                events::tell(&mut self.hands.carrier(), &told).await;
+                self.tell_now(&told).await;
             })
             .await;
     }
@@ -106,5 +121,7 @@ mod tests {
         }
         assert!(teller.is_new(&told("a".into())), "it was forgotten");
         assert_eq!(teller.memory.lock().unwrap().names.len(), MOST_REMEMBERED);
+        teller.forget(&told("a".into()));
+        assert!(teller.is_new(&told("a".into())), "it was not told");
     }
 }

@@ -27,6 +27,9 @@ use crate::policy::recycle::WorkloadLook;
 use crate::process::known::Known;
 use crate::process::watch::{Trouble, feed_trimmed};
 
+/// For a discovery: without an end one hung server would keep every address that waits for its look.
+const DISCOVERY: Duration = Duration::from_secs(15);
+
 /// Group and kind: versions come and go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKind {
@@ -200,7 +203,14 @@ impl Workloads {
                 kind.kind
             ))
         };
-        let group = kube::discovery::group(&client, &kind.group).await.map_err(|error| match error {
+        let asked = tokio::time::timeout(DISCOVERY, kube::discovery::group(&client, &kind.group));
+        let late = || {
+            Unserved::Failed(format!(
+                "cannot discover the kinds of {}: no answer within {DISCOVERY:?}",
+                kind.group
+            ))
+        };
+        let group = asked.await.map_err(|_| late())?.map_err(|error| match error {
             kube::Error::Discovery(_) => unknown(),
             kube::Error::Api(status) if status.code == 404 => unknown(),
             other => Unserved::Failed(format!("cannot discover the kinds of {}: {other}", kind.group)),
@@ -298,6 +308,8 @@ impl Workloads {
             }
             if first {
                 wake_all(world, inboxes.owners);
+                // One that went after it was looked at and before this list is in no list, and no event tells of it.
+                wake_all_of(world, inboxes.recycle, &kind);
             }
         };
         let mut told = None;
@@ -367,6 +379,15 @@ fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<
 fn wake_all(world: &World, inbox: &Inbox) {
     let now = world.elapsed();
     for (name, _) in world.index().stickies.iter() {
+        inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
+    }
+}
+
+fn wake_all_of(world: &World, inbox: &Inbox, kind: &GroupKind) {
+    let now = world.elapsed();
+    let index = world.index();
+    for (name, _) in index.stickies.iter().filter(|(_, sticky)| GroupKind::of(&sticky.spec.workload) == *kind)
+    {
         inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
     }
 }

@@ -3,7 +3,6 @@
 //! A duty looks at the index under its lock, for as long as it decides and no longer, and writes after it has let go of it. Must
 //! never be held locked over an await.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +19,9 @@ use super::tell::Teller;
 use crate::policy::facts::Moment;
 use crate::process::pages::Ready;
 
+/// For how long what nobody waits for is put off at most.
+const LONGEST_HURRY: Duration = Duration::from_secs(10);
+
 /// Everything that a duty works with.
 pub struct World {
     index: Mutex<Index>,
@@ -34,8 +36,8 @@ pub struct World {
     pub ready: Ready,
     pub(super) teller: Teller,
     listed: Notify,
-    /// How many duties decide about addresses in numbers right now.
-    hurried: AtomicUsize,
+    /// How many decide about addresses right now, and since when somebody does.
+    hurried: Mutex<(usize, Instant)>,
     /// The duties that have yet to look for the first time, and since when they could.
     first_looks: Mutex<Option<(usize, Instant)>>,
     started: Instant,
@@ -55,7 +57,7 @@ impl World {
             ready,
             teller: Teller::default(),
             listed: Notify::new(),
-            hurried: AtomicUsize::new(0),
+            hurried: Mutex::new((0, Instant::now())),
             first_looks: Mutex::default(),
             started: Instant::now(),
             started_at: Timestamp::now().as_second(),
@@ -102,14 +104,19 @@ impl World {
 
     /// Pods are being marked or addresses let go, until the answer is dropped: what nobody waits for is put off.
     pub fn hurry(&self) -> Hurry<'_> {
-        self.hurried.fetch_add(1, Ordering::SeqCst);
+        let mut hurried = self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
+        if hurried.0 == 0 {
+            hurried.1 = Instant::now();
+        }
+        hurried.0 += 1;
         Hurry(self)
     }
 
-    /// Whether what nobody waits for should be put off.
+    /// Whether what nobody waits for should be put off. Not for ever: a server that hangs keeps a duty busy, too.
     #[must_use]
     pub fn is_hurried(&self) -> bool {
-        self.hurried.load(Ordering::SeqCst) > 0
+        let (many, since) = *self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
+        many > 0 && since.elapsed() < LONGEST_HURRY
     }
 
     /// So many duties begin now; when each has looked once, the world is in step.
@@ -164,7 +171,7 @@ pub struct Hurry<'a>(&'a World);
 
 impl Drop for Hurry<'_> {
     fn drop(&mut self) {
-        self.0.hurried.fetch_sub(1, Ordering::SeqCst);
+        self.0.hurried.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
     }
 }
 

@@ -22,6 +22,8 @@ use super::tls::{Keys, Pair, TlsError};
 const MOST_CONNECTIONS: usize = 32;
 /// How long a handshake may take, and a request to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// For question and answer together: whoever does not read takes a place from those who do.
+const WHOLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What keeps the part from being ready, each with its cure; shared with whoever knows it.
 #[derive(Debug, Clone)]
@@ -160,8 +162,10 @@ where
         .header_read_timeout(HEADER_TIMEOUT)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = served.await {
-        tracing::debug!(%error, "a connection to the metrics broke off");
+    match tokio::time::timeout(WHOLE_TIMEOUT, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a connection to the metrics broke off"),
+        Err(_) => tracing::debug!("whoever asked for the metrics does not read them"),
     }
 }
 

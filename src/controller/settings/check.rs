@@ -7,7 +7,7 @@ use crate::cluster::claims::mend::Times;
 use crate::cluster::lease::{BadTerms, Terms};
 use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
 use crate::policy::recycle::Proof;
-use crate::policy::retention::{Keep, OnScaleDown, Retention};
+use crate::policy::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
 use crate::policy::sticky::Rules;
 use crate::process::tls::{Pair, TlsError};
 
@@ -106,7 +106,7 @@ impl Settings {
                 Some(given) if !is_ttl => {
                     return Err(Refused(format!("{time} {given} contradicts {word}, which is not TTL")));
                 }
-                Some(given) if u32::try_from(given.seconds()).is_err() || given.seconds() == 0 => {
+                Some(given) if !(1..=LONGEST_TTL).contains(&given.seconds()) => {
                     return Err(Refused(format!(
                         "{time} {given} must be a second at least, and ten years at most"
                     )));
