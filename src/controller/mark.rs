@@ -13,15 +13,16 @@ use ipnet::IpNet;
 use super::index::{Index, Kind, PodSeen, attached_uid};
 use super::queue::Key;
 use super::settings::Settings;
+use super::slots::{self, Taken};
 use super::world::{Done, Duty, World};
 use crate::alloc::range::Family;
 use crate::cluster::claims::propose::Offer;
-use crate::cluster::claims::step::Candidate;
+use crate::cluster::claims::step::{Candidate, Refusal};
 use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError, Walker};
 use crate::cluster::claims::{ADOPTED, adopted, errand};
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{ClaimName, Holder};
+use crate::cluster::objects::{ClaimName, Holder, StickyIP};
 use crate::policy::PolicyError;
 use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::facts::PodFacts;
@@ -36,11 +37,14 @@ const WHILE_ASKED: Duration = Duration::from_secs(30);
 const AFTER_REFUSAL: Duration = Duration::from_secs(300);
 /// After something that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// How many slots a pod tries in one look: plugins take some at the same time.
+const MOST_SLOTS: usize = 8;
 
-/// The duty's memory: for whom a home node has been asked. Lost with the process at no harm.
+/// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
 pub struct Mark {
     rules: Rules,
     ipv6: bool,
+    /// The StickyIPs about which a home node has been asked, and for which pod.
     asked: BTreeMap<String, String>,
 }
 
@@ -75,8 +79,11 @@ impl Mark {
                     pods.extend(of_it.map(|(name, _)| name.clone()));
                 }
                 Kind::AddressClaim => {
-                    let holder = index.claims.get(&key.name).map(|claim| claim.spec.holder.to_string());
-                    pods.extend(holder.and_then(|holder| self.asked.get(&holder).cloned()));
+                    let Some(claim) = index.claims.get(&key.name).map(|claim| &claim.spec) else { continue };
+                    pods.extend(self.asked.get(&claim.holder.to_string()).cloned());
+                    pods.extend(
+                        claim.pod.as_ref().map(|pod| format!("{}/{}", claim.holder.namespace, pod.name)),
+                    );
                 }
                 Kind::StickyIP => pods.extend(self.asked.get(&key.name).cloned()),
                 _ => {}
@@ -144,18 +151,51 @@ enum Marked {
     Failed,
 }
 
-async fn mark(world: &World, pod: &Unmarked) -> Marked {
+/// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
+async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> Marked {
     let facts = &pod.facts;
     let claimant = Claimant::of(facts);
-    let mut carrier = world.hands.carrier();
-    let (name, slot) = match claimant.fixed_name() {
-        Some(name) => (name.to_owned(), None),
-        None => match errand::choose(carrier.api(), &claimant, facts).await {
-            Ok(slot) => (slot_name(&claimant.workload().name, slot), Some(slot)),
-            Err(error) => return failed(pod, &error),
-        },
-    };
-    let key = Holder { namespace: facts.namespace.clone(), name };
+    let named = |name: String| Holder { namespace: facts.namespace.clone(), name };
+    if let Some(name) = claimant.fixed_name() {
+        let key = named(name.to_owned());
+        let walked = walk(world, pod, &claimant, &key, None).await;
+        return conclude(world, pod, key, walked).await;
+    }
+    let mut claimed = slots::claimed(&world.index(), &claimant, facts, &pod.addresses);
+    let mut tries = 1;
+    loop {
+        let slot = match claimed.take() {
+            Some(slot) => slot,
+            None => {
+                let (carrier, avoid) = (world.hands.carrier(), taken.for_others_than(name));
+                let api = carrier.api();
+                match errand::choose_for_running(api, &claimant, facts, &pod.addresses, &avoid).await {
+                    Ok(slot) => slot,
+                    Err(error) => return failed(pod, &error),
+                }
+            }
+        };
+        let key = named(slot_name(&claimant.workload().name, slot));
+        taken.add(slot);
+        let walked = walk(world, pod, &claimant, &key, Some(slot)).await;
+        // Somebody has made it his own since; what was asked for in its name is undone.
+        let lost =
+            matches!(walked, Err(WalkError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })));
+        if !lost || tries == MOST_SLOTS {
+            return conclude(world, pod, key, walked).await;
+        }
+        tries += 1;
+    }
+}
+
+async fn walk(
+    world: &World,
+    pod: &Unmarked,
+    claimant: &Claimant,
+    key: &Holder,
+    slot: Option<u32>,
+) -> Result<StickyIP, WalkError> {
+    let facts = &pod.facts;
     let walker = Walker {
         asker: Attached {
             node: pod.node.clone(),
@@ -164,13 +204,19 @@ async fn mark(world: &World, pod: &Unmarked) -> Marked {
         },
         pod: facts.name.clone(),
         key: key.clone(),
-        claimant: errand::reference(&claimant, slot),
-        workload: errand::workload(&claimant),
+        claimant: errand::reference(claimant, slot),
+        workload: errand::workload(claimant),
         pinned: pod.addresses.clone(),
         patience: Duration::ZERO,
     };
-    let unknown = unknown(&world.index(), &key, &pod.addresses);
-    match walker.adopt(&mut carrier, &mut ItsNode(pod), unknown).await {
+    let unknown = unknown(&world.index(), key, &pod.addresses);
+    walker.adopt(&mut world.hands.carrier(), &mut ItsNode(pod), unknown).await
+}
+
+/// Tells what came of a pod's walk.
+async fn conclude(world: &World, pod: &Unmarked, key: Holder, walked: Result<StickyIP, WalkError>) -> Marked {
+    let facts = &pod.facts;
+    match walked {
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
@@ -228,36 +274,48 @@ impl Duty for Mark {
     const WAKES: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
 
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
-        let (mut todo, mut bad) = (Vec::new(), Vec::new());
+        let (mut todo, mut bad, mut over) = (Vec::new(), Vec::new(), BTreeSet::new());
         {
             let index = world.index();
             for name in self.concerned(&index, &due) {
-                let Some(pod) = index.pods.get(&name) else { continue };
-                match self.unmarked(&index, pod) {
-                    Ok(None) => {}
-                    Ok(Some(pod)) => todo.push((name, pod)),
-                    Err(why) => bad.push((pod.facts.clone(), why)),
+                let pod = index.pods.get(&name);
+                match pod.map(|pod| self.unmarked(&index, pod)).transpose() {
+                    Ok(Some(Some(pod))) => {
+                        todo.push((name, pod));
+                        continue;
+                    }
+                    Ok(_) => {}
+                    Err(why) => bad.extend(pod.map(|pod| (pod.facts.clone(), why))),
                 }
+                over.insert(name);
             }
         }
+        self.asked.retain(|_, pod| !over.contains(pod));
         for (facts, why) in bad {
             tell(world, &facts, "BadAnnotation", format!("whether it is sticky cannot be told: {why}"), true)
                 .await;
         }
         // Pods of one workload choose their slots one after the other, or all would choose the same.
         let mut groups: BTreeMap<String, Vec<(String, Unmarked)>> = BTreeMap::new();
+        let mut workloads = BTreeSet::new();
         for (name, pod) in todo {
             let claimant = Claimant::of(&pod.facts);
             let group = match claimant.fixed_name() {
                 Some(_) => name.clone(),
                 None => format!("{}/{}", pod.facts.namespace, claimant.workload().name),
             };
+            if claimant.fixed_name().is_none() {
+                workloads.insert(group.clone());
+            }
             groups.entry(group).or_default().push((name, pod));
         }
-        let marking = groups.into_values().map(|pods| async move {
+        let mut taken = slots::taken(&world.index(), &self.asked, &workloads);
+        let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
+        let marking = groups.map(|(mut taken, pods)| async move {
             let mut marked = Vec::new();
             for (name, pod) in pods {
-                marked.push((name, mark(world, &pod).await));
+                let came = mark(world, &name, &pod, &mut taken).await;
+                marked.push((name, came));
             }
             marked
         });
@@ -267,8 +325,11 @@ impl Duty for Mark {
         let mut done = Done::default();
         for (name, marked) in marked.into_iter().flatten() {
             let key = Key::new(Kind::Pod, name.clone());
+            if !matches!(marked, Marked::Failed) {
+                self.asked.retain(|_, pod| *pod != name);
+            }
             match marked {
-                Marked::Yes => self.asked.retain(|_, pod| *pod != name),
+                Marked::Yes => {}
                 Marked::Asked(holder) => {
                     self.asked.insert(holder.to_string(), name);
                     done.again.push((key, WHILE_ASKED));
