@@ -22,7 +22,7 @@ use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError, Walker};
 use crate::cluster::claims::{ADOPTED, adopted, errand};
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{ClaimName, Holder, StickyIP};
+use crate::cluster::objects::{ClaimName, ClaimPhase, Holder, StickyIP};
 use crate::policy::PolicyError;
 use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::facts::PodFacts;
@@ -33,6 +33,8 @@ use crate::policy::sticky::Rules;
 const SIDE_BY_SIDE: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
 const WHILE_ASKED: Duration = Duration::from_secs(30);
+/// A home node that has not answered at the third look is told of.
+const SILENT: Duration = Duration::from_secs(2 * WHILE_ASKED.as_secs());
 /// After a refusal: a person, or the end of another pod, may change it.
 const AFTER_REFUSAL: Duration = Duration::from_secs(300);
 /// After something that failed.
@@ -46,6 +48,8 @@ pub struct Mark {
     ipv6: bool,
     /// The StickyIPs about which a home node has been asked, and for which pod.
     asked: BTreeMap<String, String>,
+    /// Since when these pods have waited for the answer, by name: the uid, and the time since the start.
+    waiting: BTreeMap<String, (String, Duration)>,
 }
 
 /// A pod that has yet to be marked.
@@ -62,7 +66,27 @@ impl Mark {
     /// A duty that has seen nothing yet.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        Self { rules: settings.rules(), ipv6: settings.enable_static_pod_ipv6, asked: BTreeMap::new() }
+        Self {
+            rules: settings.rules(),
+            ipv6: settings.enable_static_pod_ipv6,
+            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// Forgets that these pods wait for an answer.
+    fn forget(&mut self, pods: &BTreeSet<&str>) {
+        self.asked.retain(|_, pod| !pods.contains(pod.as_str()));
+        self.waiting.retain(|pod, _| !pods.contains(pod.as_str()));
+    }
+
+    /// A pod waits for its node's answer; whether it has for long.
+    fn waits(&mut self, pod: &str, uid: &str, now: Duration) -> bool {
+        let (known, since) = self.waiting.entry(pod.to_owned()).or_insert_with(|| (uid.to_owned(), now));
+        if known != uid {
+            (*known, *since) = (uid.to_owned(), now);
+        }
+        now.saturating_sub(*since) >= SILENT
     }
 
     /// The pods that a change concerns.
@@ -255,6 +279,14 @@ fn unknown(index: &Index, key: &Holder, addresses: &[IpAddr]) -> Option<Offer> {
     (!stands).then(|| Offer::of_pools_alone(index.pools.values().cloned().collect()))
 }
 
+/// Whether a claim on one of its addresses, which names this pod, still waits for its home node.
+fn is_unanswered(index: &Index, pod: &Unmarked) -> bool {
+    let claims =
+        pod.addresses.iter().filter_map(|address| index.claims.get(&ClaimName::of(*address).to_string()));
+    let mut claims = claims.filter(|claim| claim.spec.phase == ClaimPhase::Requested);
+    claims.any(|claim| claim.spec.pod.as_ref().is_some_and(|named| named.uid == pod.facts.uid))
+}
+
 fn failed(pod: &Unmarked, error: &dyn std::error::Error) -> Marked {
     tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot mark a running pod; trying again");
     Marked::Failed
@@ -290,7 +322,7 @@ impl Duty for Mark {
                 over.insert(name);
             }
         }
-        self.asked.retain(|_, pod| !over.contains(pod));
+        self.forget(&over.iter().map(String::as_str).collect());
         for (facts, why) in bad {
             tell(world, &facts, "BadAnnotation", format!("whether it is sticky cannot be told: {why}"), true)
                 .await;
@@ -315,22 +347,33 @@ impl Duty for Mark {
             let mut marked = Vec::new();
             for (name, pod) in pods {
                 let came = mark(world, &name, &pod, &mut taken).await;
-                marked.push((name, came));
+                marked.push((name, pod, came));
             }
             marked
         });
         let _hurry = world.hurry();
-        let marked: Vec<Vec<(String, Marked)>> =
+        let marked: Vec<Vec<(String, Unmarked, Marked)>> =
             futures_util::stream::iter(marking).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let marked: Vec<(String, Unmarked, Marked)> = marked.into_iter().flatten().collect();
+        let over = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Yes | Marked::Refused));
+        self.forget(&over.map(|(name, _, _)| name.as_str()).collect());
+        // Under another slot than before, maybe.
+        let anew = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Asked(_)));
+        let anew: BTreeSet<&str> = anew.map(|(name, _, _)| name.as_str()).collect();
+        self.asked.retain(|_, pod| !anew.contains(pod.as_str()));
         let mut done = Done::default();
-        for (name, marked) in marked.into_iter().flatten() {
+        for (name, pod, marked) in marked {
             let key = Key::new(Kind::Pod, name.clone());
-            if !matches!(marked, Marked::Failed) {
-                self.asked.retain(|_, pod| *pod != name);
-            }
             match marked {
                 Marked::Yes => {}
                 Marked::Asked(holder) => {
+                    if self.waits(&name, &pod.facts.uid, world.elapsed())
+                        && is_unanswered(&world.index(), &pod)
+                    {
+                        let message =
+                            format!("node {} has not answered; is its sticky-ipam agent running?", pod.node);
+                        tell(world, &pod.facts, "NotMarked", message, true).await;
+                    }
                     self.asked.insert(holder.to_string(), name);
                     done.again.push((key, WHILE_ASKED));
                 }
@@ -354,7 +397,12 @@ mod tests {
 
     fn marker() -> Mark {
         let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok();
-        Mark { rules: Rules { selector, ..Rules::default() }, ipv6: false, asked: BTreeMap::new() }
+        Mark {
+            rules: Rules { selector, ..Rules::default() },
+            ipv6: false,
+            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
     }
 
     #[test]
@@ -409,5 +457,32 @@ mod tests {
         assert!(woken(&marker, Kind::StickyIP, "db/web-0").is_empty());
         marker.asked.insert("db/web-0".into(), "db/a".into());
         assert_eq!(woken(&marker, Kind::StickyIP, "db/web-0"), ["db/a"]);
+    }
+
+    #[test]
+    fn a_node_is_silent_if_one_and_the_same_pod_has_waited_for_it_over_three_looks() {
+        let mut marker = marker();
+        assert!(!marker.waits("db/a", "1", Duration::from_secs(7)));
+        assert!(!marker.waits("db/a", "1", Duration::from_secs(7) + WHILE_ASKED));
+        assert!(marker.waits("db/a", "1", Duration::from_secs(7) + 2 * WHILE_ASKED));
+        assert!(!marker.waits("db/a", "2", Duration::from_secs(999)), "another pod of that name");
+        marker.asked.insert("db/web-0".into(), "db/a".into());
+        marker.forget(&["db/a"].into());
+        assert!(marker.asked.is_empty() && marker.waiting.is_empty());
+    }
+
+    #[test]
+    fn only_a_request_for_this_very_pod_is_unanswered() {
+        let (_, seen) = pod("a", "10.0.0.1", None);
+        let pod = marker().unmarked(&Index::default(), &seen).unwrap().unwrap();
+        let unanswered = |phase: &str, uid: &str| {
+            let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
+                "homeNode": "n1", "holder": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
+            let mut index = Index::default();
+            index.claims.take(Event::Here(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
+            is_unanswered(&index, &pod)
+        };
+        assert!(unanswered("Requested", "uid-a"));
+        assert!(!unanswered("Requested", "another") && !unanswered("Granted", "uid-a"));
     }
 }
