@@ -19,6 +19,7 @@ use crate::cluster::agent_socket::About;
 use crate::cluster::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::claims::carry::{Carried, Carrier};
 use crate::cluster::claims::view::ClaimView;
+use crate::cluster::claims::walk;
 use crate::cluster::claims::write::{Unchanged, Write};
 use crate::cluster::claims::{adopted, errand};
 use crate::cluster::client::ApiError;
@@ -68,7 +69,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         };
         match node {
             Some(node) => self.own_the_key(carrier, node, key, &found, address).await,
-            None => self.convert(key, &found, address).await,
+            None => self.convert(carrier, key, &found, address).await,
         }
     }
 
@@ -93,14 +94,23 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// Where the node's store says who has what: the pod's record becomes the StickyIP's.
-    async fn convert(&self, key: &Holder, found: &Pod, address: IpAddr) -> Result<Bound, ActError> {
+    async fn convert(
+        &self,
+        carrier: &Carrier<'_>,
+        key: &Holder,
+        found: &Pod,
+        address: IpAddr,
+    ) -> Result<Bound, ActError> {
         let store = self.store()?;
         let Some(there) = store.lock()?.at(address)? else {
             return Ok(Bound::No("the node's store knows of no pod that has it".into()));
         };
         let record = &there.record;
         let has_it = || Bound::No(format!("{} has it", record.holder()));
-        if !record.is_attached(store.now()) || record.binding.is_some() && !is_bound_to(record, key) {
+        let may_be_bound = record.binding.is_none()
+            || is_bound_to(record, key)
+            || self.has_lost_its_name(carrier, record, found).await?;
+        if !record.is_attached(store.now()) || !may_be_bound {
             return Ok(has_it());
         }
         let container = record.attachment.container.as_str();
@@ -166,7 +176,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
             }
             None => return Ok(Bound::No("Cilium has no endpoint with it".into())),
         };
-        if let Some(why) = self.keep_for_its_pod(key, found, &sandbox(&about.container)?, address)? {
+        let known = self.store()?.lock()?.at(address)?;
+        let lost = match known.filter(|known| !is_bound_to(&known.record, key)) {
+            Some(known) if self.has_lost_its_name(carrier, &known.record, found).await? => Some(known),
+            _ => None,
+        };
+        let kept = self.keep_for_its_pod(key, found, &sandbox(&about.container)?, address, lost.as_ref());
+        if let Some(why) = kept? {
             return Ok(Bound::No(why));
         }
         if !is_own {
@@ -201,13 +217,39 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Ok(Bound::No("its pod has let go of it meanwhile".into()))
     }
 
-    /// Writes down that the pod's sandbox has the address through the StickyIP; the reason if it cannot be.
+    /// Whether a record was bound for this very pod to a name that the pod did not get in the end: another was faster, and what
+    /// was asked for in that name is gone. By a live look. The claim that is being answered is for another name already.
+    async fn has_lost_its_name(
+        &self,
+        carrier: &Carrier<'_>,
+        record: &Record,
+        found: &Pod,
+    ) -> Result<bool, ActError> {
+        let uid = found.metadata.uid.as_deref().unwrap_or_default();
+        let Some(old) = record.binding.as_ref().filter(|old| old.container == adopted(uid)) else {
+            return Ok(false);
+        };
+        let old = Holder { namespace: old.namespace.clone(), name: old.name.clone() };
+        for address in &record.addresses {
+            if self.claim_on(*address).await?.is_some_and(|claim| claim.spec.holder == old) {
+                return Ok(false);
+            }
+        }
+        let sticky = walk::read_sticky(carrier, &old).await?;
+        Ok(sticky.is_none_or(|sticky| {
+            !record.addresses.iter().any(|address| sticky.spec.addresses.contains(address))
+        }))
+    }
+
+    /// Writes down that the pod's sandbox has the address through the StickyIP; the reason if it cannot be. `lost` is the record as
+    /// it was seen under a name that it has lost.
     fn keep_for_its_pod(
         &self,
         key: &Holder,
         found: &Pod,
         attachment: &Attachment,
         address: IpAddr,
+        lost: Option<&Stored>,
     ) -> Result<Option<String>, ActError> {
         let store = self.store()?;
         let mut locked = store.lock()?;
@@ -215,6 +257,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if let Some(there) = &there
             && !there.record.is_offered()
             && !is_bound_to(&there.record, key)
+            && lost != Some(there)
         {
             return Ok(Some(format!("{} has it", there.record.holder())));
         }
@@ -227,6 +270,10 @@ impl<D: Disk + Clone> Hands<'_, D> {
             }
             addresses.clone_from(&kept.record.addresses);
         }
+        // With the other family's, which it has under the lost name too.
+        let also = lost.filter(|lost| there.as_ref() == Some(lost));
+        addresses
+            .extend(also.iter().flat_map(|lost| &lost.record.addresses).filter(|other| **other != address));
         addresses.push(address);
         let bare = Record {
             addresses,

@@ -142,6 +142,14 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 list(&record.addresses)
             )));
         };
+        // It was made for another pod of the workload meanwhile: whoever is attached to it must live with its addresses.
+        if record.addresses.iter().any(|address| !object.spec.addresses.contains(address)) {
+            return Ok(Outcome::Odd(format!(
+                "pod {pod} lives with {}, and its StickyIP {key} has {}",
+                list(&record.addresses),
+                list(&object.spec.addresses)
+            )));
+        }
         let status = object.status.as_ref().and_then(|status| status.attachment.as_ref());
         // The API server's uid of a static pod is not the runtime's.
         let uid = match status.filter(|old| old.node == self.settings.node && old.pod_name == pod.name()) {

@@ -13,15 +13,16 @@ use ipnet::IpNet;
 use super::index::{Index, Kind, PodSeen, attached_uid};
 use super::queue::Key;
 use super::settings::Settings;
+use super::slots::{self, Taken};
 use super::world::{Done, Duty, World};
 use crate::alloc::range::Family;
 use crate::cluster::claims::propose::Offer;
-use crate::cluster::claims::step::Candidate;
+use crate::cluster::claims::step::{Candidate, Refusal};
 use crate::cluster::claims::view::Origin;
 use crate::cluster::claims::walk::{Ground, WalkError, Walker};
 use crate::cluster::claims::{ADOPTED, adopted, errand};
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{ClaimName, Holder};
+use crate::cluster::objects::{ClaimName, ClaimPhase, Holder, StickyIP};
 use crate::policy::PolicyError;
 use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::facts::PodFacts;
@@ -32,16 +33,23 @@ use crate::policy::sticky::Rules;
 const SIDE_BY_SIDE: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
 const WHILE_ASKED: Duration = Duration::from_secs(30);
+/// A home node that has not answered at the third look is told of.
+const SILENT: Duration = Duration::from_secs(2 * WHILE_ASKED.as_secs());
 /// After a refusal: a person, or the end of another pod, may change it.
 const AFTER_REFUSAL: Duration = Duration::from_secs(300);
 /// After something that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// How many slots a pod tries in one look: plugins take some at the same time.
+const MOST_SLOTS: usize = 8;
 
-/// The duty's memory: for whom a home node has been asked. Lost with the process at no harm.
+/// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
 pub struct Mark {
     rules: Rules,
     ipv6: bool,
+    /// The StickyIPs about which a home node has been asked, and for which pod.
     asked: BTreeMap<String, String>,
+    /// Since when these pods have waited for the answer, by name: the uid, and the time since the start.
+    waiting: BTreeMap<String, (String, Duration)>,
 }
 
 /// A pod that has yet to be marked.
@@ -58,7 +66,27 @@ impl Mark {
     /// A duty that has seen nothing yet.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        Self { rules: settings.rules(), ipv6: settings.enable_static_pod_ipv6, asked: BTreeMap::new() }
+        Self {
+            rules: settings.rules(),
+            ipv6: settings.enable_static_pod_ipv6,
+            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// Forgets that these pods wait for an answer.
+    fn forget(&mut self, pods: &BTreeSet<&str>) {
+        self.asked.retain(|_, pod| !pods.contains(pod.as_str()));
+        self.waiting.retain(|pod, _| !pods.contains(pod.as_str()));
+    }
+
+    /// A pod waits for its node's answer; whether it has for long.
+    fn waits(&mut self, pod: &str, uid: &str, now: Duration) -> bool {
+        let (known, since) = self.waiting.entry(pod.to_owned()).or_insert_with(|| (uid.to_owned(), now));
+        if known != uid {
+            (*known, *since) = (uid.to_owned(), now);
+        }
+        now.saturating_sub(*since) >= SILENT
     }
 
     /// The pods that a change concerns.
@@ -75,8 +103,11 @@ impl Mark {
                     pods.extend(of_it.map(|(name, _)| name.clone()));
                 }
                 Kind::AddressClaim => {
-                    let holder = index.claims.get(&key.name).map(|claim| claim.spec.holder.to_string());
-                    pods.extend(holder.and_then(|holder| self.asked.get(&holder).cloned()));
+                    let Some(claim) = index.claims.get(&key.name).map(|claim| &claim.spec) else { continue };
+                    pods.extend(self.asked.get(&claim.holder.to_string()).cloned());
+                    pods.extend(
+                        claim.pod.as_ref().map(|pod| format!("{}/{}", claim.holder.namespace, pod.name)),
+                    );
                 }
                 Kind::StickyIP => pods.extend(self.asked.get(&key.name).cloned()),
                 _ => {}
@@ -144,18 +175,51 @@ enum Marked {
     Failed,
 }
 
-async fn mark(world: &World, pod: &Unmarked) -> Marked {
+/// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
+async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> Marked {
     let facts = &pod.facts;
     let claimant = Claimant::of(facts);
-    let mut carrier = world.hands.carrier();
-    let (name, slot) = match claimant.fixed_name() {
-        Some(name) => (name.to_owned(), None),
-        None => match errand::choose(carrier.api(), &claimant, facts).await {
-            Ok(slot) => (slot_name(&claimant.workload().name, slot), Some(slot)),
-            Err(error) => return failed(pod, &error),
-        },
-    };
-    let key = Holder { namespace: facts.namespace.clone(), name };
+    let named = |name: String| Holder { namespace: facts.namespace.clone(), name };
+    if let Some(name) = claimant.fixed_name() {
+        let key = named(name.to_owned());
+        let walked = walk(world, pod, &claimant, &key, None).await;
+        return conclude(world, pod, key, walked).await;
+    }
+    let mut claimed = slots::claimed(&world.index(), &claimant, facts, &pod.addresses);
+    let mut tries = 1;
+    loop {
+        let slot = match claimed.take() {
+            Some(slot) => slot,
+            None => {
+                let (carrier, avoid) = (world.hands.carrier(), taken.for_others_than(name));
+                let api = carrier.api();
+                match errand::choose_for_running(api, &claimant, facts, &pod.addresses, &avoid).await {
+                    Ok(slot) => slot,
+                    Err(error) => return failed(pod, &error),
+                }
+            }
+        };
+        let key = named(slot_name(&claimant.workload().name, slot));
+        taken.add(slot);
+        let walked = walk(world, pod, &claimant, &key, Some(slot)).await;
+        // Somebody has made it his own since; what was asked for in its name is undone.
+        let lost =
+            matches!(walked, Err(WalkError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })));
+        if !lost || tries == MOST_SLOTS {
+            return conclude(world, pod, key, walked).await;
+        }
+        tries += 1;
+    }
+}
+
+async fn walk(
+    world: &World,
+    pod: &Unmarked,
+    claimant: &Claimant,
+    key: &Holder,
+    slot: Option<u32>,
+) -> Result<StickyIP, WalkError> {
+    let facts = &pod.facts;
     let walker = Walker {
         asker: Attached {
             node: pod.node.clone(),
@@ -164,13 +228,19 @@ async fn mark(world: &World, pod: &Unmarked) -> Marked {
         },
         pod: facts.name.clone(),
         key: key.clone(),
-        claimant: errand::reference(&claimant, slot),
-        workload: errand::workload(&claimant),
+        claimant: errand::reference(claimant, slot),
+        workload: errand::workload(claimant),
         pinned: pod.addresses.clone(),
         patience: Duration::ZERO,
     };
-    let unknown = unknown(&world.index(), &key, &pod.addresses);
-    match walker.adopt(&mut carrier, &mut ItsNode(pod), unknown).await {
+    let unknown = unknown(&world.index(), key, &pod.addresses);
+    walker.adopt(&mut world.hands.carrier(), &mut ItsNode(pod), unknown).await
+}
+
+/// Tells what came of a pod's walk.
+async fn conclude(world: &World, pod: &Unmarked, key: Holder, walked: Result<StickyIP, WalkError>) -> Marked {
+    let facts = &pod.facts;
+    match walked {
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
@@ -209,6 +279,14 @@ fn unknown(index: &Index, key: &Holder, addresses: &[IpAddr]) -> Option<Offer> {
     (!stands).then(|| Offer::of_pools_alone(index.pools.values().cloned().collect()))
 }
 
+/// Whether a claim on one of its addresses, which names this pod, still waits for its home node.
+fn is_unanswered(index: &Index, pod: &Unmarked) -> bool {
+    let claims =
+        pod.addresses.iter().filter_map(|address| index.claims.get(&ClaimName::of(*address).to_string()));
+    let mut claims = claims.filter(|claim| claim.spec.phase == ClaimPhase::Requested);
+    claims.any(|claim| claim.spec.pod.as_ref().is_some_and(|named| named.uid == pod.facts.uid))
+}
+
 fn failed(pod: &Unmarked, error: &dyn std::error::Error) -> Marked {
     tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot mark a running pod; trying again");
     Marked::Failed
@@ -228,48 +306,74 @@ impl Duty for Mark {
     const WAKES: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
 
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
-        let (mut todo, mut bad) = (Vec::new(), Vec::new());
+        let (mut todo, mut bad, mut over) = (Vec::new(), Vec::new(), BTreeSet::new());
         {
             let index = world.index();
             for name in self.concerned(&index, &due) {
-                let Some(pod) = index.pods.get(&name) else { continue };
-                match self.unmarked(&index, pod) {
-                    Ok(None) => {}
-                    Ok(Some(pod)) => todo.push((name, pod)),
-                    Err(why) => bad.push((pod.facts.clone(), why)),
+                let pod = index.pods.get(&name);
+                match pod.map(|pod| self.unmarked(&index, pod)).transpose() {
+                    Ok(Some(Some(pod))) => {
+                        todo.push((name, pod));
+                        continue;
+                    }
+                    Ok(_) => {}
+                    Err(why) => bad.extend(pod.map(|pod| (pod.facts.clone(), why))),
                 }
+                over.insert(name);
             }
         }
+        self.forget(&over.iter().map(String::as_str).collect());
         for (facts, why) in bad {
             tell(world, &facts, "BadAnnotation", format!("whether it is sticky cannot be told: {why}"), true)
                 .await;
         }
         // Pods of one workload choose their slots one after the other, or all would choose the same.
         let mut groups: BTreeMap<String, Vec<(String, Unmarked)>> = BTreeMap::new();
+        let mut workloads = BTreeSet::new();
         for (name, pod) in todo {
             let claimant = Claimant::of(&pod.facts);
             let group = match claimant.fixed_name() {
                 Some(_) => name.clone(),
                 None => format!("{}/{}", pod.facts.namespace, claimant.workload().name),
             };
+            if claimant.fixed_name().is_none() {
+                workloads.insert(group.clone());
+            }
             groups.entry(group).or_default().push((name, pod));
         }
-        let marking = groups.into_values().map(|pods| async move {
+        let mut taken = slots::taken(&world.index(), &self.asked, &workloads);
+        let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
+        let marking = groups.map(|(mut taken, pods)| async move {
             let mut marked = Vec::new();
             for (name, pod) in pods {
-                marked.push((name, mark(world, &pod).await));
+                let came = mark(world, &name, &pod, &mut taken).await;
+                marked.push((name, pod, came));
             }
             marked
         });
         let _hurry = world.hurry();
-        let marked: Vec<Vec<(String, Marked)>> =
+        let marked: Vec<Vec<(String, Unmarked, Marked)>> =
             futures_util::stream::iter(marking).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let marked: Vec<(String, Unmarked, Marked)> = marked.into_iter().flatten().collect();
+        let over = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Yes | Marked::Refused));
+        self.forget(&over.map(|(name, _, _)| name.as_str()).collect());
+        // Under another slot than before, maybe.
+        let anew = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Asked(_)));
+        let anew: BTreeSet<&str> = anew.map(|(name, _, _)| name.as_str()).collect();
+        self.asked.retain(|_, pod| !anew.contains(pod.as_str()));
         let mut done = Done::default();
-        for (name, marked) in marked.into_iter().flatten() {
+        for (name, pod, marked) in marked {
             let key = Key::new(Kind::Pod, name.clone());
             match marked {
-                Marked::Yes => self.asked.retain(|_, pod| *pod != name),
+                Marked::Yes => {}
                 Marked::Asked(holder) => {
+                    if self.waits(&name, &pod.facts.uid, world.elapsed())
+                        && is_unanswered(&world.index(), &pod)
+                    {
+                        let message =
+                            format!("node {} has not answered; is its sticky-ipam agent running?", pod.node);
+                        tell(world, &pod.facts, "NotMarked", message, true).await;
+                    }
                     self.asked.insert(holder.to_string(), name);
                     done.again.push((key, WHILE_ASKED));
                 }
@@ -293,7 +397,12 @@ mod tests {
 
     fn marker() -> Mark {
         let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok();
-        Mark { rules: Rules { selector, ..Rules::default() }, ipv6: false, asked: BTreeMap::new() }
+        Mark {
+            rules: Rules { selector, ..Rules::default() },
+            ipv6: false,
+            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
     }
 
     #[test]
@@ -348,5 +457,32 @@ mod tests {
         assert!(woken(&marker, Kind::StickyIP, "db/web-0").is_empty());
         marker.asked.insert("db/web-0".into(), "db/a".into());
         assert_eq!(woken(&marker, Kind::StickyIP, "db/web-0"), ["db/a"]);
+    }
+
+    #[test]
+    fn a_node_is_silent_if_one_and_the_same_pod_has_waited_for_it_over_three_looks() {
+        let mut marker = marker();
+        assert!(!marker.waits("db/a", "1", Duration::from_secs(7)));
+        assert!(!marker.waits("db/a", "1", Duration::from_secs(7) + WHILE_ASKED));
+        assert!(marker.waits("db/a", "1", Duration::from_secs(7) + 2 * WHILE_ASKED));
+        assert!(!marker.waits("db/a", "2", Duration::from_secs(999)), "another pod of that name");
+        marker.asked.insert("db/web-0".into(), "db/a".into());
+        marker.forget(&["db/a"].into());
+        assert!(marker.asked.is_empty() && marker.waiting.is_empty());
+    }
+
+    #[test]
+    fn only_a_request_for_this_very_pod_is_unanswered() {
+        let (_, seen) = pod("a", "10.0.0.1", None);
+        let pod = marker().unmarked(&Index::default(), &seen).unwrap().unwrap();
+        let unanswered = |phase: &str, uid: &str| {
+            let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
+                "homeNode": "n1", "holder": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
+            let mut index = Index::default();
+            index.claims.take(Event::Here(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
+            is_unanswered(&index, &pod)
+        };
+        assert!(unanswered("Requested", "uid-a"));
+        assert!(!unanswered("Requested", "another") && !unanswered("Granted", "uid-a"));
     }
 }

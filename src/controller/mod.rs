@@ -23,6 +23,7 @@ pub mod repair;
 pub mod retain;
 pub mod run;
 pub mod settings;
+mod slots;
 pub mod survey;
 pub mod tally;
 pub mod tell;

@@ -16,7 +16,7 @@ use super::settings::Settings;
 use super::world::{Done, Duty, World};
 use crate::cluster::claims::mend::{Mender, Outcome, Surroundings, cure};
 use crate::cluster::claims::repair::{Fault, Finding};
-use crate::cluster::claims::view::Origin;
+use crate::cluster::claims::view::{ClaimView, Origin};
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, PoolUse, StickyIP};
 
@@ -109,6 +109,14 @@ impl Surroundings for Around<'_> {
             Some((home, block)) => Origin::ForeignBlock { home: home.to_owned(), block },
             None => Origin::Nowhere,
         }
+    }
+
+    fn runs(&self, claim: &ClaimView) -> bool {
+        let Some(pod) = &claim.pod else { return false };
+        let seen = self.index.pods.get(&format!("{}/{}", claim.holder.namespace, pod.name));
+        seen.filter(|seen| seen.facts.uid == pod.uid).is_some_and(|seen| {
+            seen.running && !seen.ended && !seen.deleting && claim.home_node.as_ref() == Some(&seen.node)
+        })
     }
 
     fn unreadable(&self, holder: &Holder) -> bool {

@@ -217,3 +217,31 @@ async fn the_next_pod_elsewhere_waits_for_a_marked_one_that_was_never_attached()
         n2.del(&moved).await;
     }
 }
+
+#[tokio::test]
+async fn a_pod_is_not_attached_to_a_stickyip_that_has_other_addresses_than_it_lives_with() {
+    for mode in ["crd", "delegated"] {
+        let case = case().await;
+        let node = node_of(&case, mode, "n1", 0).await;
+        let mut agent = Stepped::new(&case, &node, mode, FEW).await;
+        agent.settle().await;
+        let (pod, address) = running(&case, &node, "db-0").await;
+        ask(&case, &node, &pod, address).await;
+        agent.settle().await;
+        assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted);
+        // Another was faster with the name, and is gone by now.
+        claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
+        let other: IpAddr = parts(&case)[2].hosts().next().unwrap().into();
+        let claim = json!({"metadata": {"name": other.to_string()}, "spec": {"address": other, "phase": "Granted",
+            "holder": {"namespace": case.namespace(), "name": "db-0"}}});
+        claims(&case).create(&Default::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+        bind(&case, "db-0", other).await;
+        for _ in 0..LOOKS {
+            agent.settle().await;
+            agent.later();
+        }
+        let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+        let attachment = api.get("db-0").await.unwrap().status.and_then(|status| status.attachment);
+        assert_eq!(attachment, None, "{mode}: {} lives with {address}", pod.pod);
+    }
+}

@@ -38,6 +38,11 @@ pub trait Surroundings {
     fn shown(&self, address: IpAddr) -> bool;
     /// Where an address comes from, for a claim that was lost.
     fn origin(&self, address: IpAddr) -> Origin;
+    /// Whether the pod that a claim names runs on the claim's home node: then that node has yet to answer.
+    fn runs(&self, claim: &ClaimView) -> bool {
+        let _ = claim;
+        false
+    }
     /// Whether a StickyIP of this name is there that cannot be read.
     fn unreadable(&self, holder: &Holder) -> bool {
         let _ = holder;
@@ -170,7 +175,8 @@ impl<S> Waited<'_, S> {
 
 impl<S: Surroundings> Judge for Waited<'_, S> {
     fn orphaned(&self, claim: &ClaimView) -> bool {
-        self.longer(claim, self.times.orphan)
+        let awaited = claim.phase == ClaimPhase::Requested && self.around.runs(claim);
+        self.longer(claim, self.times.orphan) && !awaited
     }
     fn stalled(&self, claim: &ClaimView) -> bool {
         self.longer(claim, self.times.orphan.min(STALLED))

@@ -9,7 +9,7 @@ use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
 use sticky_ipam::controller::act::Overseer;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
-use crate::node::{TestNode, assert_in_step, sandbox, set_ready, sticky_pool};
+use crate::node::{TestNode, assert_in_step, delete_pod, sandbox, set_ready, sticky_pool};
 
 impl Desk {
     /// The kubelet's word: the pod runs with this address.
@@ -91,6 +91,26 @@ async fn an_address_of_a_nodes_block_is_asked_of_that_node_and_bound_when_it_gra
         let told = desk.told("NotMarked").await;
         assert!(told[0].contains("another pod has it"), "{told:?}");
         assert_eq!(desk.names().await, ["db-0"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_stands_while_its_pod_runs_however_long_the_node_is_silent() {
+    let desk = Desk::take().await;
+    let world = desk.world(HURRIED);
+    let address = desk.address(7);
+    while_at_work(&world, async {
+        desk.pod("db-0", "n1", None, json!({})).await;
+        desk.runs("db-0", &address).await;
+        until("the request", || async { desk.claim(&address).await.is_some() }).await;
+        let asked = desk.claim(&address).await.unwrap().metadata.uid;
+        // Every claim is old enough to be an orphan at once.
+        let so_far = rounds(&world, "repair");
+        until("looks", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        assert_eq!(desk.claim(&address).await.and_then(|claim| claim.metadata.uid), asked);
+        delete_pod(&desk.case, "db-0").await;
+        until("its end", || async { desk.claim(&address).await.is_none() }).await;
     })
     .await;
 }

@@ -24,11 +24,18 @@ fn attached(sticky: &StickyIP) -> Option<String> {
 
 /// Steps the agent while the controller works, until the condition holds.
 async fn until(desk: &Desk, agent: &mut Stepped, what: &str, holds: impl AsyncFn(&Desk) -> bool) {
+    until_of(desk, std::slice::from_mut(agent), what, holds).await;
+}
+
+/// The same with several agents.
+async fn until_of(desk: &Desk, agents: &mut [Stepped], what: &str, holds: impl AsyncFn(&Desk) -> bool) {
     let deadline = tokio::time::Instant::now() + super::DEADLINE;
     while !holds(desk).await {
         assert!(tokio::time::Instant::now() < deadline, "{what} did not come");
-        agent.step().await;
-        agent.later();
+        for agent in &mut *agents {
+            agent.step().await;
+            agent.later();
+        }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
@@ -189,4 +196,133 @@ async fn an_address_that_another_pod_has_is_refused_and_the_pod_is_told() {
     assert!(pool.values().all(|entry| entry.owner.is_empty()), "{pool:?}");
     let told = desk.told("NotMarked").await.join("; ");
     assert!(told.contains("/other has it") && told.contains("/plain (container"), "{told}");
+}
+
+fn deployment() -> Value {
+    json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web", "uid": "f", "controller": true})
+}
+
+/// A running sticky pod of the Deployment, whose address came from Cilium (`crd`) or from the plugin before it was sticky.
+async fn runs_unmarked(desk: &Desk, node: &TestNode, name: &str) -> (Sandbox, IpAddr) {
+    let owner = deployment();
+    let (pod, address) = match node.cilium {
+        Some(_) => came_up_without_us(desk, node, name, Some(&owner)).await,
+        None => {
+            let plain = json!({"sticky-ipam.io/sticky": "false"});
+            let pod = sandbox(&desk.pod(name, &node.name, Some(&owner), plain).await);
+            let address = node.add(&pod).await.unwrap();
+            make_sticky(desk, name).await;
+            (pod, address)
+        }
+    };
+    desk.runs(name, &address.to_string()).await;
+    (pod, address)
+}
+
+/// The addresses of the StickyIPs by the pods that they are attached to.
+async fn by_pod(desk: &Desk) -> Vec<(String, Vec<IpAddr>)> {
+    let of = |sticky: StickyIP| Some((attached(&sticky)?, sticky.spec.addresses));
+    let mut all: Vec<_> = stickies(&desk.case).await.into_iter().filter_map(of).collect();
+    all.sort();
+    all
+}
+
+fn adopted(pods: &[(Sandbox, IpAddr)]) -> Vec<(String, Vec<IpAddr>)> {
+    let mut all: Vec<_> =
+        pods.iter().map(|(pod, address)| (format!("adopted-{}", pod.uid), vec![*address])).collect();
+    all.sort();
+    all
+}
+
+/// A node where Cilium picks and one whose store does, with their agents.
+async fn two_nodes(desk: &Desk) -> ([TestNode; 2], [Stepped; 2]) {
+    let [one, two, ..] = crate::agent_duties::parts(&desk.case);
+    let n1 = TestNode::ready_crd(&desk.case, "n1", one).await;
+    let n2 = TestNode::ready(&desk.case, "n2", two).await;
+    let mut agents = [
+        Stepped::new(&desk.case, &n1, "crd", FEW).await,
+        Stepped::new(&desk.case, &n2, "delegated", &[]).await,
+    ];
+    agents[0].settle().await;
+    agents[1].settle().await;
+    ([n1, n2], agents)
+}
+
+#[tokio::test]
+async fn pods_of_a_deployment_on_several_nodes_get_a_slot_each_with_their_own_addresses() {
+    for two_on in [0, 1] {
+        let desk = Desk::take().await;
+        let (nodes, mut agents) = two_nodes(&desk).await;
+        let mut pods = Vec::new();
+        for (n, node) in [0, 1, two_on].into_iter().enumerate() {
+            pods.push(runs_unmarked(&desk, &nodes[node], &format!("web-{n}x")).await);
+        }
+        // It finds all of them in its first round.
+        let world = desk.world(FLAGS);
+        while_at_work(&world, async {
+            until_of(&desk, &mut agents, "three slots", async |desk| by_pod(desk).await.len() == 3).await;
+            assert_eq!(by_pod(&desk).await, adopted(&pods));
+            let mut names = desk.names().await;
+            names.sort();
+            assert_eq!(names, ["web-0", "web-1", "web-2"]);
+            assert!(desk.told("NotMarked").await.is_empty());
+            for agent in &mut agents {
+                agent.settle().await;
+            }
+        })
+        .await;
+        assert_in_step(&desk.case, &[&nodes[0], &nodes[1]]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pod_whose_slot_another_took_after_the_grant_gets_the_next_with_its_own_address() {
+    for at in [0, 1] {
+        let desk = Desk::take().await;
+        let (nodes, mut agents) = two_nodes(&desk).await;
+        let marked = runs_unmarked(&desk, &nodes[at], "web-x").await;
+        let world = desk.world(FLAGS);
+        while_at_work(&world, async {
+            super::until("the request", || async { !desk.claims().await.is_empty() }).await;
+        })
+        .await;
+        // Granted as web-0, and the controller is away.
+        agents[at].settle().await;
+        assert_eq!(desk.claims().await[0].spec.phase, ClaimPhase::Granted);
+        let elsewhere = &nodes[1 - at];
+        let new = sandbox(&desk.pod("web-y", &elsewhere.name, Some(&deployment()), json!({})).await);
+        let its_own = elsewhere.add(&new).await.unwrap();
+        assert_eq!(desk.names().await, ["web-0"]);
+        let world = desk.world(FLAGS);
+        while_at_work(&world, async {
+            until_of(&desk, &mut agents, "the binding", async |desk| by_pod(desk).await.len() == 2).await;
+            let mut expected = adopted(std::slice::from_ref(&marked));
+            expected.push((new.container.clone(), vec![its_own]));
+            expected.sort();
+            assert_eq!(by_pod(&desk).await, expected);
+            assert!(is_marked(&desk, "web-1", &marked.0.uid).await);
+            for agent in &mut agents {
+                agent.settle().await;
+            }
+        })
+        .await;
+        assert_in_step(&desk.case, &[&nodes[0], &nodes[1]]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slot_that_is_kept_with_another_address_is_passed_over() {
+    let desk = Desk::take().await;
+    let (nodes, mut agents) = two_nodes(&desk).await;
+    let fleet = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web"});
+    let kept = json!({"claimant": {"kind": "Slot", "ordinal": 0}, "retention": {"keep": "Forever"}});
+    desk.retained("web-0", "192.0.2.77", fleet, kept).await;
+    let pod = runs_unmarked(&desk, &nodes[1], "web-x").await;
+    let world = desk.world(FLAGS);
+    while_at_work(&world, async {
+        until_of(&desk, &mut agents, "the binding", async |desk| !by_pod(desk).await.is_empty()).await;
+        assert_eq!(by_pod(&desk).await, adopted(&[pod]));
+        assert_eq!(desk.names().await, ["web-0", "web-1"]);
+    })
+    .await;
 }
