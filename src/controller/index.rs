@@ -362,6 +362,20 @@ impl Index {
         self.pods_of.contains_key(&(namespace.to_owned(), workload.kind.clone(), workload.name.clone()))
     }
 
+    /// The blocks, of all that any node has or its Node says, in which one of these addresses lies.
+    #[must_use]
+    pub fn blocks_with(&self, addresses: &[IpAddr]) -> Vec<(String, IpNet)> {
+        let listed =
+            self.cilium_nodes.iter().flat_map(|(name, node)| node.blocks().map(move |block| (name, block)));
+        let said = self.nodes.iter().flat_map(|(name, node)| {
+            let annotated = node.annotated.values().flatten();
+            node.pod_cidrs.iter().chain(annotated).map(move |block| (name, *block))
+        });
+        let with =
+            listed.chain(said).filter(|(_, block)| addresses.iter().any(|address| block.contains(address)));
+        with.map(|(name, block)| (name.clone(), block)).collect()
+    }
+
     /// The node whose home block an address is of, and the block.
     #[must_use]
     pub fn home_of(&self, address: IpAddr) -> Option<(&str, IpNet)> {
