@@ -100,6 +100,8 @@ pub struct NodeSeen {
     pub pod_cidrs: Vec<IpNet>,
     /// The ranges of its annotations, by key ([`RANGE_ANNOTATIONS`]).
     pub annotated: BTreeMap<String, Vec<IpNet>>,
+    /// The addresses under which the node itself is reached, inside and outside.
+    pub addresses: BTreeSet<IpAddr>,
     /// Whether it is ready, gone off, and so on.
     pub state: NodeState,
     /// The words of its condition [`DRIFT`], if that is True.
@@ -124,10 +126,17 @@ impl From<Node> for NodeSeen {
             labels: object.labels().clone(),
             pod_cidrs,
             annotated: annotated.collect(),
+            addresses: addresses(&object),
             state: pod::node_state(Some(&object)),
             drift: drift(&object),
         }
     }
+}
+
+fn addresses(node: &Node) -> BTreeSet<IpAddr> {
+    let told = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let own = told.filter(|told| ["InternalIP", "ExternalIP"].contains(&told.type_.as_str()));
+    own.filter_map(|told| told.address.parse().ok()).collect()
 }
 
 fn drift(node: &Node) -> Option<String> {

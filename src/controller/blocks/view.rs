@@ -70,12 +70,14 @@ pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, locks: V
     }
     let nodes = nodes(index, place);
     let of = |purpose: PoolUse| objects.iter().filter(move |pool| pool.spec.purpose == purpose);
+    let sticky = of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied());
+    let own = index.nodes.values().flat_map(|node| node.addresses.iter().copied().map(IpNet::from));
     let view = View {
         pools,
         nodes,
         locks,
         kept: index.claims.values().map(|claim| claim.spec.address).collect(),
-        closed: of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied()).collect(),
+        closed: sticky.chain(own).collect(),
     };
     let is_refused =
         |pool: &&IPPool| refused.iter().any(|refused| pool.metadata.name.as_ref() == Some(&refused.name));
@@ -229,6 +231,8 @@ fn used(index: &Index) -> BTreeMap<String, BTreeMap<Family, u128>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::blocks::{Memory, Step, Terms, decide};
+    use crate::policy::facts::Moment;
     use crate::process::known::Told;
     use k8s_openapi::api::core::v1::Node;
     use serde_json::{Value, json};
@@ -260,6 +264,30 @@ mod tests {
             .map(|place| seen(index, place, None, locks.to_vec()).refused);
         assert_eq!(both[0], both[1]);
         both[0].clone()
+    }
+
+    #[test]
+    fn no_block_is_given_that_covers_a_nodes_own_address() {
+        let mut index = with_pool(json!({"cidrs": ["10.0.0.0/16"], "use": "NodeBlocks"}));
+        let addresses = json!([{"type": "Hostname", "address": "10.0.2.1"}, {"type": "InternalIP", "address": "10.0.0.10"},
+            {"type": "ExternalIP", "address": "10.0.1.10"}, {"type": "InternalIP", "address": "fd00::1"}]);
+        take_node(
+            &mut index,
+            json!({"metadata": {"name": "n9", "uid": "u"}, "status": {"addresses": addresses}}),
+        );
+        take_blocks(&mut index, &[]);
+        let seen = seen(&index, Place::CiliumNode, None, Vec::new());
+        let plan = decide(&seen.view, Terms::default(), &mut Memory::default(), Moment(0));
+        let given: Vec<String> = plan
+            .steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Give { block, .. } => Some(block.to_string()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(given, ["10.0.2.0/24"]);
+        assert!(seen.view.kept.is_empty(), "and a block that has one comes back all the same");
     }
 
     #[test]
