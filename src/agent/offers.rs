@@ -19,7 +19,7 @@ use crate::cluster::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::claims::carry::Carried;
 use crate::cluster::claims::step;
 use crate::cluster::claims::view::ClaimView;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, Sound, labels};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
 use crate::cluster::projection::{self, NodePatch, home_blocks};
 use crate::store::{Disk, Record};
 
@@ -133,6 +133,14 @@ impl<D: Disk + Clone> Hands<'_, D> {
             ListParams::default().labels(&format!("{}={}", labels::BLOCK, labels::block_value(*block)))
         };
         asked.extend(blocks.iter().map(of_block));
+        // A claim of a Sticky pool bears the pool's range. One that covers a block is refused, but may have given addresses before.
+        let pools: Api<IPPool> = Api::all(api.client());
+        let every = ListParams::default();
+        let pools = api.read("list IPPools", || pools.list(&every)).await?.items;
+        let sticky = pools.iter().filter(|pool| pool.spec.purpose == PoolUse::Sticky);
+        let shares =
+            |range: &&IpNet| blocks.iter().any(|block| block.contains(*range) || range.contains(block));
+        asked.extend(sticky.flat_map(|pool| &pool.spec.cidrs).filter(shares).map(of_block));
         let mut claimed = BTreeSet::new();
         for params in &asked {
             let listed = api.read("list AddressClaims", || claims.list_metadata(params)).await?;

@@ -100,6 +100,8 @@ pub struct NodeSeen {
     pub pod_cidrs: Vec<IpNet>,
     /// The ranges of its annotations, by key ([`RANGE_ANNOTATIONS`]).
     pub annotated: BTreeMap<String, Vec<IpNet>>,
+    /// The addresses under which the node itself is reached, inside and outside.
+    pub addresses: BTreeSet<IpAddr>,
     /// Whether it is ready, gone off, and so on.
     pub state: NodeState,
     /// The words of its condition [`DRIFT`], if that is True.
@@ -124,10 +126,17 @@ impl From<Node> for NodeSeen {
             labels: object.labels().clone(),
             pod_cidrs,
             annotated: annotated.collect(),
+            addresses: addresses(&object),
             state: pod::node_state(Some(&object)),
             drift: drift(&object),
         }
     }
+}
+
+fn addresses(node: &Node) -> BTreeSet<IpAddr> {
+    let told = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let own = told.filter(|told| ["InternalIP", "ExternalIP"].contains(&told.type_.as_str()));
+    own.filter_map(|told| told.address.parse().ok()).collect()
 }
 
 fn drift(node: &Node) -> Option<String> {
@@ -360,6 +369,20 @@ impl Index {
     #[must_use]
     pub fn has_pods_of(&self, namespace: &str, workload: &WorkloadRef) -> bool {
         self.pods_of.contains_key(&(namespace.to_owned(), workload.kind.clone(), workload.name.clone()))
+    }
+
+    /// The blocks, of all that any node has or its Node says, in which one of these addresses lies.
+    #[must_use]
+    pub fn blocks_with(&self, addresses: &[IpAddr]) -> Vec<(String, IpNet)> {
+        let listed =
+            self.cilium_nodes.iter().flat_map(|(name, node)| node.blocks().map(move |block| (name, block)));
+        let said = self.nodes.iter().flat_map(|(name, node)| {
+            let annotated = node.annotated.values().flatten();
+            node.pod_cidrs.iter().chain(annotated).map(move |block| (name, *block))
+        });
+        let with =
+            listed.chain(said).filter(|(_, block)| addresses.iter().any(|address| block.contains(address)));
+        with.map(|(name, block)| (name.clone(), block)).collect()
     }
 
     /// The node whose home block an address is of, and the block.

@@ -152,6 +152,9 @@ impl Ground for ItsNode<'_> {
     fn families(&self) -> Vec<Family> {
         self.0.addresses.iter().map(|address| Family::of(*address)).collect()
     }
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.0.blocks.iter().any(|block| block.contains(&address))
+    }
     fn old_sandbox(&mut self, _: &str, _: OldPod) -> Result<OldSandbox, WalkError> {
         Ok(OldSandbox::MayLive)
     }
@@ -276,7 +279,8 @@ async fn conclude(world: &World, pod: &Unmarked, key: Holder, walked: Result<Sti
 fn unknown(index: &Index, key: &Holder, addresses: &[IpAddr]) -> Option<Offer> {
     let claimed = |address: &IpAddr| index.claims.is_there(&ClaimName::of(*address).to_string());
     let stands = index.stickies.is_there(&key.to_string()) || addresses.iter().any(claimed);
-    (!stands).then(|| Offer::of_pools_alone(index.pools.values().cloned().collect()))
+    (!stands)
+        .then(|| Offer::of_pools_alone(index.pools.values().cloned().collect(), index.blocks_with(addresses)))
 }
 
 /// Whether a claim on one of its addresses, which names this pod, still waits for its home node.

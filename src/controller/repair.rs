@@ -15,10 +15,11 @@ use super::queue::Key;
 use super::settings::Settings;
 use super::world::{Done, Duty, World};
 use crate::cluster::claims::mend::{Mender, Outcome, Surroundings, cure};
+use crate::cluster::claims::propose;
 use crate::cluster::claims::repair::{Fault, Finding};
 use crate::cluster::claims::view::{ClaimView, Origin};
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, PoolUse, StickyIP};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, IPPool, StickyIP};
 
 /// Cures side by side; no two findings of one pass write the same object's state twice. Few: most are claims that are to rest,
 /// behind a thousand StickyIPs that are being let go, and nobody waits for them.
@@ -79,11 +80,13 @@ struct Around<'a> {
     index: &'a Index,
     /// The addresses of Cilium's endpoints; asked for only when a claim has rested.
     endpoints: OnceCell<HashSet<IpAddr>>,
+    /// The Sticky pools that may be used; asked for only when a claim was lost.
+    pools: OnceCell<Vec<IPPool>>,
 }
 
 impl<'a> Around<'a> {
     fn of(index: &'a Index) -> Self {
-        Self { index, endpoints: OnceCell::new() }
+        Self { index, endpoints: OnceCell::new(), pools: OnceCell::new() }
     }
 
     fn endpoints(&self) -> &HashSet<IpAddr> {
@@ -101,14 +104,11 @@ impl Surroundings for Around<'_> {
 
     /// A controller is no node: whatever is of a block is asked of its home node, which knows what it has given out.
     fn origin(&self, address: IpAddr) -> Origin {
-        let sticky = self.index.pools.values().filter(|pool| pool.spec.purpose == PoolUse::Sticky);
-        if let Some(range) = sticky.flat_map(|pool| &pool.spec.cidrs).find(|range| range.contains(&address)) {
-            return Origin::StickyPool { range: *range };
+        if let Some((home, block)) = self.index.home_of(address) {
+            return Origin::ForeignBlock { home: home.to_owned(), block };
         }
-        match self.index.home_of(address) {
-            Some((home, block)) => Origin::ForeignBlock { home: home.to_owned(), block },
-            None => Origin::Nowhere,
-        }
+        let pools = self.pools.get_or_init(|| propose::usable(self.index.pools.values().cloned().collect()));
+        propose::of_sticky_pool(pools, address).unwrap_or(Origin::Nowhere)
     }
 
     fn runs(&self, claim: &ClaimView) -> bool {
@@ -226,6 +226,31 @@ mod tests {
             stickies.into_iter().map(ResourceExt::name_any).collect(),
             claims.into_iter().map(ResourceExt::name_any).collect(),
         )
+    }
+
+    #[test]
+    fn a_lost_claim_comes_from_a_pool_only_where_a_new_one_would() {
+        let mut index = Index::default();
+        let pool = |name: &str, born: &str, spec: serde_json::Value| {
+            let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
+                "metadata": {"name": name, "creationTimestamp": born}, "spec": spec});
+            Event::Here((name.to_owned(), serde_json::from_value(object).unwrap()))
+        };
+        let old =
+            json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky", "excluded": ["10.0.8.64/26", "10.0.8.9"]});
+        index.pools.take(pool("old", "2026-01-01T00:00:00Z", old));
+        let young = json!({"cidrs": ["10.0.0.0/16"], "use": "Sticky"});
+        index.pools.take(pool("young", "2026-02-01T00:00:00Z", young));
+        let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": ["10.0.9.0/24"]}}});
+        let node: crate::cluster::cilium::CiliumNode = serde_json::from_value(node).unwrap();
+        index.cilium_nodes.take(Event::Here(("n9".into(), node.into())));
+        let around = Around::of(&index);
+        let origin = |text: &str| around.origin(text.parse().unwrap());
+        assert_eq!(origin("10.0.8.5"), Origin::StickyPool { range: "10.0.8.0/22".parse().unwrap() });
+        assert_eq!(origin("10.0.8.9"), Origin::Nowhere, "it is excluded");
+        assert_eq!(origin("10.0.8.70"), Origin::Nowhere, "it is excluded");
+        assert_eq!(origin("10.0.77.1"), Origin::Nowhere, "the younger pool is refused");
+        assert!(matches!(origin("10.0.9.5"), Origin::ForeignBlock { home, .. } if home == "n9"));
     }
 
     #[test]

@@ -217,6 +217,10 @@ impl<D: Disk> Ground for Here<'_, D> {
         if families.is_empty() { vec![Family::V4] } else { families }
     }
 
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.home.sets.iter().any(|set| set.contains(address).is_some())
+    }
+
     fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
         let Ok(container) = ContainerId::new(container_id) else { return Ok(OldSandbox::Gone) };
         let old = Attachment { container, interface: self.attachment.interface.clone() };

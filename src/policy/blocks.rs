@@ -124,7 +124,7 @@ pub struct View {
     pub locks: Vec<Lock>,
     /// Addresses that are kept for somebody: those under a claim.
     pub kept: BTreeSet<IpAddr>,
-    /// Ranges of which no block is given: those of Sticky pools.
+    /// Ranges of which no block is given: those of Sticky pools, and the addresses of nodes themselves.
     pub closed: Vec<IpNet>,
 }
 

@@ -12,7 +12,9 @@ use crate::agent::Stepped;
 use crate::agent_duties::{attached, case, cut_off, parts};
 use crate::bench::case::Case;
 use crate::cilium::{assert_in_one_pool, cilium_nodes, owned};
-use crate::node::{Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
+use crate::node::{
+    Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod, sticky_pool,
+};
 
 const FEW: &[&str] = &["--ip-rate-num", "4", "--max-allocated-ip", "6"];
 
@@ -97,6 +99,27 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
     let stolen = offered.iter().next().unwrap().to_string();
     let thief = sticky_pod(&case, "db-1", &node.name, json!({"sticky-ipam.io/ips": stolen})).await;
     assert!(node.add(&sandbox(&thief)).await.is_err());
+}
+
+#[tokio::test]
+async fn an_address_that_is_claimed_of_a_sticky_pool_over_the_block_is_not_offered() {
+    let case = case().await;
+    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
+    sticky_pool(&case, case.range()).await;
+    // From before the node had its block.
+    let label = case.range().to_string().replace('/', "-");
+    let api: Api<AddressClaim> = Api::all(case.client());
+    let claimed: BTreeSet<IpAddr> = node.range().hosts().take(5).map(IpAddr::from).collect();
+    for address in &claimed {
+        let claim = json!({"metadata": {"name": address.to_string(), "labels": {"sticky-ipam.io/block": label}},
+            "spec": {"address": address, "phase": "Granted", "block": case.range().to_string(),
+                     "holder": {"namespace": case.namespace(), "name": "x"}}});
+        api.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+    }
+    agent.settle().await;
+    let offered = unowned(&case, &node).await;
+    assert!(offered.len() == 4 && offered.is_disjoint(&claimed), "{offered:?}");
 }
 
 #[tokio::test]

@@ -296,6 +296,32 @@ async fn pools_are_chosen_by_label_and_priority_and_the_next_takes_over() {
 }
 
 #[tokio::test]
+async fn a_sticky_pool_over_a_nodes_block_is_refused_until_it_leaves_the_block_out() {
+    let case = case().await;
+    let taken = block(&case, 9);
+    let name = node(&case, "n9", json!({}), &[&taken]).await;
+    let mut sticky = json!({"cidrs": [case.range().to_string()], "use": "Sticky",
+                            "nodeSelector": {"matchLabels": {"case": case.namespace()}}});
+    pool(&case, "over", sticky.clone()).await;
+    given(&case).await;
+    let pools: Api<IPPool> = Api::all(case.client());
+    let ready = async || pools.get(&case.unique("over")).await.unwrap().status.unwrap().conditions[0].clone();
+    let refused = ready().await;
+    assert_eq!((refused.status.as_str(), refused.reason.as_str()), ("False", "OverlapsBlock"));
+    for part in [&case.unique("over"), &case.range().to_string(), &name, &taken] {
+        assert!(refused.message.contains(part), "{part}: {}", refused.message);
+    }
+    let events: Api<Event> = Api::namespaced(case.client(), "default");
+    let told = events.list(&ListParams::default()).await.unwrap();
+    let about = |event: &&Event| event.involved_object.name.as_deref() == Some(case.unique("over").as_str());
+    assert_eq!(told.items.iter().find(about).unwrap().reason.as_deref(), Some("OverlapsBlock"));
+    sticky["excluded"] = json!([taken]);
+    pool(&case, "over", sticky).await;
+    given(&case).await;
+    assert_eq!(ready().await.status, "True");
+}
+
+#[tokio::test]
 async fn a_pool_whose_selector_cannot_be_read_is_not_used_and_says_why() {
     let case = case().await;
     let near = json!({"matchExpressions": [{"key": "disk", "operator": "Near", "values": ["ssd"]}]});

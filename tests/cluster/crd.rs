@@ -408,3 +408,48 @@ async fn gc_and_status_know_of_the_cluster() {
     n1.by_file("/nowhere/kubeconfig".into());
     assert_eq!(code(&n1.status(&first).await.unwrap_err()), 50);
 }
+
+#[tokio::test]
+async fn a_sticky_pool_over_blocks_of_nodes_gives_none_of_their_addresses() {
+    let case = case().await;
+    let parts: Vec<_> = case.range().subnets(26).unwrap().collect();
+    let (n1, _n2) = two_nodes(&case).await;
+    let n3 = TestNode::ready(&case, "n3", parts[2]).await;
+    sticky_pool(&case, case.range()).await;
+    for node in [&n1, &n3] {
+        for number in 0..6 {
+            let new = pod(&case, &format!("db-{number}-{}", node.name), node).await;
+            let address = node.add(&new).await.unwrap();
+            let blocks = parts[..3].iter().filter(|block| ipnet::IpNet::from(**block).contains(&address));
+            assert_eq!(blocks.count(), 0, "{address} is of a node's block");
+        }
+    }
+    // Nor by a pin: the node whose block it is of is asked.
+    let pinned = IpAddr::from(parts[1].hosts().nth(7).unwrap());
+    let pin = json!({"sticky-ipam.io/ips": pinned.to_string()});
+    let mut n3 = n3;
+    n3.patience("1s");
+    let asking = sandbox(&sticky_pod(&case, "pinned", &n3.name, pin).await);
+    n3.add(&asking).await.unwrap_err();
+    let asked = claims(&case).await.into_iter().find(|claim| claim.spec.address == pinned).unwrap().spec;
+    assert_eq!((asked.phase, asked.home_node), (ClaimPhase::Requested, Some(case.unique("n2"))));
+    assert_eq!(asked.block, Some(parts[1].to_string()));
+    // An address of the own block is reserved on the node.
+    let pinned = IpAddr::from(parts[2].hosts().nth(7).unwrap());
+    let pin = json!({"sticky-ipam.io/ips": pinned.to_string()});
+    let own = sandbox(&sticky_pod(&case, "own", &n3.name, pin).await);
+    assert_eq!(n3.add(&own).await.unwrap(), pinned);
+    let bound = claims(&case).await.into_iter().find(|claim| claim.spec.address == pinned).unwrap().spec;
+    assert_eq!((bound.phase, bound.home_node), (ClaimPhase::Bound, Some(n3.name.clone())));
+}
+
+#[tokio::test]
+async fn where_a_sticky_pool_is_nothing_but_blocks_of_nodes_the_nodes_own_is_used() {
+    let case = case().await;
+    let (n1, _n2) = two_nodes(&case).await;
+    sticky_pool(&case, case.range().subnets(25).unwrap().next().unwrap()).await;
+    let address = n1.add(&pod(&case, "db-0", &n1).await).await.unwrap();
+    let claim = claims(&case).await.remove(0).spec;
+    assert_eq!((claim.address, claim.home_node), (address, Some(n1.name.clone())));
+    assert_in_step(&case, &[&n1]).await;
+}

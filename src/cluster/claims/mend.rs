@@ -207,13 +207,11 @@ impl Surroundings for Map {
 
     /// A repairer is no node: whatever is of a block is asked of its home node, which knows what it has given out.
     fn origin(&self, address: IpAddr) -> Origin {
-        if let Some(range) = self.pools.iter().find(|range| range.contains(&address)) {
-            return Origin::StickyPool { range: *range };
+        if let Some((block, home)) = self.blocks.iter().find(|(block, _)| block.contains(&address)) {
+            return Origin::ForeignBlock { home: home.clone(), block: *block };
         }
-        match self.blocks.iter().find(|(block, _)| block.contains(&address)) {
-            Some((block, home)) => Origin::ForeignBlock { home: home.clone(), block: *block },
-            None => Origin::Nowhere,
-        }
+        let range = self.pools.iter().find(|range| range.contains(&address));
+        range.map_or(Origin::Nowhere, |range| Origin::StickyPool { range: *range })
     }
 }
 

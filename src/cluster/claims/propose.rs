@@ -1,6 +1,6 @@
 //! Which addresses a claimant without a StickyIP could have: those that its earlier attempts hold, those that it is
 //! pinned to, then a Sticky pool's, then the node's own. Must never propose an address of the node's block before the
-//! node's store has reserved it.
+//! node's store has reserved it, and never one of any node's block as a Sticky pool's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -31,8 +31,8 @@ pub struct Offer {
     /// The labels of this node, read only if a pool asks for them.
     labels: BTreeMap<String, String>,
     own: Vec<AddressClaim>,
-    /// The blocks of other nodes, read only for an address that nobody else knows.
-    foreign: Option<Vec<(String, IpNet)>>,
+    /// The blocks of all nodes, read only for an address of a Sticky pool and for one that nobody else knows.
+    blocks: Option<Vec<(String, IpNet)>>,
 }
 
 impl Offer {
@@ -57,14 +57,14 @@ impl Offer {
             let found = api.read(&format!("get Node {node}"), || nodes.get_metadata_opt(node)).await?;
             labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
         }
-        Ok(Self { pools, labels, own: own.items, foreign: None })
+        Ok(Self { pools, labels, own: own.items, blocks: None })
     }
 
-    /// What these pools have to offer to a claimant of which nothing is known. For a pin alone: the node's labels, by which pools
-    /// are chosen, are not in it.
+    /// What these pools have to offer to a claimant of which nothing is known. For a pin alone, of which `blocks` are those nodes'
+    /// blocks in which it lies: the node's labels, by which pools are chosen, and other blocks are not in it.
     #[must_use]
-    pub fn of_pools_alone(pools: Vec<IPPool>) -> Self {
-        Self { pools: usable(pools), ..Self::default() }
+    pub fn of_pools_alone(pools: Vec<IPPool>, blocks: Vec<(String, IpNet)>) -> Self {
+        Self { pools: usable(pools), blocks: Some(blocks), ..Self::default() }
     }
 
     /// Where an address comes from.
@@ -77,14 +77,11 @@ impl Offer {
         address: IpAddr,
         ground: &mut dyn Ground,
     ) -> Result<Origin, WalkError> {
-        for pool in &self.pools {
-            if let Some(range) = pool.spec.cidrs.iter().find(|range| range.contains(&address)) {
-                return Ok(if excluded(pool, address) {
-                    Origin::Nowhere
-                } else {
-                    Origin::StickyPool { range: *range }
-                });
-            }
+        if let Some(origin) = of_sticky_pool(&self.pools, address)
+            && !ground.is_own(address)
+            && !self.blocks(api).await?.iter().any(|(_, block)| block.contains(&address))
+        {
+            return Ok(origin);
         }
         match ground.reserve_this(address)? {
             Origin::Nowhere => self.of_another_node(api, address, ground.node()).await,
@@ -99,15 +96,20 @@ impl Offer {
         address: IpAddr,
         own: &str,
     ) -> Result<Origin, WalkError> {
-        let foreign = match &mut self.foreign {
-            Some(foreign) => foreign,
-            none => none.insert(other_blocks(api, own).await?),
-        };
-        let found = foreign.iter().find(|(_, block)| block.contains(&address));
+        let blocks = self.blocks(api).await?;
+        let found = blocks.iter().find(|(home, block)| home != own && block.contains(&address));
         Ok(found.map_or(Origin::Nowhere, |(home, block)| Origin::ForeignBlock {
             home: home.clone(),
             block: *block,
         }))
+    }
+
+    /// The blocks of all nodes, by one live look.
+    async fn blocks(&mut self, api: &Connection) -> Result<&[(String, IpNet)], WalkError> {
+        Ok(match &mut self.blocks {
+            Some(blocks) => blocks,
+            none => none.insert(all_blocks(api).await?),
+        })
     }
 
     /// A pin's addresses with their origins.
@@ -132,7 +134,7 @@ impl Offer {
 
     /// One candidate a family that the node's pods have.
     pub async fn candidates(
-        &self,
+        &mut self,
         api: &Connection,
         key: &Holder,
         avoid: &BTreeSet<IpAddr>,
@@ -146,7 +148,7 @@ impl Offer {
             });
             let candidate = match left {
                 Some(claim) => Some(again(claim, ground)?),
-                None => match self.of_pools(api, key, family, avoid).await? {
+                None => match self.of_pools(api, key, family, avoid, ground).await? {
                     Some(candidate) => Some(candidate),
                     None => ground.reserve_any(family, avoid)?,
                 },
@@ -170,15 +172,30 @@ impl Offer {
     /// A free address of a Sticky pool. Where the search starts depends on the claimant, so that claimants that come at
     /// once do not all try the same.
     async fn of_pools(
-        &self,
+        &mut self,
         api: &Connection,
         key: &Holder,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
+        ground: &dyn Ground,
     ) -> Result<Option<Candidate>, WalkError> {
+        let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
+        if !self
+            .pools
+            .iter()
+            .any(|pool| self.serves(pool) && pool.spec.cidrs.iter().any(|range| of_family(&range)))
+        {
+            return Ok(None);
+        }
+        let blocks: Vec<IpNet> = self.blocks(api).await?.iter().map(|(_, block)| *block).collect();
         let claims: Api<AddressClaim> = Api::all(api.client());
         for pool in self.pools.iter().filter(|pool| self.serves(pool)) {
-            for range in pool.spec.cidrs.iter().filter(|range| Family::of(range.addr()) == family) {
+            for range in pool.spec.cidrs.iter().filter(of_family) {
+                let inside = |block: &&IpNet| range.contains(*block) || block.contains(range);
+                let inside: Vec<&IpNet> = blocks.iter().filter(inside).collect();
+                if inside.iter().any(|block| block.contains(range)) {
+                    continue;
+                }
                 let of_range = ListParams::default().labels(&format!(
                     "{}={}",
                     labels::BLOCK,
@@ -189,7 +206,9 @@ impl Offer {
                     listed.items.into_iter().filter_map(|claim| claim.metadata.name).collect();
                 let free = |address: &IpAddr| {
                     !avoid.contains(address)
-                        && !excluded(pool, *address)
+                        && !pool.excludes(*address)
+                        && !ground.is_own(*address)
+                        && !inside.iter().any(|block| block.contains(address))
                         && !taken.contains(&crate::cluster::objects::ClaimName::of(*address).to_string())
                 };
                 if let Some(address) = search(*range, start(key), free) {
@@ -201,17 +220,28 @@ impl Offer {
     }
 }
 
+/// Where an address comes from by the pools that may be used alone; none if it is of no pool. Whoever asks has made sure that it is of
+/// no node's block.
+pub fn of_sticky_pool(pools: &[IPPool], address: IpAddr) -> Option<Origin> {
+    pools.iter().find_map(|pool| {
+        let range = *pool.spec.cidrs.iter().find(|range| range.contains(&address))?;
+        Some(if pool.excludes(address) { Origin::Nowhere } else { Origin::StickyPool { range } })
+    })
+}
+
 /// The Sticky pools that may be used, in the order of the manual: the highest priority first, then by name.
-fn usable(mut pools: Vec<IPPool>) -> Vec<IPPool> {
+pub fn usable(mut pools: Vec<IPPool>) -> Vec<IPPool> {
     let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
     pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
-    pools.retain(|pool| pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none());
+    pools.retain(|pool| {
+        pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none() && !pool.is_refused()
+    });
     pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
     pools
 }
 
-/// The home blocks of all nodes but this one.
-async fn other_blocks(api: &Connection, own: &str) -> Result<Vec<(String, IpNet)>, WalkError> {
+/// The home blocks of all nodes.
+async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, WalkError> {
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let every = ListParams::default();
     let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
@@ -219,8 +249,7 @@ async fn other_blocks(api: &Connection, own: &str) -> Result<Vec<(String, IpNet)
         Err(ApiError::Refused { code: 404, .. }) => return Ok(Vec::new()),
         listed => listed?,
     };
-    let others = listed.items.iter().filter(|node| node.metadata.name.as_deref() != Some(own));
-    let blocks = others.flat_map(|node| {
+    let blocks = listed.items.iter().flat_map(|node| {
         let name = node.metadata.name.clone().unwrap_or_default();
         home_blocks(node).into_iter().map(move |block| (name.clone(), block))
     });
@@ -248,13 +277,6 @@ fn origin_of(claim: &AddressClaim, node: &str) -> Origin {
         Some(home) if home == node => Origin::OwnBlock { node: home.clone(), block },
         Some(home) => Origin::ForeignBlock { home: home.clone(), block },
     }
-}
-
-fn excluded(pool: &IPPool, address: IpAddr) -> bool {
-    pool.spec.excluded.iter().any(|text| match text.parse::<IpNet>() {
-        Ok(range) => range.contains(&address),
-        Err(_) => text.parse() == Ok(address),
-    })
 }
 
 fn start(key: &Holder) -> u128 {
@@ -309,6 +331,28 @@ mod tests {
         }
         assert_eq!(all("10.0.0.9/32", 7).len(), 1);
         assert_eq!(all("10.0.0.8/31", 7).len(), 2);
+    }
+
+    #[test]
+    fn a_pool_that_was_refused_for_what_it_overlaps_is_not_used() {
+        let pool = |status: &str, reason: &str| -> IPPool {
+            let condition = serde_json::json!({"type": "Ready", "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            serde_json::from_value(
+                serde_json::json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
+                "metadata": {"name": "p"}, "spec": {"cidrs": ["10.0.8.0/22"], "use": "Sticky"},
+                "status": {"conditions": [condition]}}),
+            )
+            .unwrap()
+        };
+        for (status, reason, is_used) in [
+            ("False", "OverlapsBlock", false),
+            ("False", "Overlaps", false),
+            ("False", "Full", true),
+            ("True", "InUse", true),
+        ] {
+            assert_eq!(usable(vec![pool(status, reason)]).len(), usize::from(is_used), "{reason}");
+        }
     }
 
     proptest! {

@@ -40,6 +40,8 @@ pub trait Ground {
     fn node(&self) -> &str;
     /// The families of which the node's pods have an address.
     fn families(&self) -> Vec<Family>;
+    /// Whether an address is of the node's own ranges.
+    fn is_own(&self, address: IpAddr) -> bool;
     /// What is known of an old sandbox of this node, whose pod is in this state.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! IPPool: ranges from which nodes get blocks or sticky pods get addresses. Must never overlap another pool:
 //! one object cannot see another in its validation, so [`overlaps`] is asked before a pool is used.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -134,6 +136,44 @@ pub struct IPPoolStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
+}
+
+/// The one condition of a pool.
+pub const READY: &str = "Ready";
+/// Why it is not Ready: it shares addresses with an older pool.
+pub const OVERLAPS: &str = "Overlaps";
+/// Why it is not Ready: a Sticky pool that shares addresses with a node's block.
+pub const OVERLAPS_BLOCK: &str = "OverlapsBlock";
+
+impl IPPool {
+    /// Whether the controller has found that its addresses are, in part, another's.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.status.iter().flat_map(|status| &status.conditions).any(|condition| {
+            condition.kind == READY
+                && condition.status == "False"
+                && [OVERLAPS, OVERLAPS_BLOCK].contains(&condition.reason.as_str())
+        })
+    }
+
+    /// Whether an address is never given out, though it is of a range.
+    #[must_use]
+    pub fn excludes(&self, address: IpAddr) -> bool {
+        self.excluded().any(|range| range.contains(&address))
+    }
+
+    /// Whether all that two ranges share is never given out. Two ranges share nothing, or one lies in the other.
+    #[must_use]
+    pub fn excludes_shared(&self, a: IpNet, b: IpNet) -> bool {
+        let shared = if a.prefix_len() > b.prefix_len() { a } else { b };
+        self.excluded().any(|range| range.contains(&shared))
+    }
+
+    /// What is never given out; what cannot be read is left out.
+    fn excluded(&self) -> impl Iterator<Item = IpNet> + '_ {
+        let read = |text: &String| text.parse().ok().or_else(|| Some(text.parse::<IpAddr>().ok()?.into()));
+        self.spec.excluded.iter().filter_map(read)
+    }
 }
 
 /// Two pools that share addresses.

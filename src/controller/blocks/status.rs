@@ -1,4 +1,5 @@
-//! How full a pool is and whether it is used, on the IPPool itself. Must never be a decision's ground.
+//! How full a pool is and whether it is used, on the IPPool itself. Must never be the ground on which a pool is used: nobody but a
+//! look at the blocks shows that. That it is refused keeps others from it.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +12,10 @@ use super::view::{RefusedPool, Seen};
 use crate::alloc::blocks::{Taken, count_blocks, count_taken};
 use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
+use crate::cluster::objects::ip_pool::READY;
 use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
 use crate::controller::world::World;
 use crate::policy::blocks::{Fill, Plan, Trouble};
-
-/// The one condition of a pool.
-const READY: &str = "Ready";
 
 /// Writes the status of every pool whose status is another one now.
 ///

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
-use crate::cluster::objects::ip_pool::overlaps;
+use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
 use crate::controller::index::Index;
 use crate::controller::settings::CiliumIpam;
@@ -61,21 +61,31 @@ pub struct Seen {
 #[must_use]
 pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, locks: Vec<Lock>) -> Seen {
     let objects: Vec<IPPool> = index.pools.values().cloned().collect();
-    let (mut pools, refused) = usable(&objects);
+    let (mut pools, mut refused) = usable(&objects);
     let named: Vec<IpNet> = objects.iter().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
     if let Some(mut behind) = cluster_pool.and_then(|pool| read(pool).ok()) {
         // Whatever a pool names is that pool's, also while it is not used.
         behind.excluded.extend(&named);
         pools.push(behind);
     }
+    let nodes = nodes(index, place);
     let of = |purpose: PoolUse| objects.iter().filter(move |pool| pool.spec.purpose == purpose);
+    let sticky = of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied());
+    let own = index.nodes.values().flat_map(|node| node.addresses.iter().copied().map(IpNet::from));
     let view = View {
         pools,
-        nodes: nodes(index, place),
+        nodes,
         locks,
         kept: index.claims.values().map(|claim| claim.spec.address).collect(),
-        closed: of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied()).collect(),
+        closed: sticky.chain(own).collect(),
     };
+    let is_refused =
+        |pool: &&IPPool| refused.iter().any(|refused| pool.metadata.name.as_ref() == Some(&refused.name));
+    let over_blocks: Vec<RefusedPool> = of(PoolUse::Sticky)
+        .filter(|pool| !is_refused(pool))
+        .filter_map(|pool| over_a_block(pool, &view))
+        .collect();
+    refused.extend(over_blocks);
     let broken = |kind: &str, names: Vec<String>| -> Vec<String> {
         names.into_iter().map(|name| format!("{kind} {name}")).collect()
     };
@@ -99,7 +109,7 @@ fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
             ranges.1, ranges.0
         );
         let name = overlap.refused;
-        refused.insert(name.clone(), RefusedPool { name, reason: "Overlaps", why });
+        refused.insert(name.clone(), RefusedPool { name, reason: OVERLAPS, why });
     }
     let mut pools = Vec::new();
     for object in objects.iter().filter(|object| object.spec.purpose == PoolUse::NodeBlocks) {
@@ -113,6 +123,31 @@ fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
         }
     }
     (pools, refused.into_values().collect())
+}
+
+/// A Sticky pool of which a node has addresses, by whatever is said anywhere: the node's pods have them without asking anybody.
+fn over_a_block(pool: &IPPool, view: &View) -> Option<RefusedPool> {
+    let clash = |block: IpNet| {
+        let mut ranges = pool.spec.cidrs.iter().copied();
+        ranges.find(|range| {
+            (range.contains(&block) || block.contains(range)) && !pool.excludes_shared(*range, block)
+        })
+    };
+    let of_nodes = view.nodes.iter().flat_map(|node| {
+        node.blocks.iter().chain(&node.said).map(|block| (*block, format!("of node {}", node.name)))
+    });
+    let locked = view.locks.iter().map(|lock| {
+        let kept = format!("that Lease {} keeps for node {}", super::lock_name(lock.block), lock.node);
+        (lock.block, kept)
+    });
+    let (block, whose, range) =
+        of_nodes.chain(locked).find_map(|(block, whose)| Some((block, whose, clash(block)?)))?;
+    let name = pool.metadata.name.clone().unwrap_or_default();
+    let why = format!(
+        "IPPool {name} is not used: its range {range} overlaps block {block} {whose}; name other ranges, or put {block} into \
+         spec.excluded, or drain the node and delete it"
+    );
+    Some(RefusedPool { name, reason: OVERLAPS_BLOCK, why })
 }
 
 fn read(object: &IPPool) -> Result<Pool, String> {
@@ -191,4 +226,110 @@ fn used(index: &Index) -> BTreeMap<String, BTreeMap<Family, u128>> {
         *used.entry(node.to_owned()).or_default().entry(Family::of(address)).or_default() += 1;
     }
     used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::blocks::{Memory, Step, Terms, decide};
+    use crate::policy::facts::Moment;
+    use crate::process::known::Told;
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::{Value, json};
+
+    fn with_pool(spec: Value) -> Index {
+        let mut index = Index::default();
+        let pool = IPPool::new("sticky", serde_json::from_value(spec).unwrap());
+        index.pools.take(Told::Here(("sticky".into(), pool)));
+        index
+    }
+
+    fn over() -> Index {
+        with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky"}))
+    }
+
+    fn take_node(index: &mut Index, node: Value) {
+        let node: Node = serde_json::from_value(node).unwrap();
+        index.nodes.take(Told::Here(("n9".into(), node.into())));
+    }
+
+    fn take_blocks(index: &mut Index, blocks: &[&str]) {
+        let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": blocks}}});
+        let node: crate::cluster::cilium::CiliumNode = serde_json::from_value(node).unwrap();
+        index.cilium_nodes.take(Told::Here(("n9".into(), node.into())));
+    }
+
+    fn refused(index: &Index, locks: &[Lock]) -> Vec<RefusedPool> {
+        let both = [Place::CiliumNode, Place::Annotations]
+            .map(|place| seen(index, place, None, locks.to_vec()).refused);
+        assert_eq!(both[0], both[1]);
+        both[0].clone()
+    }
+
+    #[test]
+    fn no_block_is_given_that_covers_a_nodes_own_address() {
+        let mut index = with_pool(json!({"cidrs": ["10.0.0.0/16"], "use": "NodeBlocks"}));
+        let addresses = json!([{"type": "Hostname", "address": "10.0.2.1"}, {"type": "InternalIP", "address": "10.0.0.10"},
+            {"type": "ExternalIP", "address": "10.0.1.10"}, {"type": "InternalIP", "address": "fd00::1"}]);
+        take_node(
+            &mut index,
+            json!({"metadata": {"name": "n9", "uid": "u"}, "status": {"addresses": addresses}}),
+        );
+        take_blocks(&mut index, &[]);
+        let seen = seen(&index, Place::CiliumNode, None, Vec::new());
+        let plan = decide(&seen.view, Terms::default(), &mut Memory::default(), Moment(0));
+        let given: Vec<String> = plan
+            .steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Give { block, .. } => Some(block.to_string()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(given, ["10.0.2.0/24"]);
+        assert!(seen.view.kept.is_empty(), "and a block that has one comes back all the same");
+    }
+
+    #[test]
+    fn a_sticky_pool_over_a_block_is_refused_wherever_the_block_is_said() {
+        let mut listed = over();
+        take_blocks(&mut listed, &["10.0.9.0/24"]);
+        let mut said = over();
+        take_node(&mut said, json!({"metadata": {"name": "n9"}, "spec": {"podCIDR": "10.0.9.0/24"}}));
+        let mut annotated = over();
+        let annotations = json!({"network.cilium.io/ipv4-pod-cidr": "10.0.9.0/24"});
+        take_node(&mut annotated, json!({"metadata": {"name": "n9", "annotations": annotations}}));
+        let locked = Lock {
+            block: "10.0.9.0/24".parse().unwrap(),
+            node: "n9".into(),
+            uid: "l".into(),
+            version: "1".into(),
+        };
+        for (index, locks) in [(listed, vec![]), (said, vec![]), (annotated, vec![]), (over(), vec![locked])]
+        {
+            let refused = refused(&index, &locks);
+            assert_eq!(refused.len(), 1);
+            assert_eq!((refused[0].name.as_str(), refused[0].reason), ("sticky", "OverlapsBlock"));
+            for part in ["IPPool sticky", "10.0.8.0/22", "10.0.9.0/24", "node n9"] {
+                assert!(refused[0].why.contains(part), "{part}: {}", refused[0].why);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sticky_pool_beside_blocks_over_single_addresses_or_with_the_block_excluded_is_used() {
+        let mut beside = over();
+        // The second is the route of one that lives there.
+        take_blocks(&mut beside, &["10.0.12.0/24", "10.0.9.5/32"]);
+        assert_eq!(refused(&beside, &[]), []);
+        for (excluded, is_used) in [("10.0.9.0/24", true), ("10.0.8.0/23", true), ("10.0.9.0/25", false)] {
+            let mut index =
+                with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky", "excluded": [excluded]}));
+            take_blocks(&mut index, &["10.0.9.0/24"]);
+            assert_eq!(refused(&index, &[]).is_empty(), is_used, "{excluded}");
+        }
+        let mut blocks = with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "NodeBlocks"}));
+        take_blocks(&mut blocks, &["10.0.9.0/24"]);
+        assert_eq!(refused(&blocks, &[]), []);
+    }
 }

@@ -115,6 +115,28 @@ async fn a_request_stands_while_its_pod_runs_however_long_the_node_is_silent() {
     .await;
 }
 
+#[tokio::test]
+async fn an_address_of_a_nodes_block_is_asked_of_that_node_though_a_sticky_pool_covers_it() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    let world = desk.world(&[&HURRIED[..2], &HURRIED[3..]].concat());
+    let address = desk.address(7);
+    while_at_work(&world, async {
+        desk.pod("db-0", &node.name, None, json!({})).await;
+        desk.runs("db-0", &address).await;
+        until("the claim", || async { desk.claim(&address).await.is_some() }).await;
+        let claim = desk.claim(&address).await.unwrap().spec;
+        assert_eq!(claim.phase, ClaimPhase::Requested);
+        assert_eq!(
+            (claim.home_node, claim.block),
+            (Some(node.name.clone()), Some(desk.case.range().to_string()))
+        );
+        assert!(desk.names().await.is_empty());
+    })
+    .await;
+}
+
 type Written = Arc<Mutex<Vec<String>>>;
 
 /// Keeps the words of every write.
