@@ -137,7 +137,7 @@ fn there_and_back(flavour: Flavour, mode: &str) {
     let pool = lab.kubectl(&["get", "ciliumnode", "node-1", "-o", "jsonpath={.spec.ipam.pool}"]);
     assert!(pool.contains(&format!("\"{three}\"")), "{three} is not of {pool}");
 
-    let back = adopt(&lab, &["--back"]).unwrap_or_else(|why| panic!("{why}"));
+    let back = adopt(&lab, &[&format!("--back={mode}")]).unwrap_or_else(|why| panic!("{why}"));
     assert!(back.contains("Every pod has an address of its own node's blocks"), "{back}");
     loses_nothing(&lab, &two, || switch(&lab, mode, &one, &two));
     assert_eq!(after(), before, "the routers keep their addresses, and no pod started anew");
