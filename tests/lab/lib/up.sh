@@ -58,7 +58,7 @@ up_parse() {
     *) bad_usage "'$mode' is no mode; there are: crd delegated chained cluster-pool kubernetes" ;;
     esac
     [[ $routing == vxlan || $routing == native ]] || bad_usage "'$routing' is no routing; there are: vxlan native"
-    if $dual_stack && [[ $routing == native ]]; then
+    if $dual_stack && [[ $routing == native || $mode == kubernetes ]]; then
         bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
     fi
     [[ -d $TOOLS/cilium-${cilium#v} ]] || bad_usage "Cilium $cilium is not pinned; there are: v1.19.5 v1.18.3"
