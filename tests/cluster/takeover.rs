@@ -11,6 +11,7 @@ use sticky_ipam::cluster::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::controller::act::{Hands, Overseer, Unwatched};
 use sticky_ipam::controller::adopt::{Order, Report, adopt};
+use sticky_ipam::controller::settings::BackTo;
 
 use crate::bench::ApiServer;
 use crate::bench::access::Access;
@@ -18,9 +19,9 @@ use crate::bench::case::Case;
 use crate::desk::{EndAt, apply, bare_node, settings};
 use crate::node::ended_by_the_witness;
 
-const DRY: Order = Order { apply: false, back: false, free: 4 };
-const APPLY: Order = Order { apply: true, back: false, free: 4 };
-const BACK: Order = Order { apply: false, back: true, free: 4 };
+const DRY: Order = Order { apply: false, back: None, free: 4 };
+const APPLY: Order = Order { apply: true, back: None, free: 4 };
+const BACK: Order = Order { apply: false, back: Some(BackTo::ClusterPool), free: 4 };
 
 /// A server of its own: adoption looks at the whole cluster.
 async fn server() -> ApiServer {
@@ -243,4 +244,14 @@ async fn the_way_back_waits_until_every_address_is_at_home() {
     assert_eq!(now.name_any(), "n1");
     let (report, _) = run(&case, BACK).await;
     assert!(report.clear && report.text.contains("restart its agents"), "{}", report.text);
+    // These Nodes name no range: good enough for cluster-pool, and it says so.
+    assert!(report.text.contains("adopt --back=kubernetes"), "{}", report.text);
+    let (report, writes) = run(&case, Order { back: Some(BackTo::Kubernetes), ..BACK }).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    let waits = "node n2: its Node names no range";
+    assert!(
+        report.text.contains("of no range that the Node itself names") && report.text.contains(waits),
+        "{}",
+        report.text
+    );
 }

@@ -1,4 +1,4 @@
-//! A running cluster is taken over from Cilium's `cluster-pool` mode into `crd`, and back, and nobody notices.
+//! A running cluster is taken over from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back, and nobody notices.
 
 use std::process::{Child, Stdio};
 
@@ -80,11 +80,37 @@ fn is_restored(lab: &Lab, node: &str, address: &str) {
     });
 }
 
-#[test]
-fn pings_and_a_connection_between_running_pods_lose_nothing_there_and_back() {
-    let lab = Lab::of(Flavour::ClusterPool);
+/// Cilium's agent itself says that it is in this mode.
+fn is_in_mode(lab: &Lab, node: &str, mode: &str) {
+    let url = "http://localhost/v1/config";
+    let said = lab.must(&["on", node, "curl", "-sf", "--unix-socket", "/var/run/cilium/cilium.sock", url]);
+    assert!(said.contains(&format!(r#""ipam-mode":"{mode}""#)), "{node} is not in {mode} mode: {said}");
+}
+
+/// Which pods these are, and which containers run in them.
+fn incarnations(lab: &Lab, pods: &[&str]) -> String {
+    let path = "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[*].containerID}";
+    lab.kubectl(&[&["get", "pods", "-n", NAMESPACE, "-o", path], pods].concat())
+}
+
+/// The agents of both nodes start anew in this mode, while pings and a connection between their pods go on.
+fn switch(lab: &Lab, mode: &str, one: &str, two: &str) {
+    set_mode(lab, mode);
+    for node in ["node-1", "node-2"] {
+        lab.must(&["set-ipam", node, mode]);
+        is_in_mode(lab, node, mode);
+    }
+    is_restored(lab, "node-1", one);
+    is_restored(lab, "node-2", two);
+    lab.pings(NAMESPACE, "two", one);
+}
+
+/// Pings and a connection between running pods lose nothing on the way from `mode` into `crd`, and back.
+fn there_and_back(flavour: Flavour, mode: &str) {
+    let lab = Lab::of(flavour);
     lab.namespace(NAMESPACE);
-    set_mode(&lab, "cluster-pool");
+    set_mode(&lab, mode);
+    is_in_mode(&lab, "node-1", mode);
     lab.pod(NAMESPACE, "one", "node-1");
     lab.pod(NAMESPACE, "two", "node-2");
     let (one, two) = (lab.address(NAMESPACE, "one"), lab.address(NAMESPACE, "two"));
@@ -93,22 +119,17 @@ fn pings_and_a_connection_between_running_pods_lose_nothing_there_and_back() {
         let path = r#"jsonpath={.items[*].spec.addresses[?(@.type=="CiliumInternalIP")].ip}"#;
         lab.kubectl(&["get", "ciliumnodes", "-o", path])
     };
-    let before = routers();
+    let before = (routers(), incarnations(&lab, &["one", "two"]));
 
     let dry = adopt(&lab, &[]).unwrap_or_else(|why| panic!("{why}"));
     assert!(dry.contains("Dry run: nothing was written"), "{dry}");
     loses_nothing(&lab, &two, || {
         let report = adopt(&lab, &["--apply"]).unwrap_or_else(|why| panic!("{why}"));
         assert!(report.contains("Every live pod's address is in the pool"), "{report}");
-        set_mode(&lab, "crd");
-        for node in ["node-1", "node-2"] {
-            lab.must(&["set-ipam", node, "crd"]);
-        }
-        is_restored(&lab, "node-1", &one);
-        is_restored(&lab, "node-2", &two);
-        lab.pings(NAMESPACE, "two", &one);
+        switch(&lab, "crd", &one, &two);
     });
-    assert_eq!(routers(), before, "the routers keep their addresses");
+    let after = || (routers(), incarnations(&lab, &["one", "two"]));
+    assert_eq!(after(), before, "the routers keep their addresses, and no pod started anew");
     lab.answers("node-1", &two);
     // New pods come out of the pool.
     lab.pod(NAMESPACE, "three", "node-1");
@@ -116,19 +137,27 @@ fn pings_and_a_connection_between_running_pods_lose_nothing_there_and_back() {
     let pool = lab.kubectl(&["get", "ciliumnode", "node-1", "-o", "jsonpath={.spec.ipam.pool}"]);
     assert!(pool.contains(&format!("\"{three}\"")), "{three} is not of {pool}");
 
-    let back = adopt(&lab, &["--back"]).unwrap_or_else(|why| panic!("{why}"));
+    let back = adopt(&lab, &[&format!("--back={mode}")]).unwrap_or_else(|why| panic!("{why}"));
     assert!(back.contains("Every pod has an address of its own node's blocks"), "{back}");
-    loses_nothing(&lab, &two, || {
-        set_mode(&lab, "cluster-pool");
-        for node in ["node-1", "node-2"] {
-            lab.must(&["set-ipam", node, "cluster-pool"]);
-        }
-        is_restored(&lab, "node-1", &one);
-        is_restored(&lab, "node-2", &two);
-        lab.pings(NAMESPACE, "two", &one);
-    });
-    for address in [&one, &three] {
+    loses_nothing(&lab, &two, || switch(&lab, mode, &one, &two));
+    assert_eq!(after(), before, "the routers keep their addresses, and no pod started anew");
+    // New pods come out of the block again, and get nothing that another has.
+    lab.pod(NAMESPACE, "four", "node-1");
+    let four = lab.address(NAMESPACE, "four");
+    assert!(![&one, &three].contains(&&four), "{four} is another's");
+    for address in [&one, &three, &four] {
         lab.answers("node-2", address);
     }
     lab.delete_namespace(NAMESPACE);
+}
+
+#[test]
+fn from_cluster_pool_and_back_running_pods_lose_nothing() {
+    there_and_back(Flavour::ClusterPool, "cluster-pool");
+}
+
+/// The blocks are those of the Nodes, and Cilium's agents write them on the CiliumNodes; no operator has a part in it.
+#[test]
+fn from_kubernetes_and_back_running_pods_lose_nothing() {
+    there_and_back(Flavour::Kubernetes, "kubernetes");
 }

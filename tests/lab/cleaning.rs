@@ -240,7 +240,7 @@ fn what_is_missing_is_named_with_its_cure() {
     assert!(text(&unprivileged).contains("needs root"), "{}", text(&unprivileged));
 
     for (arguments, named) in [
-        (["up", "--mode", "host"], "crd delegated chained cluster-pool"),
+        (["up", "--mode", "host"], "crd delegated chained cluster-pool kubernetes"),
         (["up", "--cilium", "v0.1"], "v1.19.5 v1.18.3"),
         (["up", "--fast", "1"], "--fast"),
         (["kubectl", "get", "pods"], "no lab is up"),

@@ -30,6 +30,8 @@ pub enum Flavour {
     Chained,
     /// Cilium's operator gives out blocks.
     ClusterPool,
+    /// Cilium takes the blocks that Nodes name.
+    Kubernetes,
     /// As `Stock`, with both families.
     DualStack,
     /// All of ours, with agents and the cluster's policy: pods with the label `sticky: yes` keep their addresses over nodes.
@@ -72,6 +74,7 @@ impl Flavour {
             Self::Delegated => &["--mode", "delegated"],
             Self::Chained => &["--mode", "chained"],
             Self::ClusterPool => &["--mode", "cluster-pool", "--stock"],
+            Self::Kubernetes => &["--mode", "kubernetes", "--stock"],
             Self::DualStack => &["--mode", "crd", "--stock", "--dual-stack"],
             Self::Ours(Mode::Crd) => &["--mode", "crd"],
             Self::Controllers => &["--mode", "crd", "--endpoint-routes"],

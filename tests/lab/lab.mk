@@ -13,7 +13,7 @@ tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
 	tests/tools/build
 
-lab: plugin agent controller ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool LAB_OPTIONS=--stock
+lab: plugin agent controller ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool|kubernetes LAB_OPTIONS=--stock
 	tests/tools/debian e2e
 	$(LAB_BINARIES) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
 	@tests/lab/lab what-to-try

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::act::Hands;
 use super::cilium_config::CiliumConfig;
-use super::settings::Settings;
+use super::settings::{BackTo, Settings};
 use super::survey::survey;
 use crate::cluster::cilium::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::claims::carry::patch_params;
@@ -33,8 +33,8 @@ const KEYS_A_PATCH: usize = 500;
 pub struct Order {
     /// Write; otherwise only say what would be written.
     pub apply: bool,
-    /// The way back.
-    pub back: bool,
+    /// The way back, into this mode.
+    pub back: Option<BackTo>,
     /// Addresses a node and family that any pod may get.
     pub free: usize,
 }
@@ -59,9 +59,12 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
     for remark in config.remarks.iter().cloned().chain(skipped.iter().map(ToString::to_string)) {
         let _ = writeln!(text, "note: {remark}");
     }
-    if order.back {
-        let obstacles = back(&index);
+    if let Some(to) = order.back {
+        let obstacles = back(&index, to);
         text.push_str(&told_back(&obstacles));
+        if to == BackTo::ClusterPool && back(&index, BackTo::Kubernetes) != obstacles {
+            text.push_str(NOT_KUBERNETES);
+        }
         return Ok(Report { text, clear: obstacles.is_empty() });
     }
     let offers = offers(&config, order);
@@ -100,6 +103,9 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
     }
     Ok(Report { text, clear: left.is_empty() })
 }
+
+const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: sticky-ipam-controller \
+adopt --back=kubernetes\n";
 
 const NEXT: &str = "Next: set ipam: crd in Cilium's ConfigMap, restart Cilium's agents node by node (pods keep running), \
 with this command under --follow meanwhile, so that pods which start in between are not left out. Then start sticky-ipam's \

@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use crate::alloc::Family;
 use crate::cluster::cilium::PoolEntry;
 use crate::cluster::projection::resource;
-use crate::controller::index::{CiliumNodeSeen, Index, PodSeen};
+use crate::controller::index::{CiliumNodeSeen, Index, NodeSeen, PodSeen};
+use crate::controller::settings::BackTo;
 
 /// What must be written on one node's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -87,6 +88,20 @@ pub enum Obstacle {
         /// The address.
         address: IpAddr,
     },
+    /// A live pod has an address that the Node itself does not name, for a mode that goes by the Node.
+    NotOfNode {
+        /// The node.
+        node: String,
+        /// The pod.
+        pod: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// The Node names no range, for a mode that goes by the Node.
+    NoRange {
+        /// The node.
+        node: String,
+    },
     /// A single address is still routed to the node.
     Route {
         /// The node.
@@ -126,6 +141,16 @@ impl fmt::Display for Obstacle {
                 f,
                 "node {node}: pod {pod} has {address}, which is of no block of this node; let it run on its home node, or \
                  delete its StickyIP and the pod"
+            ),
+            Self::NotOfNode { node, pod, address } => write!(
+                f,
+                "node {node}: pod {pod} has {address}, which is of no range that the Node itself names, and kubernetes mode \
+                 knows no other; delete its StickyIP, if there is one, and the pod"
+            ),
+            Self::NoRange { node } => write!(
+                f,
+                "node {node}: its Node names no range, and in kubernetes mode Cilium's agent would wait for one; write \
+                 spec.podCIDRs of the Node"
             ),
             Self::Route { node, address } => write!(
                 f,
@@ -249,16 +274,24 @@ pub fn missing(index: &Index) -> Vec<Obstacle> {
 
 /// What is in the way back to a mode in which a node's pods have addresses of its blocks alone.
 #[must_use]
-pub fn back(index: &Index) -> Vec<Obstacle> {
+pub fn back(index: &Index, to: BackTo) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (node, pods) in live(index) {
         let blocks: Vec<IpNet> =
             index.cilium_nodes.get(node).map(|cilium| cilium.blocks().collect()).unwrap_or_default();
+        let named = index.nodes.get(node).map(named_by).unwrap_or_default();
         for (pod, _, address) in pods {
+            let (node, pod) = (node.to_owned(), pod.clone());
             if !blocks.iter().any(|block| block.contains(&address)) {
-                found.push(Obstacle::Away { node: node.to_owned(), pod: pod.clone(), address });
+                found.push(Obstacle::Away { node, pod, address });
+            } else if to == BackTo::Kubernetes && !named.iter().any(|range| range.contains(&address)) {
+                found.push(Obstacle::NotOfNode { node, pod, address });
             }
         }
+    }
+    if to == BackTo::Kubernetes {
+        let bare = index.nodes.iter().filter(|(_, seen)| named_by(seen).is_empty());
+        found.extend(bare.map(|(node, _)| Obstacle::NoRange { node: node.clone() }));
     }
     for (node, cilium) in index.cilium_nodes.iter() {
         let single = cilium.pod_cidrs.iter().filter(|net| net.prefix_len() == net.max_prefix_len());
@@ -319,6 +352,12 @@ fn home(index: &Index, name: &str, cilium: &CiliumNodeSeen) -> Vec<IpNet> {
         .into_iter()
         .find(|ranges| !ranges.is_empty())
         .unwrap_or_default()
+}
+
+/// What Cilium goes by in `kubernetes` mode: the first range of a family in the Node's spec, or else in its annotations.
+fn named_by(node: &NodeSeen) -> Vec<IpNet> {
+    let annotated = node.annotated.values().flatten();
+    first(&node.pod_cidrs.iter().chain(annotated).copied().collect::<Vec<_>>())
 }
 
 /// One range a family, as a Node has them.

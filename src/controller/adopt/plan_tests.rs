@@ -150,9 +150,30 @@ fn nobody_goes_back_while_an_address_is_away_from_home() {
         vec![pod("home", "n1", &["10.1.0.5"]), pod("away", "n1", &["10.2.0.7"])],
     );
     assert!(
-        matches!(&back(&index)[..], [Obstacle::Away { pod, .. }, Obstacle::Route { .. }] if pod == "db/away")
+        matches!(&back(&index, BackTo::ClusterPool)[..], [Obstacle::Away { pod, .. }, Obstacle::Route { .. }] if pod == "db/away")
     );
     index.take_pod(Told::Gone("db/away".into()));
     index.cilium_nodes.take(Told::Here(cilium("n1", json!({"ipam": {"podCIDRs": ["10.1.0.0/28"]}}))));
-    assert_eq!(back(&index), []);
+    assert_eq!(back(&index, BackTo::ClusterPool), []);
+    assert_eq!(back(&index, BackTo::Kubernetes), []);
+}
+
+#[test]
+fn kubernetes_mode_takes_back_only_what_the_node_itself_names() {
+    let blocks = json!({"ipam": {"podCIDRs": ["10.1.0.0/28", "10.2.0.0/28"]}});
+    let mut index = index(
+        vec![node("n1", &["10.1.0.0/28"])],
+        vec![cilium("n1", blocks.clone())],
+        vec![pod("first", "n1", &["10.1.0.5"]), pod("further", "n1", &["10.2.0.7"])],
+    );
+    assert_eq!(back(&index, BackTo::ClusterPool), []);
+    let found = back(&index, BackTo::Kubernetes);
+    assert!(matches!(&found[..], [Obstacle::NotOfNode { pod, .. }] if pod == "db/further"), "{found:?}");
+    index.take_pod(Told::Gone("db/further".into()));
+    assert_eq!(back(&index, BackTo::Kubernetes), []);
+
+    // A node that got its block later: Cilium's agent would wait for a range of the Node.
+    index.nodes.take(Told::Here(node("n2", &[])));
+    index.cilium_nodes.take(Told::Here(cilium("n2", json!({"ipam": {"podCIDRs": ["10.3.0.0/28"]}}))));
+    assert!(matches!(&back(&index, BackTo::Kubernetes)[..], [Obstacle::NoRange { node }] if node == "n2"));
 }

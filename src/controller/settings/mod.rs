@@ -75,12 +75,29 @@ pub struct Adoption {
     /// Go on putting in the addresses of pods that start, until told to end
     #[arg(long, requires = "apply")]
     pub follow: bool,
-    /// Check that every address away from home has gone home, for the way back
-    #[arg(long, conflicts_with_all = ["apply", "follow"])]
-    pub back: bool,
+    /// Check that every address away from home has gone home, for the way back into this mode
+    #[arg(
+        long,
+        value_enum,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "cluster-pool",
+        value_name = "MODE",
+        conflicts_with_all = ["apply", "follow"]
+    )]
+    pub back: Option<BackTo>,
     /// Addresses a node and family that any pod may get from its pool
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub free: usize,
+}
+
+/// Where the way back leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackTo {
+    /// Every block of the CiliumNode is the node's
+    ClusterPool,
+    /// Only what the Node itself names, one range a family
+    Kubernetes,
 }
 
 /// How Cilium gets its addresses, and so where node blocks are written.

@@ -20,6 +20,7 @@ impl Drop for Joined<'_> {
     fn drop(&mut self) {
         let _ = self.0.lab.attempt(&["kubectl", "uncordon", NODES[0], NODES[1]]);
         let _ = self.0.lab.attempt(&["remove-node", NODE]);
+        let _ = self.0.lab.attempt(&["kubectl", "delete", "ippool", GREEN.0, "--ignore-not-found"]);
     }
 }
 
@@ -77,6 +78,47 @@ pub fn come_and_go(stage: &Stage) {
     stage.lab.delete_namespace(namespace);
 }
 
+/// Name, range, and the first block of it: for the node that joins.
+const GREEN: (&str, &str, &str) = ("lab-green", "10.252.0.0/16", "10.252.0.0/24");
+
+/// A pool for the nodes whose label names it.
+fn selecting_pool(name: &str, range: &str) -> Value {
+    json!({
+        "apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool", "metadata": {"name": name},
+        "spec": {"use": "NodeBlocks", "cidrs": [range], "blockSize": {"ipv4": 24}, "priority": 10,
+                 "nodeSelector": {"matchLabels": {"lab-pool": name}}},
+    })
+}
+
+/// A node joins with the label of a pool: its first block is of that pool, although the one behind all pools has free ones. Its Node
+/// names no range, because such a one would be its block, if only some pool that serves the node has it.
+pub fn first_of_pool(stage: &Stage) {
+    let namespace = "first";
+    let (pool, range, block) = GREEN;
+    stage.lab.namespace(namespace);
+    let _leaves = Joined(stage);
+    stage.api.create(selecting_pool(pool, range));
+    stage.lab.must(&["add-node", NODE, "--without-range", &format!("lab-pool={pool}")]);
+    eventually(&format!("a block of {NODE}"), || match pod_cidrs(stage, NODE) {
+        none if none.is_empty() => Err("none".to_owned()),
+        some => Ok(some),
+    });
+    becomes_locked_for(stage, block, Some(NODE));
+    assert_eq!(pod_cidrs(stage, NODE), [block], "its first block, and no other");
+    // Pods there have addresses of it, and are reached.
+    stage.api.create(pod(namespace, "guest", json!({}), json!({}), spec(Some(NODE))));
+    let guest = stage.api.ready(namespace, "guest");
+    assert!(guest.address().starts_with("10.252.0."), "{guest:?}");
+    stage.lab.answers(NODES[0], guest.address());
+    stage.lab.answers(NODE, guest.address());
+
+    // It leaves with its block: under the same name it may join again without.
+    stage.lab.must(&["remove-node", NODE]);
+    stage.api.delete_pod(namespace, "guest", Some(0));
+    becomes_locked_for(stage, block, None);
+    stage.lab.delete_namespace(namespace);
+}
+
 /// Labels, pools and flags as before when the test ends.
 struct Pooled<'a>(&'a Stage);
 
@@ -102,11 +144,7 @@ pub fn two_pools(stage: &Stage) {
     let _as_before = Pooled(stage);
     for (node, (pool, range, _)) in NODES.into_iter().zip(POOLS) {
         stage.lab.kubectl(&["label", "node", node, &format!("lab-pool={pool}")]);
-        stage.api.create(json!({
-            "apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool", "metadata": {"name": pool},
-            "spec": {"use": "NodeBlocks", "cidrs": [range], "blockSize": {"ipv4": 24}, "priority": 10,
-                     "nodeSelector": {"matchLabels": {"lab-pool": pool}}},
-        }));
+        stage.api.create(selecting_pool(pool, range));
     }
     let before: Vec<Vec<String>> = NODES.into_iter().map(|node| pod_cidrs(stage, node)).collect();
     // 254 addresses of one block are fewer; those of two are not.

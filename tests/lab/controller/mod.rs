@@ -98,6 +98,12 @@ fn a_node_that_joins_gets_a_block_which_is_free_again_after_it_left_and_nothing_
 }
 
 #[test]
+fn a_node_that_joins_gets_its_first_block_from_the_pool_that_selects_it() {
+    let controlled = Controlled::lab();
+    blocks::first_of_pool(&controlled.stage);
+}
+
+#[test]
 fn each_node_gets_its_further_block_from_the_pool_that_selects_it() {
     let controlled = Controlled::lab();
     blocks::two_pools(&controlled.stage);

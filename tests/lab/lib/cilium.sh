@@ -40,11 +40,14 @@ cilium_pool() {
     done | sed 's/,$//'
 }
 
-# cilium_node NODE: in `cluster-pool` Cilium's operator fills it.
+# ciliums_own_blocks: does Cilium give out addresses of a node's block by itself?
+ciliums_own_blocks() { [[ $mode == cluster-pool || $mode == kubernetes ]]; }
+
+# cilium_node NODE: in `cluster-pool` Cilium's operator fills it, in `kubernetes` the agent does, from the Node.
 cilium_node() {
     local pool=
     case $mode in
-    cluster-pool) return 0 ;;
+    cluster-pool | kubernetes) return 0 ;;
     crd) pool="\"pool\": {$(cilium_pool "$1")}," ;;
     esac
     kubectl_admin create -f - >/dev/null <<JSON
@@ -61,7 +64,7 @@ cilium_define() {
         --cgroup-root=/run/cilium/cgroupv2 --bpf-root=/sys/fs/bpf --state-dir=/var/run/cilium
         --socket-path=/var/run/cilium/cilium.sock --cni-exclusive=false --write-cni-conf-when-ready=)
     case $mode in
-    crd | cluster-pool) flags+=("--ipam=$mode") ;;
+    crd | cluster-pool | kubernetes) flags+=("--ipam=$mode") ;;
     delegated) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0) ;;
     chained) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0 --cni-chaining-mode=generic-veth) ;;
     esac
@@ -109,7 +112,7 @@ cni_install() {
     ipam="{\"type\":\"$plugin\",\"dataDir\":\"/var/lib/cni/networks\",\"ranges\":[$ranges],\"routes\":[{\"dst\":\"0.0.0.0/0\"}]$ipam}"
     plugins='{"type":"cilium-cni","enable-debug":false}'
     case $mode in
-    cluster-pool) ;;
+    cluster-pool | kubernetes) ;;
     crd) $stock || plugins="{\"type\":\"sticky-ipam\",\"delegate\":$plugins,\"sticky\":$sticky}" ;;
     delegated) plugins="{\"type\":\"cilium-cni\",\"enable-debug\":false,\"ipam\":$ipam}" ;;
     chained) plugins="{\"type\":\"ptp\",\"ipMasq\":false,\"mtu\":1500,\"ipam\":$ipam},{\"type\":\"cilium-cni\",\"chaining-mode\":\"generic-veth\",\"enable-debug\":false}" ;;

@@ -67,13 +67,13 @@ command_reboot() {
 }
 
 command_set_ipam() {
-    help_for "set-ipam NODE MODE   restart Cilium's agent on a node with --ipam=MODE (crd, cluster-pool), and wait until it is healthy" "$@"
+    help_for "set-ipam NODE MODE   restart Cilium's agent on a node with --ipam=MODE (crd, cluster-pool, kubernetes), and wait until it is healthy" "$@"
     need_root
     need_lab
     need_node "${1-}"
     case ${2-} in
-    crd | cluster-pool) ;;
-    *) bad_usage "set-ipam takes a node and a mode, crd or cluster-pool" ;;
+    crd | cluster-pool | kubernetes) ;;
+    *) bad_usage "set-ipam takes a node and a mode: crd, cluster-pool or kubernetes" ;;
     esac
     sed -i "s/--ipam=[a-z-]*/--ipam=$2/" "$LAB_DIR/run/cilium@$1.command"
     stop_component "cilium@$1"

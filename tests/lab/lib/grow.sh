@@ -8,14 +8,19 @@ MOST_NODES=9
 grow_note() { printf '%s\n' "${NODES[@]:2}" >"$LAB_DIR/more-nodes"; }
 
 command_add_node() {
-    help_for "add-node NODE [LABEL=VALUE…]   a further node (node-3 to node-$MOST_NODES) joins; in crd mode its block is the controller's to give" "$@"
+    help_for "add-node NODE [--without-range] [LABEL=VALUE…]   a further node (node-3 to node-$MOST_NODES) joins; in crd mode its block is the controller's to give; --without-range: its Node names none" "$@"
     need_root
     need_lab
     [[ ${1-} =~ ^node-[3-$MOST_NODES]$ ]] || bad_usage "'${1-}' is no further node; there can be: node-3 to node-$MOST_NODES"
-    [[ $mode != cluster-pool ]] || bad_usage "add-node is there for crd, delegated and chained"
+    ! ciliums_own_blocks || bad_usage "add-node is there for crd, delegated and chained"
     [[ ! -e $(node_folder "$1") ]] || bad_usage "$1 is there already"
-    local node=$1
+    local node=$1 without_range=false
     shift
+    if [[ ${1-} == --without-range ]]; then
+        # shellcheck disable=SC2034 # node_register looks at it.
+        without_range=true
+        shift
+    fi
     node_make "$node"
     [[ $# -eq 0 ]] || kubectl_admin label node "$node" "$@" >/dev/null
     NODES+=("$node")

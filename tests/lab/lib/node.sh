@@ -72,17 +72,20 @@ node_cidrs_json() {
     fi
 }
 
-# node_register NODE: before kubelet does, because Cilium's `crd` mode takes the node's range from spec.podCIDR at its start.
+# node_register NODE: before kubelet does, because Cilium's `crd` mode takes the node's range from spec.podCIDR at its start. With
+# `without_range` the Node names none, and Cilium makes one up.
 node_register() {
-    local node=$1 number addresses
+    local node=$1 number addresses spec
     number=$(node_number "$node")
+    spec="{\"podCIDR\": \"$(node_cidr "$node")\", \"podCIDRs\": $(node_cidrs_json "$node")}"
+    ! ${without_range:-false} || spec={}
     addresses="{\"type\":\"InternalIP\",\"address\":\"172.30.0.1$number\"},{\"type\":\"Hostname\",\"address\":\"$node\"}"
     if $dual_stack; then
         addresses+=",{\"type\":\"InternalIP\",\"address\":\"fd30::1$number\"}"
     fi
     kubectl_admin create -f - >/dev/null <<JSON
 {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "$node", "labels": {"kubernetes.io/hostname": "$node"}},
- "spec": {"podCIDR": "$(node_cidr "$node")", "podCIDRs": $(node_cidrs_json "$node")}}
+ "spec": $spec}
 JSON
     kubectl_admin patch node "$node" --subresource=status --type=merge -p "{\"status\":{\"addresses\":[$addresses]}}" >/dev/null
 }

@@ -29,7 +29,7 @@ ours_find_agent() {
 }
 
 # ours_needed: does this mode call our plugin?
-ours_needed() { ! $stock && [[ $mode != cluster-pool ]]; }
+ours_needed() { ! $stock && ! ciliums_own_blocks; }
 
 # ours_agent_needed: LAB_STICKY is another policy, of which an agent knows nothing.
 ours_agent_needed() { ours_needed && [[ -z ${LAB_STICKY-} && ${LAB_AGENT-true} == true ]]; }

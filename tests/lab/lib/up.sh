@@ -10,11 +10,12 @@ up_usage() {
     cat <<'USAGE'
 usage: tests/lab/lab up [OPTIONS]
 
-  --mode crd|delegated|chained|cluster-pool   how Cilium gets addresses (default crd)
+  --mode crd|delegated|chained|cluster-pool|kubernetes   how Cilium gets addresses (default crd)
        crd           from CiliumNode pools, with sticky-ipam in front of cilium-cni
        delegated     cilium-cni calls sticky-ipam (host-local with --stock)
        chained       ptp with sticky-ipam (host-local with --stock), then cilium-cni
        cluster-pool  Cilium's own operator gives each node a block
+       kubernetes    from the block that the Node names; no operator
   --routing vxlan|native        default vxlan; delegated and chained are native only
   --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan)
   --endpoint-routes             with vxlan too, a route for each pod on its node (native has them always): what addresses need
@@ -48,16 +49,16 @@ up_parse() {
         shift
     done
     case $mode in
-    crd | cluster-pool) routing=${routing:-vxlan} ;;
+    crd | cluster-pool | kubernetes) routing=${routing:-vxlan} ;;
     delegated | chained)
         routing=${routing:-native}
         [[ $routing == native ]] || bad_usage "$mode needs native routing: with a tunnel Cilium's agent does not start (delegated) or cannot reach a moved address (chained)"
         ! $dual_stack || bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
         ;;
-    *) bad_usage "'$mode' is no mode; there are: crd delegated chained cluster-pool" ;;
+    *) bad_usage "'$mode' is no mode; there are: crd delegated chained cluster-pool kubernetes" ;;
     esac
     [[ $routing == vxlan || $routing == native ]] || bad_usage "'$routing' is no routing; there are: vxlan native"
-    if $dual_stack && [[ $routing == native ]]; then
+    if $dual_stack && [[ $routing == native || $mode == kubernetes ]]; then
         bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
     fi
     [[ -d $TOOLS/cilium-${cilium#v} ]] || bad_usage "Cilium $cilium is not pinned; there are: v1.19.5 v1.18.3"
