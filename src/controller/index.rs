@@ -365,6 +365,14 @@ impl Index {
         slots.map(|(_, sticky)| sticky).find(|sticky| attached_uid(sticky) == Some(pod.facts.uid.as_str()))
     }
 
+    /// The pod that a StickyIP is attached to.
+    #[must_use]
+    pub fn pod_of(&self, sticky: &StickyIP) -> Option<&PodSeen> {
+        let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+        let pod = self.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
+        (attached_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
+    }
+
     /// Whether pods of this workload are there that have not ended.
     #[must_use]
     pub fn has_pods_of(&self, namespace: &str, workload: &WorkloadRef) -> bool {

@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::index::{Kind, key_of};
 use super::queue::Key;
-use super::retain::pod_of;
 use super::workloads::Workloads;
 use super::world::{Done, Duty, World};
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
@@ -69,7 +68,7 @@ impl Duty for Owners<'_> {
                 match self.workloads.owners(namespace, &(&sticky.spec.workload).into()) {
                     Ok(Some(owners)) => {
                         let owners: Vec<WorkloadRef> = owners.iter().map(Into::into).collect();
-                        let uid = pod_of(&index, sticky).and_then(|pod| successor(sticky, &pod.facts));
+                        let uid = index.pod_of(sticky).and_then(|pod| successor(sticky, &pod.facts));
                         let patch = match uid {
                             Some(uid) => json!({"spec": {"owners": owners, "workload": {"uid": uid}}}),
                             None => json!({"spec": {"owners": owners}}),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::index::{Index, Kind, PodSeen, RETENTION, attached_uid, key_of};
+use super::index::{Index, Kind, PodSeen, RETENTION, key_of};
 use super::queue::Key;
 use super::world::{Done, Duty, World};
 use crate::cluster::events::{self, Told};
@@ -46,13 +46,6 @@ fn wanted(
     Ok((may_change && now != wanted).then_some(wanted))
 }
 
-/// The pod that a StickyIP is attached to.
-pub(super) fn pod_of<'a>(index: &'a Index, sticky: &StickyIP) -> Option<&'a PodSeen> {
-    let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
-    let pod = index.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
-    (attached_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
-}
-
 impl Duty for Retain {
     const NAME: &'static str = "retain";
     const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
@@ -64,7 +57,7 @@ impl Duty for Retain {
         {
             let index = world.index();
             let mut look = |sticky: &StickyIP| {
-                let pod = pod_of(&index, sticky);
+                let pod = index.pod_of(sticky);
                 match (wanted(sticky, pod, &index, default), pod) {
                     (Ok(Some(wanted)), _) => todo.push((sticky.clone(), wanted)),
                     (Err(why), Some(pod)) => bad.push((pod.facts.clone(), why)),

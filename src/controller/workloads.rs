@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::index::Kind;
 use super::queue::Key;
 use super::world::{Inbox, World};
-use crate::cluster::objects::WorkloadRef;
+use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::pod;
 use crate::policy::chain::{Link, above};
 use crate::policy::facts::Owner;
@@ -294,6 +294,8 @@ impl Workloads {
     async fn watch_kind(&self, world: &World, inboxes: Inboxes<'_>, kind: GroupKind, served: Served) {
         let api: Api<PartialObjectMeta<DynamicObject>> =
             Api::all_with(world.hands.client(), &served.resource);
+        // A kind that can be seen now, or not any more, may be a link of any chain.
+        let may_be_a_link = |_: &StickyIP| true;
         let tell = |told| {
             let (changed, first) = {
                 let mut seen = locked(&self.seen);
@@ -307,9 +309,9 @@ impl Workloads {
                 wake(world, inboxes, &kind, &changed.into_iter().collect());
             }
             if first {
-                wake_all(world, inboxes.owners);
+                wake_all(world, inboxes.owners, may_be_a_link);
                 // One that went after it was looked at and before this list is in no list, and no event tells of it.
-                wake_all_of(world, inboxes.recycle, &kind);
+                wake_all(world, inboxes.recycle, |sticky| GroupKind::of(&sticky.spec.workload) == kind);
             }
         };
         let mut told = None;
@@ -327,7 +329,7 @@ impl Workloads {
                 std::mem::replace(&mut sight.hidden, !sight.known.is_listed())
             };
             if hides && !was_hidden {
-                wake_all(world, inboxes.owners);
+                wake_all(world, inboxes.owners, may_be_a_link);
             }
         };
         feed_trimmed(api, watcher::Config::default(), Seen::from, tell, trouble).await;
@@ -375,19 +377,9 @@ fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<
     }
 }
 
-/// A kind that can be seen now, or not any more, may be a link of any chain.
-fn wake_all(world: &World, inbox: &Inbox) {
+fn wake_all(world: &World, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
     let now = world.elapsed();
-    for (name, _) in world.index().stickies.iter() {
-        inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
-    }
-}
-
-fn wake_all_of(world: &World, inbox: &Inbox, kind: &GroupKind) {
-    let now = world.elapsed();
-    let index = world.index();
-    for (name, _) in index.stickies.iter().filter(|(_, sticky)| GroupKind::of(&sticky.spec.workload) == *kind)
-    {
+    for (name, _) in world.index().stickies.iter().filter(|(_, sticky)| concerned(sticky)) {
         inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
     }
 }

@@ -243,9 +243,14 @@ async fn two_nodes(desk: &Desk) -> ([TestNode; 2], [Stepped; 2]) {
         Stepped::new(&desk.case, &n1, "crd", FEW).await,
         Stepped::new(&desk.case, &n2, "delegated", &[]).await,
     ];
-    agents[0].settle().await;
-    agents[1].settle().await;
+    settle(&mut agents).await;
     ([n1, n2], agents)
+}
+
+async fn settle(agents: &mut [Stepped; 2]) {
+    for agent in agents {
+        agent.settle().await;
+    }
 }
 
 #[tokio::test]
@@ -266,9 +271,7 @@ async fn pods_of_a_deployment_on_several_nodes_get_a_slot_each_with_their_own_ad
             names.sort();
             assert_eq!(names, ["web-0", "web-1", "web-2"]);
             assert!(desk.told("NotMarked").await.is_empty());
-            for agent in &mut agents {
-                agent.settle().await;
-            }
+            settle(&mut agents).await;
         })
         .await;
         assert_in_step(&desk.case, &[&nodes[0], &nodes[1]]).await;
@@ -301,9 +304,7 @@ async fn a_pod_whose_slot_another_took_after_the_grant_gets_the_next_with_its_ow
             expected.sort();
             assert_eq!(by_pod(&desk).await, expected);
             assert!(is_marked(&desk, "web-1", &marked.0.uid).await);
-            for agent in &mut agents {
-                agent.settle().await;
-            }
+            settle(&mut agents).await;
         })
         .await;
         assert_in_step(&desk.case, &[&nodes[0], &nodes[1]]).await;
