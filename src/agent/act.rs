@@ -3,6 +3,7 @@
 //!
 //! Must never act on what the watches told alone, and never wait for a pod.
 
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -58,12 +59,10 @@ pub enum ActError {
     #[error(transparent)]
     Leave(#[from] LeaveError),
     /// Cilium's socket.
-    #[error(
-        "cannot ask Cilium for the endpoint of {address}: {why}; is Cilium's agent running on this node?"
-    )]
+    #[error("cannot ask Cilium about {subject}: {why}; is Cilium's agent running on this node?")]
     Cilium {
-        /// The address.
-        address: IpAddr,
+        /// The address, or the pod.
+        subject: String,
         /// What happened.
         why: String,
     },
@@ -133,10 +132,15 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 _ => Ok(Outcome::Needless("the pod is another one by now".into())),
             },
             Action::Withdraw { uid } => self.withdraw(uid).await,
-            Action::Answer { address } => self.answer(*address).await,
+            Action::Rejudge { pod, uid, .. } => match self.index.pods.get(pod) {
+                Some(seen) if seen.runtime_uid == *uid => self.rejudge(seen).await,
+                _ => Ok(Outcome::Needless("the pod is another one by now".into())),
+            },
+            Action::Answer { address, .. } => self.answer(*address).await,
             Action::Forget { address } => self.forget_pod(*address).await,
             Action::Show { key } => self.show(key).await,
             Action::Hide { address } => self.hide(*address).await,
+            Action::Unsign => self.unsign().await,
             Action::Attach { key, attachment } => self.attach(key, attachment).await,
             Action::Detach { key, container } => self.detach(key, container).await,
             Action::Mac { key } => self.record_mac(key).await,
@@ -230,14 +234,26 @@ impl<D: Disk + Clone> Hands<'_, D> {
 
     /// What Cilium on this node says of the endpoint with this address.
     pub(super) async fn endpoint_of(&self, address: IpAddr) -> Result<Option<About>, ActError> {
+        let asked = move |socket: &Path| agent_socket::endpoint(socket, address);
+        match self.ask_cilium(&address.to_string(), asked).await? {
+            Endpoint::There(answer) => Ok(Some(About::parse(&answer))),
+            Endpoint::Absent => Ok(None),
+        }
+    }
+
+    /// Asks Cilium on this node over its socket.
+    pub(super) async fn ask_cilium<T: Send + 'static>(
+        &self,
+        subject: &str,
+        question: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, ActError> {
         let path = self.settings.on_host(&self.settings.cilium_socket);
         let socket = path.clone();
         // Cilium may hang, and nobody else shall wait for it.
-        let asked = tokio::task::spawn_blocking(move || agent_socket::endpoint(&socket, address)).await;
-        match asked.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
-            Ok(Endpoint::There(answer)) => Ok(Some(About::parse(&answer))),
-            Ok(Endpoint::Absent) => Ok(None),
-            Err(error) => Err(ActError::Cilium { address, why: format!("{}: {error}", path.display()) }),
-        }
+        let asked = tokio::task::spawn_blocking(move || question(&socket)).await;
+        asked.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| ActError::Cilium {
+            subject: subject.to_owned(),
+            why: format!("{}: {error}", path.display()),
+        })
     }
 }

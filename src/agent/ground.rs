@@ -26,8 +26,8 @@ pub(super) struct Here<'a, D: Disk> {
     pub(super) attachment: Attachment,
     /// The node's own addresses.
     pub(super) sets: &'a [RangeSet],
-    /// Addresses that Cilium could give to anybody, whatever the store says.
-    pub(super) barred: BTreeSet<IpAddr>,
+    /// Addresses that Cilium could give to anybody, whatever the store says. None: nobody has looked, so nothing is reserved.
+    pub(super) barred: Option<BTreeSet<IpAddr>>,
     /// Whether a network namespace of this node is still there, as far as one can see.
     pub(super) netns_is_there: &'a dyn Fn(&std::path::Path) -> bool,
     /// Reserved in this walk.
@@ -60,8 +60,9 @@ impl<D: Disk> Here<'_, D> {
 
     fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
         let kept = self.kept(&mut locked)?;
-        let (claimant, attachment) = (self.claimant(), &self.attachment);
-        if locked.reserve(address, &claimant, &self.pod, attachment, kept.as_ref()).map_err(ground)? {
+        let (claimant, attachment, tried) = (self.claimant(), &self.attachment, &self.reserved);
+        let reserved = locked.reserve(address, &claimant, &self.pod, attachment, kept.as_ref(), tried);
+        if reserved.map_err(ground)? {
             self.reserved.push(address);
         }
         Ok(())
@@ -72,12 +73,17 @@ impl<D: Disk> Here<'_, D> {
         if self.reserved.is_empty() {
             return Ok(());
         }
-        self.store.unreserve(&self.claimant(), &self.attachment)
+        self.store.unreserve(&self.claimant(), &self.attachment, &self.reserved)
     }
 
-    fn own(&self, address: IpAddr) -> Option<Origin> {
+    fn barred(&self) -> Result<&BTreeSet<IpAddr>, WalkError> {
+        let unknown = || WalkError::Ground(format!("StickyIP {} is not as it was remembered", self.key));
+        self.barred.as_ref().ok_or_else(unknown)
+    }
+
+    fn own(&self, address: IpAddr, barred: &BTreeSet<IpAddr>) -> Option<Origin> {
         let range = self.sets.iter().find_map(|set| set.contains(address))?;
-        let usable = range.usable(address) && !self.barred.contains(&address);
+        let usable = range.usable(address) && !barred.contains(&address);
         usable.then(|| Origin::OwnBlock { node: self.node.to_owned(), block: range.subnet() })
     }
 }
@@ -135,11 +141,14 @@ impl<D: Disk> Ground for Here<'_, D> {
         family: Family,
         avoid: &BTreeSet<IpAddr>,
     ) -> Result<Option<Candidate>, WalkError> {
+        let barred = self.barred()?.clone();
         let mut locked = self.store.lock().map_err(ground)?;
         let kept = self.kept(&mut locked)?;
         let kept = kept.iter().flat_map(|stored| stored.record.addresses.iter().copied());
         let mut mine = kept.filter(|address| Family::of(*address) == family && !avoid.contains(address));
-        if let Some((address, origin)) = mine.find_map(|address| Some((address, self.own(address)?))) {
+        if let Some((address, origin)) = mine.find_map(|address| Some((address, self.own(address, &barred)?)))
+        {
+            self.keep(locked, address)?;
             return Ok(Some(Candidate { address, origin }));
         }
         for (index, set) in self.sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
@@ -149,7 +158,7 @@ impl<D: Disk> Ground for Here<'_, D> {
                 if avoid.contains(&address) {
                     continue;
                 }
-                let Some(origin) = self.own(address) else { continue };
+                let Some(origin) = self.own(address, &barred) else { continue };
                 self.keep(locked, address)?;
                 return Ok(Some(Candidate { address, origin }));
             }
@@ -158,14 +167,15 @@ impl<D: Disk> Ground for Here<'_, D> {
     }
 
     fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
-        let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
+        let Some(origin) = self.own(address, self.barred()?) else { return Ok(Origin::Nowhere) };
         let mut locked = self.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
-            Some(there) if there.record.claimant() != Some(self.claimant()) => {
+            Some(there) if !there.record.is_for(&self.claimant()) => {
                 Err(WalkError::HeldHere { address, holder: there.record.holder() })
             }
-            Some(_) => Ok(origin),
-            None => {
+            // Nobody frees what a sandbox lives with.
+            Some(there) if there.record.is_attached(self.store.now()) => Ok(origin),
+            _ => {
                 self.keep(locked, address)?;
                 Ok(origin)
             }

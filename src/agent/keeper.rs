@@ -73,6 +73,7 @@ impl<D: Disk + Clone> Keeper<D> {
             ranges: Vec::new(),
             fewest_free: settings.ip_rate_num,
             most: settings.max_allocated_ip,
+            rules: settings.rules(),
         };
         Self {
             settings,

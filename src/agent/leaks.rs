@@ -2,25 +2,33 @@
 //! nobody, keys and routes of addresses that left. Must never free on what the watches told alone: every proof is read
 //! again, live or under the lock.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kube::api::Api;
 
 use super::act::{ActError, Hands, Outcome, bound, interface, list};
+use super::giving_back::{is_of_its_namespace, of_the_pool};
 use super::metrics::Metrics;
 use super::plan::{contains, uid_of};
 use crate::alloc::RangeSet;
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::walk;
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder};
-use crate::cluster::projection::{self, home_blocks};
+use crate::cluster::projection::{self, NodePatch, home_blocks};
+use crate::cluster::sign;
 use crate::store::{Claimant, Disk, Keep, Note, Phase, Record, Told};
 
 impl<D: Disk + Clone> Hands<'_, D> {
     /// Ends an attachment as a DEL would: the address is free, or kept for its StickyIP, and a note tells of it.
     pub(super) async fn end(&self, seen: &Record) -> Result<Outcome, ActError> {
-        if let Some(later) = self.waits_for_cilium(&seen.addresses).await? {
-            return Ok(later);
+        for address in seen.addresses.iter().filter(|_| self.terms.shape.pool) {
+            // Another's says nothing of this one: Cilium gave the address away since. One without a name may be this one's.
+            let container = seen.attachment.container.as_str();
+            let about = self.endpoint_of(*address).await?;
+            if about.is_some_and(|about| about.container.is_empty() || about.container == container) {
+                return Ok(Outcome::Later(format!("Cilium still has an endpoint with {address}")));
+            }
         }
         if let (Some(pod), Some(uid)) = (&seen.pod, uid_of(seen)) {
             let replaced = self
@@ -118,6 +126,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
         let home = [self.index.blocks(), self.terms.shape.ranges.clone()].concat();
         let of_home = seen.addresses.iter().any(|address| contains(&home, *address));
+        let mut unclaimed = Vec::new();
         if of_home {
             let carrier = self.carrier();
             if let Some(found) = walk::read_sticky(&carrier, &key).await?
@@ -126,10 +135,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 return Ok(Outcome::Later(format!("StickyIP {key} has it")));
             }
             for address in &seen.addresses {
-                if let Some(holder) = self.holder_of(*address).await?
-                    && holder == key
-                {
-                    return Ok(Outcome::Later(format!("{address} is claimed for {key}")));
+                match self.holder_of(*address).await? {
+                    Some(holder) if holder == key => {
+                        return Ok(Outcome::Later(format!("{address} is claimed for {key}")));
+                    }
+                    // What the pool shows of it is that one's business.
+                    Some(_) => {}
+                    None => unclaimed.push(*address),
                 }
             }
         }
@@ -148,25 +160,47 @@ impl<D: Disk + Clone> Hands<'_, D> {
             }
         }
         let changed = || Ok(Outcome::Needless("the record has changed".into()));
-        let Some(first) = seen.addresses.first() else { return changed() };
-        let there = store.lock()?.at(*first)?;
-        let Some(stored) = there.filter(|stored| stored.record == *seen) else { return changed() };
+        let mut locked = store.lock()?;
+        let mut found = None;
+        // Whoever ended while it was being replaced left it some of its addresses only.
+        for address in &seen.addresses {
+            found = found.or(locked.at(*address)?.filter(|stored| stored.record == *seen));
+        }
+        drop(locked);
+        let Some(stored) = found else { return changed() };
+        let mut carrier = self.carrier();
+        let mut anybodys = Vec::new();
         if self.terms.shape.pool && of_home {
-            // Put there to mark a pod, which ended before it was bound.
-            if let Some(later) = self.waits_for_cilium(&seen.addresses).await? {
+            // What is of a Sticky pool is never anybody's.
+            let blocks = self.index.blocks();
+            let of_blocks: Vec<IpAddr> =
+                unclaimed.iter().copied().filter(|address| contains(&blocks, *address)).collect();
+            let node = projection::read_node(carrier.api(), &self.settings.node).await?;
+            anybodys = node.map(|node| of_the_pool(&node, &stored, &of_blocks)).unwrap_or_default();
+            unclaimed.retain(|address| !anybodys.contains(address));
+            // Before anything is changed: a record that is still kept has its keys as they were.
+            if let Some(later) = self.waits_for_cilium(&unclaimed).await? {
                 return Ok(later);
             }
-            let (node, shape) = (&self.settings.node, &self.terms.shape);
-            projection::remove(&mut self.carrier(), node, shape, &seen.addresses).await?;
         }
         let mut locked = store.lock()?;
-        if locked.at(*first)?.as_ref() != Some(&stored) {
+        let mut standing = Vec::new();
+        for address in &seen.addresses {
+            if locked.at(*address)?.as_ref() == Some(&stored) {
+                standing.push(*address);
+            }
+        }
+        if standing.is_empty() {
             return changed();
         }
-        locked.free(&stored)?;
+        anybodys.retain(|address| standing.contains(address));
+        locked.offer_instead_of(&stored, &Self::marks(&store, &anybodys)?, false)?;
         locked.commit()?;
+        if !anybodys.is_empty() {
+            self.disown(&mut carrier, &anybodys, |entry| is_of_its_namespace(seen, entry)).await?;
+        }
         Metrics::count(&self.metrics.leaks, "record");
-        Ok(Outcome::Done(format!("{} was kept for {key}, which does not want it", list(&seen.addresses))))
+        Ok(Outcome::Done(format!("{} was kept for {key}, which does not want it", list(&standing))))
     }
 
     /// The claim on an address, by a live look.
@@ -185,6 +219,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// Takes a key or a route out of this node's CiliumNode whose StickyIP is not attached here.
     pub(super) async fn hide(&self, address: IpAddr) -> Result<Outcome, ActError> {
         let Some(claim) = self.claim_on(address).await? else {
+            if let Some(done) = self.disown_what_is_anybodys(address).await? {
+                return Ok(done);
+            }
             return Ok(Outcome::Odd(format!(
                 "{address} stands in this CiliumNode for somebody and nobody claims it; take it out, or let it be adopted"
             )));
@@ -219,6 +256,17 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Metrics::count(&self.metrics.pool_writes, "removed");
         Metrics::count(&self.metrics.leaks, "key");
         Ok(Outcome::Done(format!("{address} of StickyIP {key} is not attached here")))
+    }
+
+    /// Takes out the signs that no grant waits for any more. One that does puts another in place.
+    pub(super) async fn unsign(&self) -> Result<Outcome, ActError> {
+        projection::change(&mut self.carrier(), &self.settings.node, None, |object| {
+            let keys: BTreeMap<_, _> = sign::keys(object).map(|key| (key.clone(), None)).collect();
+            (!keys.is_empty()).then(|| NodePatch::of_keys(object, keys))
+        })
+        .await?;
+        Metrics::count(&self.metrics.pool_writes, "removed");
+        Ok(Outcome::Done("no grant waits for Cilium any more".into()))
     }
 
     /// The node's own addresses: those of its configuration, else of its blocks.

@@ -3,6 +3,8 @@
 //!
 //! Must never touch a pod that asks for a MAC of its own, and never let a kept MAC be lost in silence.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch};
 use serde_json::json;
@@ -19,7 +21,7 @@ use crate::cluster::client::ApiError;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::policy::facts::PodFacts;
-use crate::policy::mac::{ASKED_OF_CILIUM, is_mac, keeps_mac};
+use crate::policy::mac::{ASKED_OF_CILIUM, KEEP_MAC, is_mac, keeps_mac};
 use crate::store::Disk;
 
 /// How often others may write the pod between our read and our write.
@@ -27,10 +29,22 @@ const MOST_TRIES: usize = 8;
 
 impl<D: Disk + Clone> Hands<'_, D> {
     /// Has a new pod ask Cilium for the MAC that its StickyIP remembers. Before its ADD: Cilium reads it then.
-    pub(super) async fn ask_for_mac(&self, facts: &PodFacts, sticky: &StickyIP) -> Result<(), ActError> {
-        let mac = sticky.status.as_ref().and_then(|status| status.mac.clone());
-        let Some(mac) = mac.filter(|mac| is_mac(mac)) else { return Ok(()) };
-        if facts.annotations.contains_key(ASKED_OF_CILIUM) || !self.keeps(facts).await? {
+    /// `keeps` is whether it is to be kept, if that was asked for.
+    pub(super) async fn ask_for_mac(
+        &self,
+        facts: &PodFacts,
+        keeps: Option<bool>,
+        sticky: &StickyIP,
+    ) -> Result<(), ActError> {
+        let Some(mac) = recorded(sticky) else { return Ok(()) };
+        if facts.annotations.contains_key(ASKED_OF_CILIUM) {
+            return Ok(());
+        }
+        let keeps = match keeps {
+            Some(keeps) => keeps,
+            None => self.keeps(facts).await?,
+        };
+        if !keeps {
             return Ok(());
         }
         let mut carrier = self.carrier();
@@ -59,13 +73,32 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Err(ActError::Name(format!("others changed pod {}/{} every time", facts.namespace, facts.name)))
     }
 
+    /// Whether the MAC that a StickyIP remembers is to be kept, where the API server remembers what the pod's namespace says: a "no" of
+    /// that memory is looked up live. None if there is nothing to keep.
+    pub(super) async fn keeps_by_memory(
+        &self,
+        facts: &PodFacts,
+        remembered: &BTreeMap<String, String>,
+        sticky: &StickyIP,
+    ) -> Result<Option<bool>, ActError> {
+        if recorded(sticky).is_none() || facts.annotations.contains_key(ASKED_OF_CILIUM) {
+            return Ok(None);
+        }
+        let of = |namespace_annotations| PodFacts { namespace_annotations, ..facts.clone() };
+        let by_memory = keeps_mac(self.settings.keep_mac, &of(remembered.clone())).unwrap_or_default();
+        if by_memory && self.settings.mode != Mode::Chained {
+            return Ok(Some(true));
+        }
+        self.keeps(&of(BTreeMap::new())).await.map(Some)
+    }
+
     /// Whether the pod's MAC is to be kept. In chained mode another plugin makes the interface, and Cilium cannot set it.
     async fn keeps(&self, facts: &PodFacts) -> Result<bool, ActError> {
         if self.settings.mode == Mode::Chained {
             return Ok(false);
         }
         let mut facts = facts.clone();
-        if facts.namespace_annotations.is_empty() {
+        if facts.namespace_annotations.is_empty() && !facts.annotations.contains_key(KEEP_MAC) {
             facts.namespace_annotations = errand::of_namespace(&self.connection(), &facts.namespace).await?;
         }
         Ok(keeps_mac(self.settings.keep_mac, &facts).unwrap_or_else(|error| {
@@ -94,7 +127,6 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if !is_mac(&mac) {
             return Ok(Outcome::Later(format!("Cilium says that its MAC is {mac:?}")));
         }
-        let recorded = |sticky: &StickyIP| sticky.status.as_ref().and_then(|status| status.mac.clone());
         if self.index.stickies.get(&key.to_string()).and_then(recorded).as_ref() == Some(&mac) {
             return Ok(Outcome::Needless("it is recorded".into()));
         }
@@ -133,5 +165,81 @@ impl<D: Disk + Clone> Hands<'_, D> {
             Carried::Lost => Ok(Outcome::Later("the StickyIP changed meanwhile".into())),
             _ => Ok(Outcome::Done(format!("its MAC is {mac}"))),
         }
+    }
+}
+
+/// The MAC that a StickyIP remembers.
+fn recorded(sticky: &StickyIP) -> Option<String> {
+    sticky.status.as_ref().and_then(|status| status.mac.clone()).filter(|mac| is_mac(mac))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::index::Index;
+    use super::super::metrics::Metrics;
+    use super::super::plan::Terms;
+    use super::super::settings::CommandLine;
+    use super::*;
+    use crate::cluster::canned::Canned;
+    use crate::cluster::claims::carry::Nobody;
+    use crate::policy::facts::fixture::pod;
+    use crate::policy::mac::KEEP_MAC;
+    use crate::store::RealDisk;
+
+    #[tokio::test]
+    async fn only_a_yes_of_the_api_servers_memory_counts_and_a_no_is_looked_up() {
+        let sticky = json!({"metadata": {"name": "db-0", "namespace": "db"}, "spec": {"addresses": ["10.0.0.1"],
+            "claimant": {"kind": "Pod"}, "workload": {"apiVersion": "v1", "kind": "Pod", "name": "db-0"}},
+            "status": {"mac": "0a:58:00:00:00:07"}});
+        let sticky: StickyIP = serde_json::from_value(sticky).unwrap();
+        let server = Canned::new();
+        let line = ["sticky-ipam-agent", "--node", "n1", "--network", "net"];
+        let settings = CommandLine::try_parse_from(line).unwrap().settings;
+        let terms = Terms {
+            node: "n1".into(),
+            shape: settings.shape(Vec::new()),
+            ranges: Vec::new(),
+            fewest_free: 0,
+            most: 0,
+            rules: settings.rules(),
+        };
+        let (index, metrics) = (Index::default(), Metrics::default());
+        let hands = Hands {
+            settings: &settings,
+            terms: &terms,
+            index: &index,
+            client: server.client(),
+            disk: RealDisk,
+            witness: &Nobody,
+            metrics: &metrics,
+        };
+        let word = |said: &str| BTreeMap::from([(KEEP_MAC.to_owned(), said.to_owned())]);
+        let facts = pod("db-0");
+        let path = format!("/api/v1/namespaces/{}", facts.namespace);
+        let live = |said: &str| {
+            let metadata = json!({"name": facts.namespace, "annotations": word(said)});
+            server.answer(&path, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}));
+        };
+        for (remembered, said, keeps, is_looked_up) in [
+            (word("true"), "false", true, false),
+            (word("false"), "true", true, true),
+            (BTreeMap::new(), "true", true, true),
+            (word("neither"), "false", false, true),
+        ] {
+            live(said);
+            // As they were judged by the same memory.
+            let facts = PodFacts { namespace_annotations: remembered.clone(), ..facts.clone() };
+            let found = hands.keeps_by_memory(&facts, &remembered, &sticky).await.unwrap();
+            assert_eq!(
+                (found, server.asked().len()),
+                (Some(keeps), usize::from(is_looked_up)),
+                "{remembered:?}"
+            );
+        }
+        let own = PodFacts { annotations: word("false"), ..facts.clone() };
+        let found = hands.keeps_by_memory(&own, &BTreeMap::new(), &sticky).await.unwrap();
+        assert_eq!((found, server.asked()), (Some(false), vec![]), "the pod's own word");
     }
 }

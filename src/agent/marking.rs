@@ -3,11 +3,12 @@
 //!
 //! Must never grant what another pod has, or what this one has ceased to have: the pod is looked up live, by its uid, and the
 //! node's own evidence names it (the store's record under the lock, or Cilium's endpoint where Cilium picks the addresses).
-//! Record and key stand before the claim is granted, so whoever ends in between is gone on with by the next answer; and if
+//! Record and key stand, and Cilium knows the key's owner, before the claim is granted, so whoever ends in between is gone on with by the next answer; and if
 //! nobody asks any more, they go as every record that is kept for nobody.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
@@ -15,7 +16,7 @@ use kube::api::Api;
 use super::act::{ActError, Hands, Outcome, bound, list, sandbox};
 use super::plan::uid_of;
 use super::snapshot::is_bound_to;
-use crate::cluster::agent_socket::About;
+use crate::cluster::agent_socket::{self, About};
 use crate::cluster::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::claims::carry::{Carried, Carrier};
 use crate::cluster::claims::view::ClaimView;
@@ -26,15 +27,22 @@ use crate::cluster::client::ApiError;
 use crate::cluster::objects::{ClaimPhase, ClaimedPod, Holder, Sound};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, NodePatch};
+use crate::cluster::sign;
 use crate::cni::{Attachment, PodIdentity};
 use crate::policy::claimant::Claimant;
 use crate::policy::handover::OldPod;
 use crate::store::{Binding, Disk, Keep, Phase, Record, Stored};
 
+/// How long to wait here until Cilium's watch has told it of a write: it takes some milliseconds, and what takes longer is asked
+/// for again later.
+const WATCH_PATIENCE: Duration = Duration::from_millis(200);
+/// Between two questions to Cilium.
+const WATCH_PAUSE: Duration = Duration::from_millis(5);
+
 /// Whether the address is its pod's own now.
 #[derive(Debug)]
 pub(super) enum Bound {
-    /// The record stands, and the key.
+    /// The record stands, and the key, and Cilium knows it.
     Yes,
     /// It cannot be.
     No(String),
@@ -63,14 +71,29 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let pods: Api<Pod> = Api::namespaced(api.client(), &key.namespace);
         let what = format!("get Pod {}/{}", key.namespace, claimed.name);
         let found = api.read(&what, || pods.get_opt(&claimed.name)).await?;
-        let found = match self.lives_with(found, claimed, address) {
-            Ok(found) => found,
-            Err(why) => return Ok(Bound::No(format!("pod {}/{} {why}", key.namespace, claimed.name))),
+        let named = format!("{}/{}", key.namespace, claimed.name);
+        let bound = match (self.lives_with(found, claimed, address), &node) {
+            (Ok(found), Some(node)) => self.own_the_key(carrier, node, key, &found, address).await?,
+            (Ok(found), None) => self.convert(carrier, key, &found, address).await?,
+            (Err(why), _) => Bound::No(format!("pod {named} {why}")),
         };
-        match node {
-            Some(node) => self.own_the_key(carrier, node, key, &found, address).await,
-            None => self.convert(carrier, key, &found, address).await,
+        if let (Bound::No(_), Some(node)) = (&bound, &node)
+            && self.was_begun(node, view, claimed)?
+            && !self.unmark(carrier, view, &named).await?
+        {
+            return Ok(Bound::NotYet("the claim or its record has changed meanwhile".into()));
         }
+        Ok(bound)
+    }
+
+    /// Whether an earlier answer has begun to mark this very pod: its record stands, or the key has it as owner. Nothing else puts an owner
+    /// there while the claim is not granted.
+    fn was_begun(&self, node: &CiliumNode, view: &ClaimView, claimed: &ClaimedPod) -> Result<bool, ActError> {
+        let owner = format!("{}/{}", view.holder.namespace, claimed.name);
+        let entry = node.spec.ipam.pool.get(&view.address.to_string());
+        let there = self.store()?.lock()?.at(view.address)?;
+        let known_as = there.and_then(|there| there.record.binding).map(|binding| binding.container);
+        Ok(entry.is_some_and(|entry| entry.owner == owner) || known_as == Some(adopted(&claimed.uid)))
     }
 
     /// The pod, if the API server says that it is the one meant, lives on this node and shows the address.
@@ -141,17 +164,17 @@ impl<D: Disk + Clone> Hands<'_, D> {
             locked.put(&record, Some(&there))?;
         }
         // It was not sticky when it was decided about.
-        locked.forget_prepared(pod::runtime_uid(found))?;
+        locked.revoke_prepared(pod::runtime_uid(found))?;
         locked.commit()?;
         Ok(Bound::Yes)
     }
 
     /// Where Cilium picks the addresses: the record first, so that the address is not offered to anybody again, then the owner
-    /// of the pool's key, then another look whether the pod still has it.
+    /// of the pool's key, then the proof that Cilium knows of the owner, then another look whether the pod still has it.
     async fn own_the_key(
         &self,
         carrier: &mut Carrier<'_>,
-        node: CiliumNode,
+        node: &CiliumNode,
         key: &Holder,
         found: &Pod,
         address: IpAddr,
@@ -185,36 +208,50 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if let Some(why) = kept? {
             return Ok(Bound::No(why));
         }
-        if !is_own {
-            let workload = errand::workload(&Claimant::of(&facts));
-            let resource = projection::resource(&facts.namespace, &workload);
-            let entry = PoolEntry { owner: owner.clone(), resource };
-            let patch = NodePatch::of_keys(&node, [(text.clone(), Some(entry))].into());
-            match projection::carry(carrier, &patch).await {
-                Ok(()) => {}
-                Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
-                    return Ok(Bound::NotYet("the CiliumNode has changed meanwhile".into()));
+        let sign = match sign::of(node, address).filter(|_| is_own) {
+            Some(sign) => sign,
+            None => {
+                let workload = errand::workload(&Claimant::of(&facts));
+                let resource = projection::resource(&facts.namespace, &workload);
+                let entry = PoolEntry { owner: owner.clone(), resource };
+                let (sign, of_sign) = sign::fresh(node, address);
+                // Other claims' signs stay: whoever waits for one finds it again.
+                let old = sign::of(node, address).map(|old| (old.to_string(), None));
+                let mut keys: BTreeMap<_, _> = old.into_iter().collect();
+                keys.extend([(text.clone(), Some(entry)), (sign.to_string(), Some(of_sign))]);
+                match projection::carry(carrier, &NodePatch::of_keys(node, keys)).await {
+                    Ok(()) => {}
+                    Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
+                        return Ok(Bound::NotYet("the CiliumNode has changed meanwhile".into()));
+                    }
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) => return Err(error.into()),
+                sign
             }
-        }
+        };
+        let knows_the_owner = self.comes_to_know(sign).await?;
         if self.endpoint_of(address).await?.is_some_and(|now| now == about) {
-            return Ok(Bound::Yes);
-        }
-        // Until Cilium saw the owner it could give the address to anybody, so it is anybody's again.
-        projection::change(carrier, &self.settings.node, None, |object| {
-            let ours = object.spec.ipam.pool.get(&text).is_some_and(|entry| entry.owner == owner);
-            let unowned = [(text.clone(), Some(PoolEntry::default()))].into();
-            ours.then(|| NodePatch::of_keys(object, unowned))
-        })
-        .await?;
-        let store = self.store()?;
-        let mut locked = store.lock()?;
-        if let Some(there) = locked.at(address)?.filter(|there| is_bound_to(&there.record, key)) {
-            locked.put(&Record::offered(address, store.now()).map_err(ActError::Name)?, Some(&there))?;
-            locked.commit()?;
+            return Ok(match knows_the_owner {
+                true => Bound::Yes,
+                // If the pod ended now, Cilium would give the address to anybody.
+                false => Bound::NotYet(format!("Cilium does not know yet that {address} is {owner}'s")),
+            });
         }
         Ok(Bound::No("its pod has let go of it meanwhile".into()))
+    }
+
+    /// Waits a moment until Cilium knows a sign, and so what was written with it.
+    async fn comes_to_know(&self, sign: IpAddr) -> Result<bool, ActError> {
+        let asked_since = Instant::now();
+        loop {
+            if self.ask_cilium(&sign.to_string(), move |socket| agent_socket::knows(socket, sign)).await? {
+                return Ok(true);
+            }
+            if asked_since.elapsed() > WATCH_PATIENCE {
+                return Ok(false);
+            }
+            tokio::time::sleep(WATCH_PAUSE).await;
+        }
     }
 
     /// Whether a record was bound for this very pod to a name that the pod did not get in the end: another was faster, and what
@@ -291,7 +328,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             let record = adopted_record(bare, key, found)?;
             locked.put_instead_of(&record, kept.as_ref(), there.as_slice())?;
         }
-        locked.forget_prepared(pod::runtime_uid(found))?;
+        locked.revoke_prepared(pod::runtime_uid(found))?;
         locked.commit()?;
         Ok(None)
     }

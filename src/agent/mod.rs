@@ -7,6 +7,7 @@
 
 pub mod act;
 mod blocks;
+mod giving_back;
 mod ground;
 pub mod index;
 pub mod install;

@@ -169,7 +169,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             pod: pod.clone(),
             attachment: attachment.clone(),
             sets: &self.own_sets(self.index.cilium_node()),
-            barred: Default::default(),
+            barred: Some(Default::default()),
             netns_is_there: &netns_is_there,
             reserved: Vec::new(),
         };
@@ -217,6 +217,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             key: super::index::key_of(object),
             claimant: object.spec.claimant,
             workload: object.spec.workload.clone(),
+            retention: object.spec.retention,
             pinned: Vec::new(),
             patience: std::time::Duration::ZERO,
         }

@@ -201,10 +201,32 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if view.phase == ClaimPhase::Refused || !ours || !contains(&self.terms.shape.ranges, address) {
             return Ok(Outcome::Needless("it is answered".into()));
         }
+        if self.keep_beside_a_living_one(address, key)? {
+            return Ok(Outcome::Done(format!(
+                "{address} is kept for StickyIP {key}, which lives here with another"
+            )));
+        }
         Ok(match self.reserve_for(address, key, None)? {
             Ok(()) => Outcome::Done(format!("{address} is kept for StickyIP {key} again")),
             Err(why) => Outcome::Odd(format!("{address} is claimed for StickyIP {key}, and {why}")),
         })
+    }
+
+    /// Reserves an address that is claimed for a StickyIP which a sandbox here has with other ones: as if it had been left here.
+    fn keep_beside_a_living_one(&self, address: IpAddr, key: &Holder) -> Result<bool, ActError> {
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let claimant = bound(key)?;
+        let living = locked.of_claimant(&claimant)?.filter(|kept| kept.record.is_attached(store.now()));
+        let Some(living) = living.filter(|kept| !kept.record.addresses.contains(&address)) else {
+            return Ok(false);
+        };
+        if locked.at(address)?.is_some() {
+            return Ok(false);
+        }
+        locked.put(&Record::left(address, &claimant, &living.record.attachment, store.now()), None)?;
+        locked.commit()?;
+        Ok(true)
     }
 
     /// Reserves an address for a StickyIP in the store; the reason if it cannot be had.
@@ -229,7 +251,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let mut locked = store.lock()?;
         let claimant = bound(holder)?;
         match locked.at(address)? {
-            Some(there) if there.record.claimant().as_ref() == Some(&claimant) => return Ok(Ok(())),
+            Some(there) if there.record.is_for(&claimant) => return Ok(Ok(())),
             Some(there) if there.record.is_offered() => {
                 return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
             }

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::index::{Index, key_of};
+use super::index::{Index, PodSeen, key_of};
 use super::snapshot::{Netns, Snapshot, is_bound_to};
 use super::suspects::{LONG, SHORT, Suspects};
 use crate::alloc::{Family, RangeSet};
-use crate::cluster::cilium::CiliumNode;
+use crate::cluster::cilium::{CiliumNode, PoolEntry};
+use crate::cluster::claims::view::ClaimView;
 use crate::cluster::objects::{ClaimPhase, Holder, StickyIP};
 use crate::cluster::projection::{self, Shape, Shown, single_routes};
+use crate::cluster::sign;
 use crate::cni::Attachment;
+use crate::policy::sticky::{Reason, Rules};
 use crate::store::{Decision, Note, Record, Told};
 
 /// One thing to do.
@@ -39,10 +42,21 @@ pub enum Action {
         /// The pod's uid as the decision has it.
         uid: String,
     },
+    /// Judge a pod anew that was found not to be sticky and still waits.
+    Rejudge {
+        /// Its namespace and name.
+        pod: String,
+        /// Its uid.
+        uid: String,
+        /// What the pod itself says by now: what is said for the first time is not paused for what was said before.
+        said: String,
+    },
     /// Answer a claim on an address of this node.
     Answer {
         /// The address.
         address: IpAddr,
+        /// The pod that is said to have it is gone: what was put off as long as it lived is due at once.
+        pod_is_gone: bool,
     },
     /// Have a claim forget the pod that had its address before it was claimed, and is gone.
     Forget {
@@ -59,6 +73,8 @@ pub enum Action {
         /// The address.
         address: IpAddr,
     },
+    /// Take the signs out of the pool by which grants learned what Cilium knows.
+    Unsign,
     /// Attach a sandbox that lives, and of which the API server does not know.
     Attach {
         /// The StickyIP.
@@ -105,7 +121,9 @@ impl Action {
             Self::Tell { name, .. } => name.clone(),
             Self::Prepare { pod, uid } => format!("{pod} {uid}"),
             Self::Withdraw { uid } => uid.clone(),
-            Self::Answer { address } | Self::Forget { address } | Self::Hide { address } => {
+            Self::Rejudge { pod, uid, said } => format!("{pod} {uid}: {said}"),
+            Self::Answer { address, pod_is_gone: true } => format!("{address}, whose pod is gone"),
+            Self::Answer { address, .. } | Self::Forget { address } | Self::Hide { address } => {
                 address.to_string()
             }
             Self::Show { key } | Self::Mac { key } => key.to_string(),
@@ -114,7 +132,7 @@ impl Action {
             Self::End { record } | Self::Free { record } => {
                 record.addresses.first().map(ToString::to_string).unwrap_or_default()
             }
-            Self::Mark { .. } | Self::Offer => String::new(),
+            Self::Mark { .. } | Self::Offer | Self::Unsign => String::new(),
         }
     }
 
@@ -125,10 +143,12 @@ impl Action {
             Self::Tell { .. } => "tell",
             Self::Prepare { .. } => "prepare",
             Self::Withdraw { .. } => "withdraw",
+            Self::Rejudge { .. } => "rejudge",
             Self::Answer { .. } => "answer",
             Self::Forget { .. } => "forget",
             Self::Show { .. } => "show",
             Self::Hide { .. } => "hide",
+            Self::Unsign => "unsign",
             Self::Attach { .. } => "attach",
             Self::Detach { .. } => "detach",
             Self::Mac { .. } => "mac",
@@ -153,6 +173,8 @@ pub struct Terms {
     pub fewest_free: usize,
     /// Addresses a family in the pool, at most.
     pub most: usize,
+    /// Who is sticky.
+    pub rules: Rules,
 }
 
 /// Everything that one look rests on.
@@ -181,7 +203,7 @@ pub fn plan(sight: &Sight<'_>, suspects: &mut Suspects) -> Vec<Action> {
         show_and_hide(sight, suspects, &mut actions);
         attachments(sight, suspects, &mut actions);
         records(sight, suspects, &mut actions);
-        macs(sight, &mut actions);
+        macs(sight, suspects, &mut actions);
     }
     suspects.end_look();
     actions
@@ -210,7 +232,8 @@ fn answer(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>)
             }
         };
         if due {
-            actions.push(Action::Answer { address: claim.address });
+            let pod_is_gone = claim.pod.as_ref().is_some_and(|pod| index.pod_of(&pod.uid).is_none());
+            actions.push(Action::Answer { address: claim.address, pod_is_gone });
         }
         let granted = !matches!(claim.phase, ClaimPhase::Requested | ClaimPhase::Refused);
         if let Some(pod) = claim.pod.as_ref().filter(|_| granted)
@@ -252,7 +275,10 @@ fn withdraw(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action
         let pod = index.pod_of(&decision.uid);
         let due = match &decision.sticky {
             // Its DEL still asks for it.
-            None => pod.is_none(),
+            None => {
+                actions.extend(pod.and_then(|pod| rejudge(sight, suspects, decision, pod)));
+                pod.is_none()
+            }
             Some(_) if decision.at.boot() != store.now.boot() => true,
             // A pod that has ended, or that the kubelet turned away, may stand there for days.
             Some(_) if pod.is_none_or(|pod| pod.ends) => true,
@@ -271,11 +297,40 @@ fn withdraw(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action
     }
 }
 
+/// A pod that was not sticky when it was decided about, and whose ADD has not come: if it says otherwise by now, or if its
+/// namespace might. Nobody tells of namespaces, so those are asked for now and then, as long as the pod waits.
+fn rejudge(sight: &Sight<'_>, suspects: &mut Suspects, decision: &Decision, pod: &PodSeen) -> Option<Action> {
+    let Sight { terms, store, now, .. } = sight;
+    let uid = &decision.uid;
+    let lives = store.attached().any(|held| uid_of(&held.record) == Some(uid));
+    if !pod.waits || pod.ends || lives {
+        return None;
+    }
+    let (due, said) = match terms.rules.judge(&pod.facts) {
+        Ok(verdict) => {
+            let said = verdict.reason.to_string();
+            let by_namespace = decision.reason == Reason::NamespaceAnnotation.to_string();
+            let due = match verdict.reason {
+                Reason::Selected if !by_namespace => true,
+                Reason::NothingAsksForIt | Reason::Selected => {
+                    suspects.ripe(format!("plain {uid}"), said.clone(), LONG, *now)
+                }
+                _ => verdict.sticky,
+            };
+            (due, said)
+        }
+        // Its ADD must say so.
+        Err(error) => (true, error.to_string()),
+    };
+    let name = format!("{}/{}", pod.facts.namespace, pod.facts.name);
+    due.then(|| Action::Rejudge { pod: name, uid: uid.clone(), said })
+}
+
 /// What stands in a node's pool, by family.
 #[must_use]
 pub fn count_pool(node: &CiliumNode) -> BTreeMap<Family, (usize, usize)> {
     let mut counts: BTreeMap<Family, (usize, usize)> = BTreeMap::new();
-    for (address, entry) in &node.spec.ipam.pool {
+    for (address, entry) in node.spec.ipam.pool.iter().filter(|(_, entry)| !sign::is_sign(entry)) {
         let Ok(ip) = address.parse::<IpAddr>() else { continue };
         let (total, free) = counts.entry(Family::of(ip)).or_default();
         *total += 1;
@@ -351,7 +406,8 @@ fn show_and_hide(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<A
             actions.push(Action::Show { key });
         }
     }
-    let owned = node.spec.ipam.pool.iter().filter(|(_, entry)| terms.shape.pool && !entry.owner.is_empty());
+    let is_owned = |entry: &PoolEntry| !entry.owner.is_empty() && !sign::is_sign(entry);
+    let owned = node.spec.ipam.pool.iter().filter(|(_, entry)| terms.shape.pool && is_owned(entry));
     let mut shown: Vec<IpAddr> = owned.filter_map(|(address, _)| address.parse().ok()).collect();
     shown.extend(single_routes(node));
     shown.sort();
@@ -364,6 +420,14 @@ fn show_and_hide(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<A
         {
             actions.push(Action::Hide { address });
         }
+    }
+    let asked = |claim: &ClaimView| claim.phase == ClaimPhase::Requested && claim.pod.is_some();
+    let signs: Vec<&str> = sign::keys(node).map(String::as_str).collect();
+    if !signs.is_empty()
+        && !index.claims.values().any(asked)
+        && suspects.ripe("signs".to_owned(), signs.join(" "), LONG, *now)
+    {
+        actions.push(Action::Unsign);
     }
 }
 
@@ -439,10 +503,17 @@ fn records(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>
     }
 }
 
-/// Last, because nothing rests on it. What is recorded already costs a question to Cilium, less and less often.
-fn macs(sight: &Sight<'_>, actions: &mut Vec<Action>) {
-    let living = sight.index.stickies.values().map(key_of).filter(|key| sight.store.living(key).is_some());
-    actions.extend(living.map(|key| Action::Mac { key }));
+/// Last, because nothing rests on it, and not while the pod still starts: the node is busy enough then. What is recorded already
+/// costs a question to Cilium, less and less often.
+fn macs(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>) {
+    let Sight { index, store, now, .. } = sight;
+    for key in index.stickies.values().map(key_of) {
+        let Some(living) = store.living(&key) else { continue };
+        let sandbox = living.attachment.to_string();
+        if suspects.ripe(format!("mac {key}"), sandbox, SHORT, *now) {
+            actions.push(Action::Mac { key });
+        }
+    }
 }
 
 /// The uid of a record's pod.

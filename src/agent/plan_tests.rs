@@ -11,7 +11,7 @@ use crate::store::{Binding, Keep, Moment, Phase, Prepared};
 
 fn terms(pool: bool) -> Terms {
     let shape = Shape { pool, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
-    Terms { node: "n1".into(), shape, ranges: Vec::new(), fewest_free: 2, most: 4 }
+    Terms { node: "n1".into(), shape, ranges: Vec::new(), fewest_free: 2, most: 4, rules: Rules::default() }
 }
 
 /// Every kind is listed, and nothing is there.

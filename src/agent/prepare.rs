@@ -2,6 +2,9 @@
 //! pod's turn while waiting for another, and never leave a decision in place whose StickyIP is attached to somebody
 //! else.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -12,22 +15,36 @@ use super::ground::Here;
 use super::index::PodSeen;
 use super::metrics::Metrics;
 use super::plan::uid_of;
+use crate::cluster::agent_socket::{self, Endpoint};
 use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand;
 use crate::cluster::claims::step::Refusal;
-use crate::cluster::claims::walk::{self, WalkError, Walker};
+use crate::cluster::claims::walk::{self, Claims, WalkError, Walker};
+use crate::cluster::client::ApiError;
 use crate::cluster::events;
+use crate::cluster::memory;
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::projection::{self, Shown};
 use crate::cni::PodIdentity;
 use crate::policy::claimant::{Claimant, slot_name};
+use crate::policy::facts::PodFacts;
 use crate::policy::handover::{Attached, OldPod};
 use crate::policy::pin::pin_of;
+use crate::policy::retention::asked_by;
+use crate::policy::sticky::Reason;
 use crate::store::{self, Decision, Disk, Prepared, Store, Turn, Withdrawn};
 
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
 const MOST_SLOTS: usize = 4;
+
+/// What the API server remembers of the StickyIP that a pod will have: nobody has it, and its claims are sealed to it.
+struct Foreseen {
+    /// The annotations of the namespace.
+    namespace: BTreeMap<String, String>,
+    sticky: StickyIP,
+    claims: Claims,
+}
 
 impl<D: Disk + Clone> Hands<'_, D> {
     /// Decides about a pod, attaches its StickyIP if it is sticky, and leaves the decision for its ADD.
@@ -41,25 +58,46 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if self.is_decided(&store, seen)? {
             return Ok(Outcome::Needless("its ADD came first".into()));
         }
-        let api = self.connection();
-        let namespace = errand::of_namespace(&api, &seen.facts.namespace);
-        let (sticky, facts, reason) =
-            match errand::judge(&self.settings.rules(), seen.facts.clone(), namespace).await {
-                Ok(judged) => judged,
-                // The ADD tells the pod; a wish that is mended is a new event.
-                Err(errand::ErrandError::Policy(error)) => return Ok(Outcome::Later(error.to_string())),
-                Err(error) => return Err(error.into()),
-            };
+        let foreseen = self.foresee(&store, &itself, seen).await?;
+        let by_memory = match &foreseen {
+            // A "no" is looked up live.
+            Some(foreseen) => self.judge(seen, async { Ok(foreseen.namespace.clone()) }).await.ok(),
+            None => None,
+        };
+        let (sticky, facts, reason) = match by_memory.filter(|(sticky, ..)| *sticky) {
+            Some(judged) => judged,
+            None => {
+                let api = self.connection();
+                match self.judge(seen, errand::of_namespace(&api, &seen.facts.namespace)).await {
+                    Ok(judged) => judged,
+                    // The ADD tells the pod; a wish that is mended is a new event.
+                    Err(errand::ErrandError::Policy(error)) => return Ok(Outcome::Later(error.to_string())),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        };
         if !sticky {
             self.decide(&store, &identity, None, &reason.to_string())?;
             Metrics::count(&self.metrics.prepared, "plain");
             return Ok(Outcome::Done(format!("the pod is not sticky: {reason}")));
         }
         let seen = PodSeen { facts, ..seen.clone() };
-        match self.attach_for(&store, &seen, &identity).await? {
+        let by_memory =
+            foreseen.as_ref().map(|foreseen| (foreseen.namespace.clone(), foreseen.sticky.clone()));
+        // Beside the walk, which waits for the API server most of the time.
+        let keeping = async {
+            match &by_memory {
+                Some((namespace, sticky)) => self.keeps_by_memory(&seen.facts, namespace, sticky).await,
+                None => Ok(None),
+            }
+        };
+        // Boxed: a walk is large.
+        let attaching = Box::pin(self.attach_for(&store, &seen, &identity, foreseen));
+        let (attached, keeps) = tokio::join!(attaching, keeping);
+        match attached? {
             Ok((prepared, object, turn)) => {
                 let addresses = list(&prepared.addresses);
-                self.ask_for_mac(&seen.facts, &object).await?;
+                self.ask_for_mac(&seen.facts, keeps?, &object).await?;
                 self.decide(&store, &identity, Some(prepared), &reason.to_string())?;
                 drop(turn);
                 Metrics::count(&self.metrics.prepared, "sticky");
@@ -70,12 +108,54 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
     }
 
+    async fn judge(
+        &self,
+        seen: &PodSeen,
+        namespace: impl Future<Output = Result<BTreeMap<String, String>, ApiError>>,
+    ) -> Result<(bool, PodFacts, Reason), errand::ErrandError> {
+        errand::judge(&self.settings.rules(), seen.facts.clone(), namespace).await
+    }
+
+    /// What the API server remembers of a pod whose name this node has kept addresses for: mostly it is the next one of a
+    /// sticky pod, and everything is as it was left. The kubelet calls ADD a few milliseconds after the pod was bound, so what can
+    /// be asked at once is. None if it is otherwise; then everything is read live.
+    async fn foresee(
+        &self,
+        store: &Store<D>,
+        itself: &store::Claimant,
+        seen: &PodSeen,
+    ) -> Result<Option<Foreseen>, ActError> {
+        let kept = store.lock()?.of_claimant(itself)?;
+        let addresses: BTreeSet<IpAddr> =
+            kept.map(|kept| kept.record.addresses).unwrap_or_default().into_iter().collect();
+        if addresses.is_empty() {
+            return Ok(None);
+        }
+        let api = self.connection();
+        let stickies: Api<StickyIP> = Api::namespaced(api.client(), &seen.facts.namespace);
+        let what = format!("get StickyIP {}/{}", seen.facts.namespace, seen.facts.name);
+        let (namespace, sticky, claims) = tokio::join!(
+            memory::annotations(&api, &seen.facts.namespace),
+            memory::object(&api, &what, &stickies, &seen.facts.name),
+            memory::claims(&api, &addresses),
+        );
+        let sticky = sticky?.filter(memory::is_free);
+        let found = sticky.zip(claims).filter(|(sticky, claims)| memory::are_all(claims, sticky));
+        let (Some((sticky, claims)), Ok(namespace)) = (found, namespace) else { return Ok(None) };
+        Ok(Some(Foreseen { namespace, sticky, claims }))
+    }
+
     fn is_decided(&self, store: &Store<D>, seen: &PodSeen) -> Result<bool, ActError> {
         let mut locked = store.lock()?;
         if locked.prepared(&seen.runtime_uid, &interface()?)?.is_some() {
             return Ok(true);
         }
         drop(locked);
+        Self::has_record(store, seen)
+    }
+
+    /// Whether the store knows a living sandbox of the pod.
+    fn has_record(store: &Store<D>, seen: &PodSeen) -> Result<bool, ActError> {
         let mut looks = store.walk()?.into_iter().filter_map(|look| look.record);
         Ok(looks.any(|record| {
             record.is_attached(store.now()) && uid_of(&record) == Some(seen.runtime_uid.as_str())
@@ -100,6 +180,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         store: &Store<D>,
         seen: &PodSeen,
         identity: &PodIdentity,
+        foreseen: Option<Foreseen>,
     ) -> Result<Result<(Prepared, StickyIP, Turn), String>, ActError> {
         let mut carrier = self.carrier();
         let facts = &seen.facts;
@@ -111,13 +192,18 @@ impl<D: Disk + Clone> Hands<'_, D> {
             pod_uid: facts.uid.clone(),
             container_id: known_as.clone(),
         };
-        let node = match self.terms.shape.pool {
+        let foreseen = foreseen.filter(|_| claimant.fixed_name() == Some(facts.name.as_str()));
+        // Where a StickyIP is there already, the node's blocks decide nothing.
+        let known = self.index.cilium_node().filter(|_| self.terms.shape.pool && foreseen.is_some()).cloned();
+        let may_reserve = known.is_none();
+        let node = match self.terms.shape.pool && may_reserve {
             true => match projection::read_node(carrier.api(), &self.settings.node).await? {
                 Some(node) => Some(node),
                 None => return Ok(Err(format!("there is no CiliumNode {} yet", self.settings.node))),
             },
-            false => None,
+            false => known,
         };
+        let mut foreseen = foreseen.map(|Foreseen { sticky, claims, .. }| (sticky, claims));
         let owner = format!("{}/{}", facts.namespace, facts.name);
         let sets = self.own_sets(node.as_ref());
         if sets.is_empty() {
@@ -151,6 +237,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 key: key.clone(),
                 claimant: reference,
                 workload: errand::workload(&claimant),
+                retention: asked_by(facts),
                 pinned,
                 patience: Duration::ZERO,
             };
@@ -162,25 +249,27 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 pod: identity.clone(),
                 attachment: attachment.clone(),
                 sets: &sets,
-                barred: node.as_ref().map(|node| node.barred_to(&owner)).unwrap_or_default(),
+                barred: may_reserve
+                    .then(|| node.as_ref().map(|node| node.barred_to(&owner)).unwrap_or_default()),
                 netns_is_there: &netns_is_there,
                 reserved: Vec::new(),
             };
-            match walker.walk_to(&mut carrier, &mut here, None, None).await {
+            // Until the decision is in place: no DEL on this node hides or detaches between our attachment and what rests on it.
+            let Some(turn) = self.pool_turn(store, &key)? else {
+                return Ok(Err("others are at its pool keys".into()));
+            };
+            let (sticky, claims) = foreseen.take().map(|(sticky, claims)| (Some(sticky), claims)).unzip();
+            match walker.walk_to(&mut carrier, &mut here, sticky, claims).await {
                 Ok(object) => {
                     let addresses = object.spec.addresses.clone();
                     let resource = projection::resource(&key.namespace, &walker.workload);
                     let (owner, resource_shown) = (owner.clone(), resource.clone());
                     let shown = Shown { addresses: addresses.clone(), owner, resource: resource_shown };
-                    // Until the decision is in place: a DEL that detaches this very id must find it and take it away.
-                    let Some(turn) = self.pool_turn(store, &key)? else {
-                        return Ok(Err("others are at its pool keys".into()));
-                    };
-                    if !self.is_attached(&carrier, &key, &known_as).await? {
-                        return Ok(Err("another sandbox was attached meanwhile, or none".into()));
-                    }
                     if !self.terms.shape.is_silent_about(&addresses) {
-                        projection::put(&mut carrier, &self.settings.node, &self.terms.shape, &shown, None)
+                        // What was seen before the turn says nothing of key and route, which a DEL may have taken out since: both are put,
+                        // and a route only if nobody wrote the list since.
+                        let seen = node.clone().map(|node| projection::without(node, &addresses));
+                        projection::put(&mut carrier, &self.settings.node, &self.terms.shape, &shown, seen)
                             .await?;
                     }
                     let Holder { namespace, name } = key;
@@ -264,6 +353,47 @@ impl<D: Disk + Clone> Hands<'_, D> {
             Withdrawn::InUse => Ok(Outcome::Done("a sandbox has it; its DEL detaches".into())),
             Withdrawn::Nothing => Ok(Outcome::Needless("its sandbox has come and gone".into())),
         }
+    }
+
+    /// Takes back the decision that a pod is not sticky if it is by now, or if its wish cannot be followed: pod, namespace or rules may
+    /// have changed before its ADD came. Then it is prepared as any other.
+    pub(super) async fn rejudge(&self, seen: &PodSeen) -> Result<Outcome, ActError> {
+        let (identity, store) = (identity(seen)?, self.store()?);
+        let Some(_turn) = self.try_turn(&store, &store::Claimant::new(&identity, &interface()?))? else {
+            return Ok(Outcome::Later("an ADD of this pod is on its way".into()));
+        };
+        let uid = &seen.runtime_uid;
+        if !store.decisions()?.iter().any(|decision| decision.uid == *uid && decision.sticky.is_none()) {
+            return Ok(Outcome::Needless("there is no such decision any more".into()));
+        }
+        if self.has_sandbox(&store, seen).await? {
+            return Ok(Outcome::Later("its ADD came first".into()));
+        }
+        let api = self.connection();
+        let namespace = errand::of_namespace(&api, &seen.facts.namespace);
+        let why = match self.judge(seen, namespace).await {
+            Ok((false, _, reason)) => {
+                return Ok(Outcome::Later(format!("the pod is still not sticky: {reason}")));
+            }
+            Ok((true, _, reason)) => reason.to_string(),
+            Err(errand::ErrandError::Policy(error)) => error.to_string(),
+            Err(error) => return Err(error.into()),
+        };
+        store.lock()?.revoke_prepared(uid)?;
+        self.metrics.withdrawn.inc();
+        Ok(Outcome::Done(format!("the pod is not what it was: {why}")))
+    }
+
+    /// Whether a sandbox of a pod that is not sticky is there. Where Cilium picks the addresses it leaves no record, and Cilium knows.
+    async fn has_sandbox(&self, store: &Store<D>, seen: &PodSeen) -> Result<bool, ActError> {
+        if self.terms.shape.pool {
+            let (namespace, name) = (seen.facts.namespace.clone(), seen.facts.name.clone());
+            let subject = format!("pod {namespace}/{name}");
+            let asked =
+                move |socket: &std::path::Path| agent_socket::endpoint_of_pod(socket, &namespace, &name);
+            return Ok(matches!(self.ask_cilium(&subject, asked).await?, Endpoint::There(_)));
+        }
+        Self::has_record(store, seen)
     }
 
     /// A live look whether the pod of a decision exists, and has neither ended nor been told to.

@@ -32,7 +32,7 @@ use crate::store::RealDisk;
 
 /// How many updates may wait while a step is carried out; the watches wait then too.
 const MOST_UPDATES: usize = 512;
-/// Events come in flocks: a step waits this long for the rest of one.
+/// Events come in flocks: a step waits this long for the rest of one. Not with a pod, whose ADD is on its way.
 const FLOCK: Duration = Duration::from_millis(2);
 /// A watch that goes on to fail for one reason is told of this often: it tries every second, and would drown the rest.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
@@ -199,10 +199,13 @@ async fn session(
             _ = ticks.tick() => {}
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
+                let pod = matches!(update, Update::Pod(super::index::Told::Here(..)));
                 if let Some(why) = take(&mut keeper, metrics, update, &mut skipped, &mut broken) {
                     return why;
                 }
-                tokio::time::sleep(FLOCK).await;
+                if !pod {
+                    tokio::time::sleep(FLOCK).await;
+                }
             }
         }
         while let Ok(update) = updates.try_recv() {

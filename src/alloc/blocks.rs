@@ -33,6 +33,10 @@ impl Spans {
         self.0.insert(first, last);
     }
 
+    fn extend(&mut self, other: &Self) {
+        other.0.iter().for_each(|(first, last)| self.add(*first, *last));
+    }
+
     /// The last address of the span that overlaps `first..=last` and reaches furthest.
     fn overlap(&self, first: u128, last: u128) -> Option<u128> {
         self.0.range(..=last).next_back().map(|(_, end)| *end).filter(|end| *end >= first)
@@ -129,6 +133,14 @@ pub fn count_taken(range: IpNet, prefix: u8, taken: &Taken) -> u128 {
         }
     }
     count
+}
+
+/// The same, but for blocks of which something is in `beside`, too.
+#[must_use]
+pub fn count_taken_beside(range: IpNet, prefix: u8, taken: &Taken, beside: &Taken) -> u128 {
+    let mut both = beside.clone();
+    both.of_mut(range).extend(taken.of(range));
+    count_taken(range, prefix, &both) - count_taken(range, prefix, beside)
 }
 
 fn bounds(range: IpNet) -> (u128, u128) {

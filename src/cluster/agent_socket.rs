@@ -1,4 +1,5 @@
-//! Cilium's agent on this node, asked over its socket whether it still has an endpoint with an address.
+//! Cilium's agent on this node, asked over its socket whether it still has an endpoint with an address, and whether an address
+//! stands in the pool as it knows it.
 //!
 //! A question of one line and an answer of a few, so a few lines of HTTP are enough. Must never wait longer than a
 //! moment: Cilium's agent may hang, and the runtime waits for the plugin.
@@ -67,20 +68,58 @@ impl About {
 /// The agent is not there, does not answer in time, or answers with something else.
 pub fn endpoint(socket: &Path, address: IpAddr) -> io::Result<Endpoint> {
     let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-    let (status, body) = get(socket, &format!("/v1/endpoint/{family}:{address}"))?;
+    look_up(socket, &format!("{family}:{address}"))
+}
+
+/// Asks for the endpoint of a pod of this name.
+///
+/// # Errors
+/// As [`endpoint`].
+pub fn endpoint_of_pod(socket: &Path, namespace: &str, name: &str) -> io::Result<Endpoint> {
+    look_up(socket, &format!("pod-name:{namespace}%2F{name}"))
+}
+
+fn look_up(socket: &Path, id: &str) -> io::Result<Endpoint> {
+    let (status, body) = ask(socket, "GET", &format!("/v1/endpoint/{id}"))?;
     match status {
         200 => Ok(Endpoint::There(body)),
         404 => Ok(Endpoint::Absent),
-        other => Err(io::Error::other(format!("Cilium's agent answered {other} for {address}"))),
+        other => Err(io::Error::other(format!("Cilium's agent answered {other} for {id}"))),
     }
 }
 
-fn get(socket: &Path, path: &str) -> io::Result<(u16, String)> {
+/// Whether a key that no pod can have stands in the pool as Cilium's agent knows it. To find out it is taken for a moment, and given
+/// back: never ask so for an address that a pod may have.
+///
+/// # Errors
+/// As [`endpoint`].
+pub fn knows(socket: &Path, key: IpAddr) -> io::Result<bool> {
+    // Nobody misses it if this fails.
+    let give_back = || drop(ask(socket, "DELETE", &format!("/v1/ipam/{key}?pool=default")));
+    let asked = ask(socket, "POST", &format!("/v1/ipam/{key}?owner=sticky-ipam&pool=default"));
+    // Without an answer it may have been taken all the same.
+    let (status, body) = asked.inspect_err(|_| give_back())?;
+    let is_there = match status {
+        200 => true,
+        // Whoever asked before ended before it was given back.
+        500 if body.contains("already in use") => true,
+        500 if body.contains("not available") || body.contains("No IPs available") => false,
+        other => return Err(io::Error::other(format!("Cilium's agent answered {other} for {key}: {body}"))),
+    };
+    if is_there {
+        give_back();
+    }
+    Ok(is_there)
+}
+
+fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     // Version 1.0: the answer ends where the connection does.
-    let asked = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
+    let asked = format!(
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: 0\r\n\r\n"
+    );
     stream.write_all(asked.as_bytes())?;
     let mut answer = Vec::new();
     stream.take(LONGEST_ANSWER).read_to_end(&mut answer)?;
@@ -97,18 +136,48 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     fn answering(answer: &'static [u8]) -> (io::Result<Endpoint>, String) {
+        let address = "fd00::7".parse().unwrap();
+        let (said, asked) = asked_in_turn(vec![answer], |path| endpoint(path, address));
+        (said, asked.concat())
+    }
+
+    /// What came of it, and what the agent was asked, one question an answer.
+    fn asked_in_turn<T>(answers: Vec<&'static [u8]>, work: impl FnOnce(&Path) -> T) -> (T, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let agent = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = [0; 512];
-            let length = stream.read(&mut asked).unwrap();
-            stream.write_all(answer).unwrap();
-            String::from_utf8_lossy(&asked[..length]).into_owned()
+            let answer = |answer: &[u8]| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut asked = [0; 512];
+                let length = stream.read(&mut asked).unwrap();
+                stream.write_all(answer).unwrap();
+                String::from_utf8_lossy(&asked[..length]).into_owned()
+            };
+            answers.into_iter().map(answer).collect()
         });
-        let said = endpoint(&path, "fd00::7".parse().unwrap());
-        (said, agent.join().unwrap())
+        (work(&path), agent.join().unwrap())
+    }
+
+    #[test]
+    fn a_key_is_known_or_not_and_what_was_taken_to_find_out_is_given_back() {
+        let key: IpAddr = "240.0.1.2".parse().unwrap();
+        let taken: &[u8] = b"HTTP/1.0 200 OK\r\n\r\n";
+        let in_use: &[u8] = b"HTTP/1.0 500 Oh\r\n\r\n\"IP already in use\"";
+        for known in [taken, in_use] {
+            let (said, asked) = asked_in_turn(vec![known, taken], |path| knows(path, key));
+            assert!(said.unwrap());
+            assert!(
+                asked[0].starts_with("POST /v1/ipam/240.0.1.2?owner=sticky-ipam&pool=default "),
+                "{asked:?}"
+            );
+            assert!(asked[1].starts_with("DELETE /v1/ipam/240.0.1.2?pool=default "), "{asked:?}");
+        }
+        let unknown: &[u8] = b"HTTP/1.0 500 Oh\r\n\r\n\"IP 240.0.1.2 is not available\"";
+        assert!(!asked_in_turn(vec![unknown], |path| knows(path, key)).0.unwrap());
+        let disabled: &[u8] = b"HTTP/1.0 500 Oh\r\n\r\n\"IPv4 allocation disabled\"";
+        let said = asked_in_turn(vec![disabled], |path| knows(path, key)).0.unwrap_err();
+        assert!(said.to_string().contains("IPv4 allocation disabled"), "{said}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::claims::carry::{Carrier, FIELD_MANAGER, Sent};
 use super::client::ApiError;
-use super::objects::{IPPool, StickyIP};
+use super::objects::{IPPool, Skipped, StickyIP};
 use crate::policy::facts::PodFacts;
 
 /// How long a told event may take away from a verb.
@@ -80,6 +80,28 @@ pub fn pool(object: &IPPool) -> ObjectReference {
         kind: Some("IPPool".into()),
         name: object.metadata.name.clone(),
         uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+/// An object that was passed over, as an event names it.
+#[must_use]
+pub fn skipped(object: &Skipped) -> ObjectReference {
+    let (namespace, name) = match object.name.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, object.name.as_str()),
+    };
+    let version = match object.kind.as_str() {
+        "Pod" => "v1",
+        kind if kind.starts_with("Cilium") => "cilium.io/v2",
+        _ => "sticky-ipam.io/v1alpha1",
+    };
+    ObjectReference {
+        api_version: Some(version.into()),
+        kind: Some(object.kind.clone()),
+        namespace: namespace.map(str::to_owned),
+        name: Some(name.into()),
+        uid: object.uid.clone(),
         ..ObjectReference::default()
     }
 }

@@ -18,6 +18,7 @@ use super::cilium::{CiliumNode, PoolEntry, pool_patch};
 use super::claims::carry::{Carrier, Sent, patch_params};
 use super::client::{ApiError, Connection};
 use super::objects::WorkloadRef;
+use super::sign;
 
 /// How often others may write the object between our read and our write.
 const MOST_TRIES: usize = 64;
@@ -159,6 +160,28 @@ pub fn hide(node: &CiliumNode, shape: &Shape, addresses: &[IpAddr]) -> Option<No
     patch(node, pool, routes)
 }
 
+/// What must change so that those of these addresses that stand in the pool for somebody of this kind are anybody's, with the
+/// signs that vouched for an owner; none if none does.
+#[must_use]
+pub fn disown(
+    node: &CiliumNode,
+    addresses: &[IpAddr],
+    whose: impl Fn(&PoolEntry) -> bool,
+) -> Option<NodePatch> {
+    let pool = &node.spec.ipam.pool;
+    let keys = addresses.iter().map(ToString::to_string);
+    let mut keys: BTreeMap<_, _> = keys
+        .filter(|key| pool.get(key).is_some_and(|entry| !entry.owner.is_empty() && whose(entry)))
+        .map(|key| (key, Some(PoolEntry::default())))
+        .collect();
+    if keys.is_empty() {
+        return None;
+    }
+    let signs = addresses.iter().filter_map(|address| sign::of(node, *address));
+    keys.extend(signs.map(|sign| (sign.to_string(), None)));
+    Some(NodePatch::of_keys(node, keys))
+}
+
 fn patch(
     node: &CiliumNode,
     pool: BTreeMap<String, Option<PoolEntry>>,
@@ -166,6 +189,15 @@ fn patch(
 ) -> Option<NodePatch> {
     let routes = (routes != node.spec.ipam.pod_cidrs).then_some(routes);
     (!pool.is_empty() || routes.is_some()).then(|| NodePatch::of(node, pool, routes))
+}
+
+/// A CiliumNode as if it showed nothing of these addresses, neither a key nor a route of their own.
+#[must_use]
+pub fn without(mut node: CiliumNode, addresses: &[IpAddr]) -> CiliumNode {
+    let ipam = &mut node.spec.ipam;
+    ipam.pool.retain(|key, _| key.parse().is_ok_and(|key| !addresses.contains(&key)));
+    ipam.pod_cidrs.retain(|text| !addresses.iter().any(|address| is_route_of(text, *address)));
+    node
 }
 
 fn contains(ranges: &[IpNet], address: IpAddr) -> bool {

@@ -28,24 +28,27 @@ use tower::{BoxError, Layer, Service};
 /// What TLS calls the second version of HTTP.
 const HTTP_2: &[u8] = b"h2";
 
-/// A client that asks over one connection. Where there is no TLS, or a proxy between, it is kube's own.
+/// A client that asks over one connection, which is opened at once, while the asker sees to other things. Where there is no TLS,
+/// or a proxy between, it is kube's own.
 ///
 /// # Errors
 /// The credentials are of no use.
-pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
+pub fn client(config: kube::Config) -> Result<(kube::Client, Option<Wire>), kube::Error> {
     let to = match (&config.proxy_url, config.cluster_url.scheme()) {
         (None, Some(scheme)) if *scheme == Scheme::HTTPS => Target::of(&config)?,
-        _ => return kube::Client::try_from(config),
+        _ => None,
     };
-    let Some(to) = to else { return kube::Client::try_from(config) };
+    let Some(to) = to else { return Ok((kube::Client::try_from(config)?, None)) };
     let wire = Wire { to: Arc::new(to), line: Arc::new(Mutex::new(None)) };
+    tokio::spawn(wire.clone().call_ahead());
+    let called = wire.clone();
     // The order that kube gives them: the outermost last.
     let wire = config.extra_headers_layer()?.layer(wire);
     let wire = option_layer(config.auth_layer()?).layer(wire);
     let wire =
         option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry()))).layer(wire);
     let wire = config.base_uri_layer().layer(wire);
-    Ok(ClientBuilder::new(wire, config.default_namespace).build())
+    Ok((ClientBuilder::new(wire, config.default_namespace).build(), Some(called)))
 }
 
 /// Whom to call, and how to know him.
@@ -105,14 +108,28 @@ impl Line {
     }
 }
 
-/// Calls when the first request comes, and again when the connection has broken.
+/// Calls before the first request comes, and again when the connection has broken.
 #[derive(Clone)]
-struct Wire {
+pub struct Wire {
     to: Arc<Target>,
     line: Arc<Mutex<Option<Line>>>,
 }
 
 impl Wire {
+    /// A call that fails is made again by the first who asks, and he is told why.
+    async fn call_ahead(self) {
+        let mut kept = self.line.lock().await;
+        if kept.is_none() {
+            *kept = self.to.call().await.ok();
+        }
+    }
+
+    /// Waits until the call that was made ahead has come through, or has failed. Whoever asks several things at once after that
+    /// sends them together; those who wait for a connection go one after the other.
+    pub async fn settled(&self) {
+        drop(self.line.lock().await);
+    }
+
     async fn ask(self, request: Request<Body>) -> Result<Response<Incoming>, BoxError> {
         // Whoever comes while it is being opened waits for it.
         let mut kept = self.line.lock().await;
@@ -218,14 +235,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_of_the_first_version_is_asked_one_thing_after_the_other_on_one_connection() {
-        let client = client(of_the_first_version(usize::MAX).await).unwrap();
+        let (client, _) = client(of_the_first_version(usize::MAX).await).unwrap();
         let answers = tokio::join!(ask(&client, "/a"), ask(&client, "/b"), ask(&client, "/c"));
         assert_eq!(answers, ("1 /a".into(), "1 /b".into(), "1 /c".into()));
     }
 
     #[tokio::test]
     async fn a_connection_that_has_ended_is_opened_anew() {
-        let client = client(of_the_first_version(2).await).unwrap();
+        let (client, _) = client(of_the_first_version(2).await).unwrap();
         let mut answers = Vec::new();
         for _ in 0..4 {
             answers.push(ask(&client, "/").await);

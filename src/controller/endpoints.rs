@@ -1,6 +1,6 @@
 //! The keeper of CiliumEndpoints, carried out: a pod without one is nudged, one whose deletion hangs is freed, one of an
-//! earlier pod goes, and who disagrees is told. Must never write on the word of the index: each object is read live, and
-//! written only as it was read.
+//! earlier pod goes, so does one that says nothing true of its sticky pod, and who else disagrees is told. Must never write on the word of the index: each object is read live, and
+//! written only as it was read; nor count or tell what was not written.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 use serde_json::json;
 
 use super::act::Hands;
-use super::index::{Index, Kind, attached_uid};
+use super::index::{EndpointSeen, Index, Kind, PodSeen, attached_uid};
 use super::metrics::{Metrics, What};
 use super::queue::{Bucket, Key};
 use super::settings::CiliumIpam;
@@ -57,7 +57,11 @@ impl Endpoints {
             deeds: Family::default(),
             disagreements: Family::default(),
         };
-        metrics.register("endpoint_deeds", "CiliumEndpoints nudged, freed and removed", duty.deeds.clone());
+        metrics.register(
+            "endpoint_deeds",
+            "CiliumEndpoints nudged for, freed, removed and replaced",
+            duty.deeds.clone(),
+        );
         metrics.register(
             "endpoint_disagreements",
             "Times that a pod, its CiliumEndpoint, its StickyIP and its node's pool were found to disagree",
@@ -73,52 +77,76 @@ impl Endpoints {
         Self::new(Patience { terminating, ..Patience::default() }, world.settings.cilium_ipam, &world.metrics)
     }
 
-    async fn carry(&mut self, world: &World, name: &str, deed: Deed) -> Result<(), ApiError> {
+    /// Whether it was done.
+    async fn carry(&self, world: &World, name: &str, deed: &Deed) -> Result<bool, ApiError> {
         let hands = &world.hands;
-        let Some((namespace, pod)) = name.split_once('/') else { return Ok(()) };
+        let Some((namespace, pod)) = name.split_once('/') else { return Ok(false) };
         let at = At { hands, namespace, name: pod };
-        match deed {
+        let done = match deed {
             Deed::Nudge { uid, number } => {
-                if at.nudge(&uid).await? {
+                let nudged = at.nudge(uid).await?;
+                if nudged {
                     Metrics::count(&self.deeds, "nudged");
                     let message = format!(
                         "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (time \
                          {number} of {}); if that does not help, look at Cilium's agent on its node, or delete the pod",
                         self.patience.nudges
                     );
-                    let about = events::pod(namespace, pod, &uid);
+                    let about = events::pod(namespace, pod, uid);
                     world.tell(Told { about, reason: "EndpointMissing", message, warning: true }).await;
                 }
+                nudged
             }
             Deed::Free { uid } => {
-                if at.free(&uid).await? {
+                let freed = at.free(uid).await?;
+                if freed {
                     Metrics::count(&self.deeds, "freed");
                     let message = format!(
                         "its deletion hung for more than {} s: the finalizers were taken off",
                         self.patience.terminating
                     );
-                    let about = at.endpoint(&uid);
+                    let about = at.endpoint(uid);
                     world.tell(Told { about, reason: "EndpointFreed", message, warning: false }).await;
                 }
+                freed
             }
             Deed::Remove { uid } => {
-                if at.remove(&uid).await? {
+                let removed = at.remove(uid).await?;
+                if removed {
                     Metrics::count(&self.deeds, "removed");
                     let message = "it was made for an earlier pod of this name and was removed".to_owned();
-                    let about = at.endpoint(&uid);
+                    let about = at.endpoint(uid);
                     world.tell(Told { about, reason: "EndpointLeftOver", message, warning: false }).await;
                 }
+                removed
+            }
+            Deed::Replace { uid, pod: pod_uid, addresses } => {
+                let replaced = at.replace(uid, pod_uid, addresses).await?;
+                if let Some(had) = &replaced {
+                    Metrics::count(&self.deeds, "replaced");
+                    let message = format!(
+                        "its CiliumEndpoint had {}, and the pod has {} as its StickyIP says: the CiliumEndpoint was deleted, and Cilium \
+                         writes it anew when it looks at the pod again",
+                        list(had),
+                        list(addresses)
+                    );
+                    tracing::warn!(pod = name, "{message}");
+                    let about = events::pod(namespace, pod, pod_uid);
+                    world.tell(Told { about, reason: "EndpointReplaced", message, warning: true }).await;
+                }
+                replaced.is_some()
             }
             Deed::Tell(what) => {
                 Metrics::count(&self.disagreements, what.reason());
-                tracing::warn!(pod = name, reason = what.reason(), "{}", told(&what));
+                tracing::warn!(pod = name, reason = what.reason(), "{}", told(what));
                 let uid = world.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
                 let about = events::pod(namespace, pod, &uid);
-                let message = told(&what);
+                let message = told(what);
                 world.tell(Told { about, reason: what.reason(), message, warning: true }).await;
+                true
             }
-        }
-        Ok(())
+        };
+        Ok(done)
     }
 }
 
@@ -147,18 +175,24 @@ impl Duty for Endpoints {
             let now = world.now();
             let said = said(&world.index(), &name, self.pools);
             let deeds = self.keeper.look(&name, &said, now);
-            let mut next = self.keeper.next_look(&name, now).map(Duration::from_secs);
+            let mut all_done = true;
             for deed in deeds {
                 while let Err(wait) = self.bucket.take(world.elapsed()) {
                     tokio::time::sleep(wait).await;
                 }
-                if let Err(error) = self.carry(world, &name, deed).await {
-                    tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
-                    done.failures += 1;
-                    next = Some(RETRY);
+                match self.carry(world, &name, &deed).await {
+                    Ok(true) => self.keeper.done(&name, &deed, now),
+                    // The world is not as the watch told: what it tells next counts.
+                    Ok(false) => all_done = false,
+                    Err(error) => {
+                        tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
+                        done.failures += 1;
+                        all_done = false;
+                    }
                 }
             }
-            if let Some(after) = next {
+            let next = self.keeper.next_look(&name, now).map(Duration::from_secs);
+            if let Some(after) = if all_done { next } else { Some(RETRY) } {
                 // A second more: times are whole seconds, and a look too early would only come again.
                 done.again.push((Key::new(Kind::Pod, name), after + Duration::from_secs(1)));
             }
@@ -197,18 +231,23 @@ pub fn said(index: &Index, name: &str, pools: bool) -> Said {
     }
 }
 
+fn list(addresses: &BTreeSet<IpAddr>) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
+}
+
 /// A sentence for people.
 fn told(what: &Disagreement) -> String {
-    let list = |addresses: &BTreeSet<IpAddr>| -> String {
-        let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
-    };
     match what {
-        Disagreement::EndpointAndPod { endpoint, pod } => format!(
-            "its CiliumEndpoint has {}, the pod shows {}; other nodes may send its traffic elsewhere: delete the \
-             CiliumEndpoint, and Cilium writes it anew",
+        Disagreement::EndpointAndPod { endpoint, pod, removed } => format!(
+            "its CiliumEndpoint has {}, the pod shows {}; other nodes may send its traffic elsewhere: {}",
             list(endpoint),
-            list(pod)
+            list(pod),
+            if *removed {
+                "if it stays so, the CiliumEndpoint is deleted, and Cilium writes it anew"
+            } else {
+                "see which is right; if it is the pod, delete the CiliumEndpoint, and Cilium writes it anew; else delete the pod"
+            }
         ),
         Disagreement::PodAndBinding { pod, bound } => format!(
             "the pod shows {}, its StickyIP keeps {}: it came up without the plugin, or the StickyIP was changed; delete \
@@ -282,6 +321,42 @@ impl At<'_> {
         }
         let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
         self.hands.delete(&what, &self.endpoints(), self.name, &Unchanged::of(&endpoint)).await
+    }
+
+    /// Deletes the endpoint with this uid if it, and the pod with this uid, still have no address in common, and the pod's are these.
+    /// The addresses that it had, if it did.
+    async fn replace(
+        &self,
+        uid: &str,
+        pod_uid: &str,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Option<BTreeSet<IpAddr>>, ApiError> {
+        let pods: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let endpoints = self.endpoints();
+        let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
+        let Some(endpoint) = self.hands.connection().read(&what, || endpoints.get_opt(self.name)).await?
+        else {
+            return Ok(None);
+        };
+        let at = Unchanged::of(&endpoint);
+        let seen = EndpointSeen::from(endpoint);
+        let what = format!("get Pod {}/{}", self.namespace, self.name);
+        let pod = self.hands.connection().read(&what, || pods.get_opt(self.name)).await?.map(PodSeen::from);
+        let is_as_seen = |pod: &PodSeen| {
+            let shown: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
+            pod.facts.uid == pod_uid && pod.running && !pod.deleting && shown == *addresses
+        };
+        let is_wrong = seen.uid == uid
+            && !seen.deleting
+            && seen.made_for.as_deref() == Some(pod_uid)
+            && !seen.addresses.is_empty()
+            && seen.addresses.is_disjoint(addresses);
+        if !is_wrong || !pod.as_ref().is_some_and(is_as_seen) {
+            return Ok(None);
+        }
+        let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
+        let deleted = self.hands.delete(&what, &endpoints, self.name, &at).await?;
+        Ok(deleted.then_some(seen.addresses))
     }
 
     fn endpoints(&self) -> Api<CiliumEndpoint> {

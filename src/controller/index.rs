@@ -8,18 +8,19 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 
+use super::sorted::{Sorted, Sought};
 use crate::cluster::cilium::{CiliumEndpoint, CiliumNode, PoolEntry};
 use crate::cluster::objects::{AddressClaim, Holder, IPPool, StickyIP, WorkloadRef};
 use crate::cluster::pod;
+use crate::cluster::sign;
 use crate::policy::claimant::Claimant;
 use crate::policy::facts::PodFacts;
 use crate::policy::handover::NodeState;
 use crate::policy::pin::{CALICO_ADDRESSES, PIN};
+use crate::policy::retention::RETENTION;
 use crate::policy::sticky::{FIXED_IP, STICKY};
 use crate::process::known::{Known, Told};
 
-/// The annotation, on a pod or its namespace, that says for how long its address is kept.
-pub const RETENTION: &str = "sticky-ipam.io/retention";
 /// The annotations of a pod or namespace that anything here depends on.
 const ANNOTATIONS: &[&str] = &[STICKY, PIN, CALICO_ADDRESSES, FIXED_IP, RETENTION];
 /// The annotations of a Node in which Cilium's `kubernetes` mode finds ranges, the newer ones first.
@@ -69,6 +70,22 @@ pub struct PodSeen {
     pub ended: bool,
     /// It is being deleted.
     pub deleting: bool,
+}
+
+impl PodSeen {
+    /// It may speak through its addresses, and they are its own: not the node's.
+    fn is_live(&self) -> bool {
+        !self.ended && !self.facts.host_network
+    }
+}
+
+/// Pods are looked for by the addresses that they show.
+impl Sought for PodSeen {
+    type By = IpAddr;
+
+    fn sought_by(&self) -> Vec<IpAddr> {
+        self.addresses.clone()
+    }
 }
 
 impl From<Pod> for PodSeen {
@@ -164,6 +181,25 @@ pub struct CiliumNodeSeen {
     pub own: BTreeSet<IpAddr>,
 }
 
+/// CiliumNodes are looked for by the addresses that they show for somebody: keys with an owner, and routes of single addresses.
+impl Sought for CiliumNodeSeen {
+    type By = IpAddr;
+
+    fn sought_by(&self) -> Vec<IpAddr> {
+        let routes = self.pod_cidrs.iter().filter(|net| net.prefix_len() == net.max_prefix_len());
+        self.owned.keys().copied().chain(routes.map(IpNet::addr)).collect()
+    }
+}
+
+/// Claims are looked for by the StickyIP that they are for.
+impl Sought for AddressClaim {
+    type By = Holder;
+
+    fn sought_by(&self) -> Vec<Holder> {
+        vec![self.spec.holder.clone()]
+    }
+}
+
 impl CiliumNodeSeen {
     /// The home blocks: what is more than one address.
     pub fn blocks(&self) -> impl Iterator<Item = IpNet> + '_ {
@@ -186,7 +222,7 @@ impl From<CiliumNode> for CiliumNodeSeen {
             own: object.spec.own().collect(),
             ..Self::default()
         };
-        for (text, entry) in object.spec.ipam.pool {
+        for (text, entry) in object.spec.ipam.pool.into_iter().filter(|(_, entry)| !sign::is_sign(entry)) {
             let Ok(address) = text.parse::<IpAddr>() else { continue };
             if entry.owner.is_empty() {
                 seen.unowned.insert(address);
@@ -213,6 +249,15 @@ pub struct EndpointSeen {
     pub made_for: Option<String>,
     /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
+}
+
+/// CiliumEndpoints are looked for by their addresses.
+impl Sought for EndpointSeen {
+    type By = IpAddr;
+
+    fn sought_by(&self) -> Vec<IpAddr> {
+        self.addresses.iter().copied().collect()
+    }
 }
 
 impl From<CiliumEndpoint> for EndpointSeen {
@@ -252,7 +297,7 @@ pub fn namespace_seen(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> 
 #[derive(Debug, Default)]
 pub struct Index {
     /// Pods.
-    pub pods: Known<PodSeen>,
+    pub pods: Sorted<PodSeen>,
     /// The annotations of namespaces.
     pub namespaces: Known<BTreeMap<String, String>>,
     /// Nodes.
@@ -260,15 +305,15 @@ pub struct Index {
     /// StickyIPs, without the record of who wrote which field.
     pub stickies: Known<StickyIP>,
     /// Claims, the same.
-    pub claims: Known<AddressClaim>,
+    pub claims: Sorted<AddressClaim>,
     /// Pools, the same.
     pub pools: Known<IPPool>,
     /// CiliumNodes.
-    pub cilium_nodes: Known<CiliumNodeSeen>,
+    pub cilium_nodes: Sorted<CiliumNodeSeen>,
     /// CiliumEndpoints.
-    pub endpoints: Known<EndpointSeen>,
-    /// How many pods show an address.
-    shown: BTreeMap<IpAddr, u32>,
+    pub endpoints: Sorted<EndpointSeen>,
+    /// The addresses that more than one live pod shows.
+    doubled: BTreeSet<IpAddr>,
     /// How many pods that have not ended a workload has, by namespace, kind and name.
     pods_of: BTreeMap<(String, String, String), u32>,
 }
@@ -315,25 +360,29 @@ impl Index {
             Told::Here((name, _)) | Told::Gone(name) => Some(name.clone()),
             _ => None,
         };
+        let mut addresses = Vec::new();
         if let Some(before) = touched.as_ref().and_then(|name| self.pods.get(name)) {
-            for address in &before.addresses {
-                one_less(&mut self.shown, address);
-            }
+            addresses.extend_from_slice(&before.addresses);
             workload_of(before).iter().for_each(|workload| one_less(&mut self.pods_of, workload));
         }
         let changed = self.pods.take(told);
         if is_whole {
-            self.shown.clear();
+            self.doubled.clear();
             self.pods_of.clear();
         }
         let all = is_whole.then(|| self.pods.values()).into_iter().flatten();
         let one = touched.as_ref().and_then(|name| self.pods.get(name));
         for pod in all.chain(one) {
-            for address in &pod.addresses {
-                *self.shown.entry(*address).or_default() += 1;
-            }
+            addresses.extend_from_slice(&pod.addresses);
             if let Some(workload) = workload_of(pod) {
                 *self.pods_of.entry(workload).or_default() += 1;
+            }
+        }
+        for address in addresses {
+            if self.live_with(&address).nth(1).is_some() {
+                self.doubled.insert(address);
+            } else {
+                self.doubled.remove(&address);
             }
         }
         changed
@@ -342,7 +391,19 @@ impl Index {
     /// Whether a pod shows this address.
     #[must_use]
     pub fn is_shown(&self, address: IpAddr) -> bool {
-        self.shown.contains_key(&address)
+        self.pods.with(&address).next().is_some()
+    }
+
+    /// The addresses that more than one live pod shows.
+    #[must_use]
+    pub fn doubled(&self) -> &BTreeSet<IpAddr> {
+        &self.doubled
+    }
+
+    /// The live pods that show an address, by name. Those that have ended speak no more; those of the host network have their node's.
+    pub fn live_with<'a>(&'a self, address: &'a IpAddr) -> impl Iterator<Item = (&'a String, &'a PodSeen)> {
+        let shown = self.pods.with(address).filter_map(|name| Some((name, self.pods.get(name)?)));
+        shown.filter(|(_, pod)| pod.is_live())
     }
 
     /// Everything that decides about a pod, its namespace's word included.
@@ -469,88 +530,5 @@ pub(super) mod fixture {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::fixture::{pod, sticky};
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn an_address_is_shown_as_long_as_any_pod_shows_it() {
-        let mut index = Index::default();
-        let address = "10.0.0.1".parse().unwrap();
-        index.take_pod(Told::Here(pod("a", "10.0.0.1", None)));
-        index.take_pod(Told::Here(pod("a", "10.0.0.1", None)));
-        index.take_pod(Told::Here(pod("b", "10.0.0.1", None)));
-        index.take_pod(Told::Gone("db/a".into()));
-        assert!(index.is_shown(address));
-        index.take_pod(Told::Here(pod("b", "10.0.0.2", None)));
-        assert!(!index.is_shown(address) && index.is_shown("10.0.0.2".parse().unwrap()));
-        index.take_pod(Told::Listing);
-        index.take_pod(Told::Listed(pod("c", "10.0.0.1", None)));
-        assert!(!index.is_shown(address), "the list is not whole");
-        index.take_pod(Told::Complete);
-        assert!(index.is_shown(address) && !index.is_shown("10.0.0.2".parse().unwrap()));
-    }
-
-    #[test]
-    fn a_workload_has_pods_as_long_as_one_of_them_has_not_ended() {
-        let mut index = Index::default();
-        let workload =
-            WorkloadRef { kind: "StatefulSet".into(), name: "mysql".into(), ..WorkloadRef::default() };
-        let of = |name: &str| pod(name, "10.0.0.1", Some(("StatefulSet", "mysql")));
-        assert!(!index.has_pods_of("db", &workload));
-        index.take_pod(Told::Here(of("mysql-0")));
-        index.take_pod(Told::Here(of("mysql-0")));
-        index.take_pod(Told::Here(of("mysql-1")));
-        index.take_pod(Told::Gone("db/mysql-1".into()));
-        assert!(index.has_pods_of("db", &workload) && !index.has_pods_of("d", &workload));
-        let (name, mut ended) = of("mysql-0");
-        ended.ended = true;
-        index.take_pod(Told::Here((name, ended)));
-        assert!(!index.has_pods_of("db", &workload));
-        index.take_pod(Told::Listing);
-        index.take_pod(Told::Listed(of("mysql-2")));
-        index.take_pod(Told::Complete);
-        assert!(index.has_pods_of("db", &workload));
-        index.take_pod(Told::Gone("db/mysql-2".into()));
-        assert!(!index.has_pods_of("db", &workload));
-    }
-
-    #[test]
-    fn a_pod_is_trimmed_to_what_decides() {
-        let (_, seen) = pod("a", "10.0.0.1", Some(("StatefulSet", "mysql")));
-        assert!(seen.facts.annotations.is_empty() && seen.running && seen.node == "n1");
-        assert_eq!(seen.facts.owners[0].name, "mysql");
-    }
-
-    #[test]
-    fn a_pods_binding_is_found_by_name_or_by_attachment() {
-        let mut index = Index::default();
-        index.stickies.take(Told::Here(sticky("mysql-0", "10.0.0.1", None)));
-        let (_, mut by_slot) = sticky("web-0", "10.0.0.2", Some("n1"));
-        by_slot.status.as_mut().unwrap().attachment.as_mut().unwrap().pod_uid = "uid-web-x".into();
-        index.stickies.take(Told::Here(("db/web-0".into(), by_slot)));
-        let (_, named) = pod("mysql-0", "10.0.0.1", Some(("StatefulSet", "mysql")));
-        assert_eq!(index.sticky_of(&named).map(key_of).unwrap().name, "mysql-0");
-        let (_, slotted) = pod("web-x", "10.0.0.2", Some(("Fleet", "web")));
-        assert_eq!(index.sticky_of(&slotted).map(key_of).unwrap().name, "web-0");
-        let (_, nobody) = pod("web-y", "10.0.0.3", Some(("Fleet", "web")));
-        assert!(index.sticky_of(&nobody).is_none());
-    }
-
-    #[test]
-    fn a_cilium_node_is_trimmed_to_pools_and_ranges() {
-        let node: CiliumNode = serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {"ipam": {
-            "podCIDRs": ["10.0.0.0/24", "10.9.0.1/32"],
-            "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}, "10.0.0.3": {}, "nonsense": {}}}},
-            "status": {"ipam": {"used": {"10.0.0.2": {}}}}}))
-        .unwrap();
-        let seen = CiliumNodeSeen::from(node);
-        assert_eq!((seen.owned.len(), seen.unowned.len(), seen.available()), (1, 2, 1));
-        assert_eq!(seen.blocks().collect::<Vec<_>>(), ["10.0.0.0/24".parse().unwrap()]);
-        let mut index = Index::default();
-        index.cilium_nodes.take(Told::Here(("n1".into(), seen)));
-        assert_eq!(index.home_of("10.0.0.9".parse().unwrap()).unwrap().0, "n1");
-        assert!(index.home_of("10.9.0.1".parse().unwrap()).is_none(), "a route is no home");
-    }
-}
+#[path = "index_tests.rs"]
+mod tests;

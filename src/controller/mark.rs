@@ -27,9 +27,10 @@ use crate::policy::PolicyError;
 use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::facts::PodFacts;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
+use crate::policy::retention::asked_by;
 use crate::policy::sticky::Rules;
 
-/// How many pods are marked side by side: each is four writes, one after the other.
+/// How many pods are marked side by side: each is three writes or more, one after the other.
 const SIDE_BY_SIDE: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
 const WHILE_ASKED: Duration = Duration::from_secs(30);
@@ -191,12 +192,14 @@ async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> M
     let mut claimed = slots::claimed(&world.index(), &claimant, facts, &pod.addresses);
     let mut tries = 1;
     loop {
+        let is_guess = claimed.is_none() && tries == 1;
+        let avoid = taken.for_others_than(name);
         let slot = match claimed.take() {
             Some(slot) => slot,
+            None if is_guess => slots::guessed(&world.index(), &claimant, facts, &pod.addresses, &avoid),
             None => {
-                let (carrier, avoid) = (world.hands.carrier(), taken.for_others_than(name));
-                let api = carrier.api();
-                match errand::choose_for_running(api, &claimant, facts, &pod.addresses, &avoid).await {
+                let api = world.hands.connection();
+                match errand::choose_for_running(&api, &claimant, facts, &pod.addresses, &avoid).await {
                     Ok(slot) => slot,
                     Err(error) => return failed(pod, &error),
                 }
@@ -205,9 +208,13 @@ async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> M
         let key = named(slot_name(&claimant.workload().name, slot));
         taken.add(slot);
         let walked = walk(world, pod, &claimant, &key, Some(slot)).await;
-        // Somebody has made it his own since; what was asked for in its name is undone.
-        let lost =
-            matches!(walked, Err(WalkError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })));
+        // Somebody has made it his own since; what was asked for in its name is undone. A guess may also have missed the pod's own slot,
+        // which has its address.
+        let lost = match &walked {
+            Err(WalkError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })) => true,
+            Err(WalkError::Refused(Refusal::HeldByAnother { .. })) => is_guess,
+            _ => false,
+        };
         if !lost || tries == MOST_SLOTS {
             return conclude(world, pod, key, walked).await;
         }
@@ -233,6 +240,7 @@ async fn walk(
         key: key.clone(),
         claimant: errand::reference(claimant, slot),
         workload: errand::workload(claimant),
+        retention: asked_by(facts),
         pinned: pod.addresses.clone(),
         patience: Duration::ZERO,
     };

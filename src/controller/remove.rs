@@ -19,7 +19,7 @@ use crate::cluster::events::{self, Told};
 use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
 use crate::cluster::projection::NodePatch;
-use crate::policy::handover::{NodeState, OldPod};
+use crate::policy::handover::{NodeState, OldPod, Takeover};
 
 /// After something that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ enum Deed {
     Hide { node: String, address: IpAddr, sticky: String },
 }
 
-fn is_dead(index: &Index, node: &str) -> bool {
+pub(super) fn is_dead(index: &Index, node: &str) -> bool {
     index.nodes.get(node).is_none_or(|seen| seen.state == NodeState::OutOfService)
 }
 
@@ -122,12 +122,10 @@ async fn carry_out(world: &World, deed: &Deed) -> Result<bool, ApiError> {
     // The proof, live.
     let nodes: Api<Node> = Api::all(world.hands.client());
     let found = world.hands.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
-    if !matches!(pod::node_state(found.as_ref()), NodeState::Gone | NodeState::OutOfService) {
-        return Ok(true);
-    }
+    let Some(proof) = pod::node_state(found.as_ref()).proof_of_death() else { return Ok(true) };
     let Some(object) = read_sticky(world, sticky).await? else { return Ok(true) };
     match deed {
-        Deed::Detach { node, .. } => detach(world, &object, node).await,
+        Deed::Detach { node, .. } => detach(world, &object, node, proof).await,
         Deed::Hide { node, address, .. } => hide(world, &object, node, *address).await,
     }
 }
@@ -138,7 +136,7 @@ async fn read_sticky(world: &World, name: &str) -> Result<Option<StickyIP>, ApiE
     world.hands.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
 }
 
-async fn detach(world: &World, object: &StickyIP, node: &str) -> Result<bool, ApiError> {
+async fn detach(world: &World, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
     let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     let Some(attachment) = attachment.filter(|attachment| attachment.node == node) else { return Ok(true) };
     let key = key_of(object);
@@ -150,7 +148,8 @@ async fn detach(world: &World, object: &StickyIP, node: &str) -> Result<bool, Ap
     }
     let view = StickyView::from(object);
     let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
-    let carried = world.hands.carrier().carry(&Write::Detach { key, at }, Some(object), "").await?;
+    let write = Write::Detach { key, at, proof: Some(proof) };
+    let carried = world.hands.carrier().carry(&write, Some(object), "").await?;
     if !matches!(carried, Carried::Lost) {
         tracing::info!(sticky = %view.key, node, "detached: its node is gone, and so is its pod");
         world

@@ -2,7 +2,7 @@
 //! freed here. Must never cure by anything but the protocol's own writes, and never free what a pod shows.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use kube::ResourceExt;
 use super::index::{Index, Kind};
 use super::metrics::Metrics;
 use super::queue::Key;
+use super::remove::is_dead;
 use super::settings::Settings;
 use super::world::{Done, Duty, World};
 use crate::cluster::claims::mend::{Mender, Outcome, Surroundings, cure};
 use crate::cluster::claims::propose;
-use crate::cluster::claims::repair::{Fault, Finding};
-use crate::cluster::claims::view::{ClaimView, Origin};
+use crate::cluster::claims::repair::{Fault, Finding, is_in_order};
+use crate::cluster::claims::view::{ClaimView, Origin, StickyView};
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, IPPool, StickyIP};
 
@@ -27,10 +28,10 @@ const SIDE_BY_SIDE: usize = 4;
 /// After a cure that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// The duty's memory: since when a claim stands as it does, and what has no end yet. Lost with the process at no harm.
+/// The duty's memory: since when an object stands as it does, and what has no end yet. Lost with the process at no harm.
 pub struct Repair {
     mender: Mender,
-    /// Claims whose time has yet to come, and what waits for a person. Looked at in every round.
+    /// Claims and StickyIPs whose time has yet to come, and what waits for a person. Looked at in every round.
     open: BTreeSet<Key>,
 }
 
@@ -45,15 +46,13 @@ impl Repair {
 /// The StickyIPs and claims that decide about these, and no others: of thousands that stand well none is looked at again.
 fn concerned<'a>(index: &'a Index, keys: &BTreeSet<Key>) -> (Vec<&'a StickyIP>, Vec<&'a AddressClaim>) {
     let of_kind = |kind| keys.iter().filter(move |key| key.kind == kind).map(|key| key.name.as_str());
-    let named: HashSet<&str> = of_kind(Kind::StickyIP).collect();
     let mut claims: BTreeSet<String> = of_kind(Kind::AddressClaim).map(str::to_owned).collect();
-    if !named.is_empty() {
+    let mut stickies: BTreeSet<String> = of_kind(Kind::StickyIP).map(str::to_owned).collect();
+    for (namespace, name) in stickies.iter().filter_map(|named| named.split_once('/')) {
         // A StickyIP that is gone, or another one of its name, does not say which claims name it.
-        let names_one = |claim: &AddressClaim| named.contains(claim.spec.holder.to_string().as_str());
-        claims
-            .extend(index.claims.iter().filter(|(_, claim)| names_one(claim)).map(|(name, _)| name.clone()));
+        let holder = Holder { namespace: namespace.to_owned(), name: name.to_owned() };
+        claims.extend(index.claims.with(&holder).cloned());
     }
-    let mut stickies: BTreeSet<String> = named.into_iter().map(str::to_owned).collect();
     // Each claim with its holder, and each StickyIP with the claims on its addresses, whoever holds them.
     let (mut new_stickies, mut new_claims) = (stickies.clone(), claims.clone());
     while !new_stickies.is_empty() || !new_claims.is_empty() {
@@ -75,31 +74,41 @@ fn concerned<'a>(index: &'a Index, keys: &BTreeSet<Key>) -> (Vec<&'a StickyIP>, 
     )
 }
 
+/// What stands as it does for a while only, by nature: it is looked at until it has changed, or its time has come.
+fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
+    let by_address: BTreeMap<IpAddr, ClaimView> =
+        claims.iter().map(|claim| (claim.spec.address, ClaimView::from(*claim))).collect();
+    let is_begun = |sticky: &StickyView| {
+        let mut claims = sticky.addresses.iter().map(|address| by_address.get(address));
+        sticky.never_attached() && claims.any(|claim| !is_in_order(sticky, claim))
+    };
+    let begun = stickies.iter().map(|sticky| StickyView::from(*sticky)).filter(is_begun);
+    let begun = begun.map(|sticky| Key::new(Kind::StickyIP, sticky.key.to_string()));
+    let passing = claims.iter().filter(|claim| claim.spec.phase != ClaimPhase::Bound);
+    begun.chain(passing.map(|claim| Key::new(Kind::AddressClaim, claim.name_any()))).collect()
+}
+
 /// What the index shows around the claims.
 struct Around<'a> {
     index: &'a Index,
-    /// The addresses of Cilium's endpoints; asked for only when a claim has rested.
-    endpoints: OnceCell<HashSet<IpAddr>>,
     /// The Sticky pools that may be used; asked for only when a claim was lost.
     pools: OnceCell<Vec<IPPool>>,
 }
 
 impl<'a> Around<'a> {
     fn of(index: &'a Index) -> Self {
-        Self { index, endpoints: OnceCell::new(), pools: OnceCell::new() }
+        Self { index, pools: OnceCell::new() }
     }
 
-    fn endpoints(&self) -> &HashSet<IpAddr> {
-        let all = || {
-            self.index.endpoints.values().flat_map(|endpoint| endpoint.addresses.iter().copied()).collect()
-        };
-        self.endpoints.get_or_init(all)
+    /// Whether a node shows the address for somebody, and is not proved to have lost its pods.
+    fn may_be_with_a_pod(&self, address: IpAddr) -> bool {
+        self.index.cilium_nodes.with(&address).any(|name| !is_dead(self.index, name))
     }
 }
 
 impl Surroundings for Around<'_> {
     fn shown(&self, address: IpAddr) -> bool {
-        self.index.is_shown(address) || self.endpoints().contains(&address)
+        self.index.is_shown(address) || self.index.endpoints.with(&address).next().is_some()
     }
 
     /// A controller is no node: whatever is of a block is asked of its home node, which knows what it has given out.
@@ -128,7 +137,7 @@ impl Surroundings for Around<'_> {
 impl Duty for Repair {
     const NAME: &'static str = "repair";
     const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::AddressClaim];
-    // Gather what changes together: a binding is four writes.
+    // Gather what changes together: a binding is three or four writes.
     const CALM: Duration = Duration::from_millis(100);
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
@@ -142,11 +151,14 @@ impl Duty for Repair {
             let index = world.index();
             let (stickies, claims) = concerned(&index, &keys);
             let around = Around::of(&index);
-            let found = self.mender.find(stickies.into_iter(), claims.iter().copied(), &around, world.now());
-            let not_over = claims.into_iter().filter(|claim| claim.spec.phase != ClaimPhase::Bound);
-            self.open = not_over.map(|claim| Key::new(Kind::AddressClaim, claim.name_any())).collect();
-            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
-            let put_off = |finding: &Finding| finding.fault == Fault::HolderGone && world.is_hurried();
+            self.open = not_over(&stickies, &claims);
+            let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, world.now());
+            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go. And one that a person deleted
+            // while it was attached may be with its pod yet.
+            let put_off = |finding: &Finding| {
+                finding.fault == Fault::HolderGone
+                    && (world.is_hurried() || around.may_be_with_a_pod(finding.address))
+            };
             let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
             let name = |finding: Finding| ClaimName::of(finding.address).to_string();
             self.open.extend(later.into_iter().map(|finding| Key::new(Kind::AddressClaim, name(finding))));
@@ -251,6 +263,51 @@ mod tests {
         assert_eq!(origin("10.0.8.70"), Origin::Nowhere, "it is excluded");
         assert_eq!(origin("10.0.77.1"), Origin::Nowhere, "the younger pool is refused");
         assert!(matches!(origin("10.0.9.5"), Origin::ForeignBlock { home, .. } if home == "n9"));
+    }
+
+    #[test]
+    fn an_address_may_be_with_a_pod_while_a_living_node_shows_it_for_somebody() {
+        let mut index = Index::default();
+        let living = |name: &str| {
+            let node: k8s_openapi::api::core::v1::Node =
+                serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+            Event::Here((name.to_owned(), node.into()))
+        };
+        let shows = |name: &str, ipam: serde_json::Value| {
+            let node = json!({"metadata": {"name": name}, "spec": {"ipam": ipam}});
+            let node: crate::cluster::cilium::CiliumNode = serde_json::from_value(node).unwrap();
+            Event::Here((name.to_owned(), node.into()))
+        };
+        let may = |index: &Index, text: &str| Around::of(index).may_be_with_a_pod(text.parse().unwrap());
+        index.nodes.take(living("n1"));
+        index.cilium_nodes.take(shows(
+            "n1",
+            json!({"podCIDRs": ["10.0.0.0/24", "10.9.0.1/32"], "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}}}),
+        ));
+        index.cilium_nodes.take(shows("dead", json!({"podCIDRs": ["10.9.0.3/32"]})));
+        assert!(may(&index, "10.0.0.1") && may(&index, "10.9.0.1"));
+        assert!(!may(&index, "10.0.0.2") && !may(&index, "10.0.0.3"), "anybody's, and nobody's");
+        assert!(!may(&index, "10.9.0.3"), "its node is gone");
+        index.cilium_nodes.take(shows("n1", json!({"podCIDRs": ["10.0.0.0/24"], "pool": {"10.0.0.1": {}}})));
+        assert!(!may(&index, "10.0.0.1") && !may(&index, "10.9.0.1"), "it let go of both");
+    }
+
+    #[test]
+    fn a_stickyip_that_has_just_begun_is_looked_at_again_and_one_in_order_is_not() {
+        let (_, object) = sticky("a", "10.0.0.1", None);
+        let open = |sticky: &StickyIP, claims: &[&AddressClaim]| {
+            let keys = not_over(&[sticky], claims);
+            keys.into_iter().map(|key| key.name).collect::<Vec<_>>()
+        };
+        assert_eq!(open(&object, &[]), ["db/a"], "its claim is yet to come");
+        let (_, mut sealed) = claim("10.0.0.1", "a");
+        sealed.spec.phase = ClaimPhase::Bound;
+        assert!(open(&object, &[&sealed]).is_empty());
+        let (_, mut taken) = claim("10.0.0.1", "b");
+        taken.spec.phase = ClaimPhase::Bound;
+        assert_eq!(open(&object, &[&taken]), ["db/a"], "it lost its address");
+        let (_, attached) = sticky("a", "10.0.0.1", Some("n1"));
+        assert!(open(&attached, &[]).is_empty(), "this is a fault and no beginning");
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! How long each address is kept: what the pod's annotation says, else its namespace's, else the flags. Written to the StickyIP.
-//! Must never change what a person wrote there: only what is as it was made, or as this duty left it.
+//! Must never change what a person wrote there: only what is as it was made, or as this duty left it. Whoever makes a StickyIP writes
+//! what its pod asks for, so that it counts also where no controller runs meanwhile.
 
 use std::time::Duration;
 
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::index::{Index, Kind, PodSeen, RETENTION, key_of};
+use super::index::{Index, Kind, PodSeen, key_of};
 use super::queue::Key;
 use super::world::{Done, Duty, World};
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::StickyIP;
+use crate::cluster::objects::sticky_ip::{RETENTION_SET, retention_set};
 use crate::policy::PolicyError;
-use crate::policy::retention::{Retention, from_annotation};
+use crate::policy::retention::{RETENTION, Retention, from_annotation};
 
-/// The annotation of a StickyIP with the retention that this duty wrote.
-pub const SET: &str = "sticky-ipam.io/retention-set";
 /// After a write that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
@@ -41,7 +41,8 @@ fn wanted(
         None => default,
     };
     let now = sticky.spec.retention;
-    let ours = sticky.annotations().get(SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
+    let ours =
+        sticky.annotations().get(RETENTION_SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
     let may_change = ours.map_or(now == Retention::default(), |ours| ours == now);
     Ok((may_change && now != wanted).then_some(wanted))
 }
@@ -94,8 +95,8 @@ impl Duty for Retain {
             // A merge patch: times that are no more must be named to go.
             let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
                               "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
-            let set = serde_json::to_string(&wanted).unwrap_or_default();
-            let patch = json!({"metadata": {"annotations": {SET: set}}, "spec": {"retention": spec}});
+            let patch =
+                json!({"metadata": {"annotations": retention_set(wanted)}, "spec": {"retention": spec}});
             match world.hands.patch_sticky("the retention", &sticky, patch).await {
                 Ok(Some(_)) => tracing::info!(sticky = %key, ?wanted, "retention written"),
                 // Somebody wrote it: the watch tells of that.
@@ -118,10 +119,7 @@ mod tests {
     use crate::process::known::Told as Event;
 
     fn sticky(retention: serde_json::Value, set: Option<Retention>) -> StickyIP {
-        let mut annotations = json!({});
-        if let Some(set) = set {
-            annotations[SET] = json!(serde_json::to_string(&set).unwrap());
-        }
+        let annotations = set.map(retention_set);
         serde_json::from_value(json!({
             "metadata": {"name": "db-0", "namespace": "db", "annotations": annotations},
             "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod"}, "retention": retention,

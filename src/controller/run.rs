@@ -18,12 +18,13 @@ use super::index::{CiliumNodeSeen, EndpointSeen, Kind, NodeSeen, PodSeen, namesp
 use super::metrics::{Metrics, What};
 use super::settings::{Loaded, Settings, reread};
 use super::world::{World, keep};
-use super::{Failure, audit, blocks, endpoints, mark, recycle, remove, repair, retain, tally};
+use super::{Failure, audit, blocks, doubles, endpoints, mark, recycle, remove, repair, retain, tally};
 use crate::cluster::cilium::{CiliumEndpoint, CiliumNode};
+use crate::cluster::events::{self, Told};
 use crate::cluster::lease::Seat;
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
 use crate::process::client::{IN_CLUSTER, client};
-use crate::process::known::Told;
+use crate::process::known::Told as Change;
 use crate::process::pages::{Pages, Ready};
 use crate::process::signals::End;
 use crate::process::watch::{Trouble, feed, feed_trimmed};
@@ -133,6 +134,7 @@ fn duties(world: &World) -> Vec<Part<'_>> {
     let mut duties: Vec<Part<'_>> = vec![
         Box::pin(keep(tally::Tally::default(), world)),
         Box::pin(keep(repair::Repair::new(&world.settings), world)),
+        Box::pin(keep(doubles::Doubles::new(doubles::PATIENCE, &world.metrics), world)),
         Box::pin(recycle::keep_recycling(world)),
         Box::pin(keep(remove::Remove::default(), world)),
         Box::pin(keep(retain::Retain::default(), world)),
@@ -195,14 +197,14 @@ fn watches(world: &World) -> Vec<Part<'_>> {
     ]
 }
 
-fn map<A, B>(told: Told<(String, A)>, trim: impl Fn(A) -> B) -> Told<(String, B)> {
+fn map<A, B>(told: Change<(String, A)>, trim: impl Fn(A) -> B) -> Change<(String, B)> {
     match told {
-        Told::Listing => Told::Listing,
-        Told::Listed((name, object)) => Told::Listed((name, trim(object))),
-        Told::Complete => Told::Complete,
-        Told::Here((name, object)) => Told::Here((name, trim(object))),
-        Told::Gone(name) => Told::Gone(name),
-        Told::Broken(name) => Told::Broken(name),
+        Change::Listing => Change::Listing,
+        Change::Listed((name, object)) => Change::Listed((name, trim(object))),
+        Change::Complete => Change::Complete,
+        Change::Here((name, object)) => Change::Here((name, trim(object))),
+        Change::Gone(name) => Change::Gone(name),
+        Change::Broken(name) => Change::Broken(name),
     }
 }
 
@@ -217,6 +219,8 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
         Trouble::Skipped(skipped) => {
             world.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
             tracing::warn!("{skipped}");
+            let (about, message) = (events::skipped(skipped), skipped.to_string());
+            world.tell_later(Told { about, reason: "Unreadable", message, warning: true });
         }
         Trouble::NoSuchKind => {
             tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::index::Index;
+use crate::cluster::claims::errand;
 use crate::cluster::objects::ClaimName;
 use crate::policy::claimant::{Claimant, slot_number};
 use crate::policy::facts::PodFacts;
@@ -76,6 +77,20 @@ pub(super) fn claimed(
         let holder = Some(&claim.holder).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
         slot_number(&claimant.workload().name, &holder.name)
     })
+}
+
+/// The slot by what the watches have told: a guess that costs the API server nothing. Where it is too old the slot turns out to be
+/// another's, and the next choice is by a live look.
+pub(super) fn guessed(
+    index: &Index,
+    claimant: &Claimant,
+    facts: &PodFacts,
+    addresses: &[IpAddr],
+    avoid: &BTreeSet<u32>,
+) -> u32 {
+    let first = format!("{}/{}-", facts.namespace, claimant.workload().name);
+    let slots = index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+    errand::slot_of_running(slots.map(|(_, sticky)| sticky), claimant, facts, addresses, avoid)
 }
 
 #[cfg(test)]

@@ -35,12 +35,12 @@ pub async fn survey(hands: &Hands) -> Result<(Index, Vec<Skipped>), ApiError> {
     let namespaces = all::<Namespace>(hands, "list Namespaces").await?;
     fill(&mut index.namespaces, namespaces, |object| namespace_seen(object.metadata));
     fill(&mut index.nodes, all::<Node>(hands, "list Nodes").await?, NodeSeen::from);
-    guarded(hands, &mut index.stickies, "list StickyIPs", trimmed, &mut skipped).await?;
-    guarded(hands, &mut index.claims, "list AddressClaims", trimmed, &mut skipped).await?;
-    guarded(hands, &mut index.pools, "list IPPools", trimmed, &mut skipped).await?;
+    guarded(hands, |told| index.stickies.take(told), "list StickyIPs", trimmed, &mut skipped).await?;
+    guarded(hands, |told| index.claims.take(told), "list AddressClaims", trimmed, &mut skipped).await?;
+    guarded(hands, |told| index.pools.take(told), "list IPPools", trimmed, &mut skipped).await?;
     guarded::<CiliumNode, _>(
         hands,
-        &mut index.cilium_nodes,
+        |told| index.cilium_nodes.take(told),
         "list CiliumNodes",
         CiliumNodeSeen::from,
         &mut skipped,
@@ -48,7 +48,7 @@ pub async fn survey(hands: &Hands) -> Result<(Index, Vec<Skipped>), ApiError> {
     .await?;
     guarded::<CiliumEndpoint, _>(
         hands,
-        &mut index.endpoints,
+        |told| index.endpoints.take(told),
         "list CiliumEndpoints",
         EndpointSeen::from,
         &mut skipped,
@@ -93,26 +93,25 @@ fn fill<K: ResourceExt, T: PartialEq>(known: &mut Known<T>, objects: Vec<K>, tri
 
 async fn guarded<K, T>(
     hands: &Hands,
-    known: &mut Known<T>,
+    mut take: impl FnMut(Told<(String, T)>) -> Vec<String>,
     what: &str,
     trim: impl Fn(K) -> T,
     skipped: &mut Vec<Skipped>,
 ) -> Result<(), ApiError>
 where
     K: Resource<DynamicType = ()> + Sound + Clone + DeserializeOwned + Debug,
-    T: PartialEq,
 {
-    known.take(Told::Listing);
+    take(Told::Listing);
     for object in all::<DeserializeGuard<K>>(hands, what).await? {
         let name = name_of(&object);
         match readable(object) {
-            Ok(object) => drop(known.take(Told::Listed((name, trim(object))))),
+            Ok(object) => drop(take(Told::Listed((name, trim(object))))),
             Err(unreadable) => {
                 skipped.push(unreadable);
-                known.take(Told::Broken(name));
+                take(Told::Broken(name));
             }
         }
     }
-    known.take(Told::Complete);
+    take(Told::Complete);
     Ok(())
 }

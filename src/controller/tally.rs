@@ -8,11 +8,13 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::blocks::view::fills;
 use super::index::{Index, Kind};
 use super::metrics::{Metrics, OfNode, What};
 use super::queue::Key;
 use super::world::{Done, Duty, World};
-use crate::cluster::objects::{ClaimPhase, PoolUse, StickyPhase};
+use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
+use crate::policy::blocks::Fill;
 
 /// Over how long the rate of use is measured.
 const FORECAST_SPAN: Duration = Duration::from_secs(6 * 3600);
@@ -56,7 +58,7 @@ impl Duty for Tally {
         let index = world.index();
         self.stickies(&index, metrics, &due);
         self.nodes(&index, metrics);
-        self.pools(&index, world.elapsed());
+        self.pools(&fills(&index, world.settings.cluster_pool().as_ref()), world.elapsed());
         Done::default()
     }
 }
@@ -131,13 +133,16 @@ impl Tally {
             let handovers =
                 sticky.status.as_ref().map(|status| status.handovers.as_slice()).unwrap_or_default();
             let before = self.moves.get(&key.name).copied();
-            let newer = handovers.iter().filter(|step| !step.from.is_empty() && step.from != step.to);
+            let is_move =
+                |step: &&HandoverRecord| !step.from.is_empty() && !step.to.is_empty() && step.from != step.to;
+            let newer = handovers.iter().filter(is_move);
             for step in
                 newer.filter(|step| self.begun && before.is_none_or(|before| step.at.0.as_second() > before))
             {
                 Metrics::count(&metrics.handovers, &step.reason);
             }
-            if let Some(newest) = handovers.first() {
+            // One that has begun, off a dead node, is counted when it has arrived.
+            if let Some(newest) = handovers.iter().find(|step| !step.to.is_empty()) {
                 self.moves.insert(key.name.clone(), newest.at.0.as_second());
             }
         }
@@ -168,9 +173,9 @@ impl Tally {
         self.nodes = now;
     }
 
-    fn pools(&mut self, index: &Index, now: Duration) {
-        let gone = |name: &String| index.pools.get(name).is_none();
-        let stale: Vec<String> = self.samples.keys().filter(|name| gone(name)).cloned().collect();
+    fn pools(&mut self, fills: &BTreeMap<String, Fill>, now: Duration) {
+        let stale: Vec<String> =
+            self.samples.keys().filter(|name| !fills.contains_key(*name)).cloned().collect();
         for pool in stale {
             self.samples.remove(&pool);
             let label = OfPool { pool };
@@ -178,32 +183,12 @@ impl Tally {
             self.pool_size.remove(&label);
             self.forecast.remove(&label);
         }
-        for (name, pool) in index.pools.iter() {
-            let within = |net: &IpNet| pool.spec.cidrs.iter().any(|range| range.contains(net));
-            let (used, size) = match pool.spec.purpose {
-                PoolUse::Sticky => {
-                    let claims =
-                        index.claims.values().filter(|claim| within(&IpNet::from(claim.spec.address)));
-                    (count(claims), pool.spec.cidrs.iter().copied().map(addresses).sum())
-                }
-                PoolUse::NodeBlocks => {
-                    let blocks = index.cilium_nodes.values().flat_map(|node| node.blocks()).filter(within);
-                    let of = |range: &IpNet| {
-                        let bits = if range.addr().is_ipv4() {
-                            pool.spec.block_size.ipv4
-                        } else {
-                            pool.spec.block_size.ipv6
-                        };
-                        f64::from(bits.saturating_sub(range.prefix_len())).exp2()
-                    };
-                    (count(blocks), pool.spec.cidrs.iter().map(of).sum())
-                }
-            };
+        for (name, fill) in fills {
             let label = OfPool { pool: name.clone() };
-            self.pool_used.get_or_create(&label).set(whole(used));
-            self.pool_size.get_or_create(&label).set(whole(size));
+            self.pool_used.get_or_create(&label).set(whole(fill.given as f64));
+            self.pool_size.get_or_create(&label).set(whole(fill.total as f64));
             let samples = self.samples.entry(name.clone()).or_default();
-            match hours_left(samples, now, used, size) {
+            match hours_left(samples, now, fill.given as f64, fill.total as f64) {
                 Some(hours) => {
                     self.forecast.get_or_create(&label).set(hours);
                 }
@@ -232,10 +217,6 @@ fn hours_left(samples: &mut VecDeque<(Duration, f64)>, now: Duration, used: f64,
 
 fn addresses(net: IpNet) -> f64 {
     f64::from(net.max_prefix_len() - net.prefix_len()).exp2()
-}
-
-fn count(all: impl Iterator) -> f64 {
-    f64::from(u32::try_from(all.count()).unwrap_or(u32::MAX))
 }
 
 /// A gauge of whole numbers; a /64 has more addresses than it can tell.

@@ -64,16 +64,27 @@ impl Teller {
 impl World {
     /// Tells an event, unless it was told before; by and by, while [`World::keep_telling`] is at work.
     pub async fn tell(&self, told: Told) {
+        if let Some(told) = self.hand_over(told) {
+            self.tell_now(&told).await;
+        }
+    }
+
+    /// The same for who cannot wait: if too much waits to be told, it is told when it is decided again.
+    pub fn tell_later(&self, told: Told) {
+        if let Some(told) = self.hand_over(told) {
+            self.teller.forget(&told);
+        }
+    }
+
+    /// None if it was told before, or will be by and by; else it comes back.
+    fn hand_over(&self, told: Told) -> Option<Told> {
         if !self.teller.is_new(&told) {
-            return;
+            return None;
         }
         let out = self.teller.out.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let left = match out {
-            Some(out) => out.try_send(told).map_err(mpsc::error::TrySendError::into_inner),
-            None => Err(told),
-        };
-        if let Err(told) = left {
-            self.tell_now(&told).await;
+        match out {
+            Some(out) => out.try_send(told).err().map(mpsc::error::TrySendError::into_inner),
+            None => Some(told),
         }
     }
 

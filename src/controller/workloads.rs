@@ -14,7 +14,7 @@ use kube::core::PartialObjectMeta;
 use kube::discovery::{ApiResource, Scope};
 use kube::runtime::watcher;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::index::Kind;
 use super::queue::Key;
@@ -27,6 +27,11 @@ use crate::policy::recycle::WorkloadLook;
 use crate::process::known::Known;
 use crate::process::watch::{Trouble, feed_trimmed};
 
+/// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its definition may be
+/// installed later. At rest that is one discovery in ten minutes.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The longest such time.
+const LONGEST_ASK_AGAIN: Duration = Duration::from_secs(600);
 /// For a discovery: without an end one hung server would keep every address that waits for its look.
 const DISCOVERY: Duration = Duration::from_secs(15);
 
@@ -45,6 +50,21 @@ impl GroupKind {
 
     fn of_owner(owner: &Owner) -> Self {
         Self { group: owner.group().to_owned(), kind: owner.kind.clone() }
+    }
+
+    fn unknown(&self) -> Unserved {
+        let of = if self.group.is_empty() { "the core group" } else { &self.group };
+        Unserved::Unknown(format!(
+            "the API server knows no kind {} of {of}; install its definition, or release the address by hand",
+            self.kind
+        ))
+    }
+
+    /// Whether this is the kind of a StickyIP's workload, or of what made that.
+    fn concerns(&self, sticky: &StickyIP) -> bool {
+        std::iter::once(&sticky.spec.workload)
+            .chain(&sticky.spec.owners)
+            .any(|object| Self::of(object) == *self)
     }
 
     /// Pods and Nodes are watched anyway, and nothing above them counts.
@@ -100,9 +120,30 @@ impl Unserved {
     }
 }
 
+/// Kinds that the server did not know, each with the time at which it is asked for again, and how long was waited for that. Time is
+/// handed in.
+#[derive(Default)]
+struct Unknown(BTreeMap<GroupKind, (Duration, Duration)>);
+
+impl Unknown {
+    /// Another answer that leaves it unknown.
+    fn put_off(&mut self, kind: &GroupKind, now: Duration) {
+        let pause = self.0.get(kind).map_or(ASK_AGAIN, |(_, before)| (*before * 2).min(LONGEST_ASK_AGAIN));
+        self.0.insert(kind.clone(), (now + pause, pause));
+    }
+
+    /// The kind to ask for next, and when.
+    fn next(&self) -> Option<(GroupKind, Duration)> {
+        self.0.iter().min_by_key(|(_, (at, _))| *at).map(|(kind, (at, _))| (kind.clone(), *at))
+    }
+}
+
 /// What is known of kinds, and which are watched.
 pub struct Workloads {
     served: Mutex<BTreeMap<GroupKind, Served>>,
+    unknown: Mutex<Unknown>,
+    /// Told when a kind is found unknown.
+    another_unknown: Notify,
     seen: Mutex<BTreeMap<GroupKind, Sight>>,
     watched: Mutex<BTreeSet<GroupKind>>,
     to_watch: mpsc::UnboundedSender<(GroupKind, Served)>,
@@ -114,6 +155,8 @@ impl Default for Workloads {
         let (to_watch, asked) = mpsc::unbounded_channel();
         Self {
             served: Mutex::default(),
+            unknown: Mutex::default(),
+            another_unknown: Notify::new(),
             seen: Mutex::default(),
             watched: Mutex::default(),
             to_watch,
@@ -190,19 +233,26 @@ impl Workloads {
         }
     }
 
-    /// Where a kind is served, by discovery; asked once, and again after a look went wrong.
+    /// Where a kind is served, by discovery; asked once, and again after a look went wrong. One that the server did not know is not asked
+    /// for here again: see [`Workloads::learn`].
     async fn served(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
         if let Some(served) = locked(&self.served).get(kind) {
             return Ok(served.clone());
         }
+        if locked(&self.unknown).0.contains_key(kind) {
+            return Err(kind.unknown());
+        }
+        let discovered = self.discover(world, kind).await;
+        if matches!(discovered, Err(Unserved::Unknown(_))) {
+            locked(&self.unknown).put_off(kind, world.elapsed());
+            self.another_unknown.notify_one();
+        }
+        discovered
+    }
+
+    async fn discover(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
         let client = world.hands.client();
-        let unknown = || {
-            let of = if kind.group.is_empty() { "the core group" } else { &kind.group };
-            Unserved::Unknown(format!(
-                "the API server knows no kind {} of {of}; install its definition, or release the address by hand",
-                kind.kind
-            ))
-        };
+        let unknown = || kind.unknown();
         let asked = tokio::time::timeout(DISCOVERY, kube::discovery::group(&client, &kind.group));
         let late = || {
             Unserved::Failed(format!(
@@ -279,13 +329,46 @@ impl Workloads {
     pub async fn watch(&self, world: &World, inboxes: Inboxes<'_>) {
         let Some(mut asked) = locked(&self.asked).take() else { return };
         let mut watches = FuturesUnordered::new();
+        let mut learning = std::pin::pin!(self.learn(world));
         loop {
             tokio::select! {
+                () = &mut learning => return,
                 next = asked.recv() => match next {
                     Some((kind, served)) => watches.push(self.watch_kind(world, inboxes, kind, served)),
                     None => return,
                 },
                 Some(()) = watches.next(), if !watches.is_empty() => {}
+            }
+        }
+    }
+
+    /// Asks for kinds that the server did not know, later and later, for as long as a StickyIP is of one. One that it knows by now is
+    /// watched like any other. Until dropped.
+    async fn learn(&self, world: &World) {
+        loop {
+            let next = locked(&self.unknown).next();
+            let Some((kind, at)) = next else {
+                self.another_unknown.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = tokio::time::sleep(at.saturating_sub(world.elapsed())) => {}
+                () = self.another_unknown.notified() => continue,
+            }
+            if !world.index().stickies.values().any(|sticky| kind.concerns(sticky)) {
+                // Whoever comes with it asks anew.
+                locked(&self.unknown).0.remove(&kind);
+                locked(&self.seen).remove(&kind);
+                continue;
+            }
+            match self.discover(world, &kind).await {
+                Ok(served) => {
+                    tracing::info!(?kind, "the API server knows this kind by now");
+                    locked(&self.unknown).0.remove(&kind);
+                    locked(&self.seen).entry(kind.clone()).or_default().hidden = false;
+                    self.watch_once(kind, served);
+                }
+                Err(_) => locked(&self.unknown).put_off(&kind, world.elapsed()),
             }
         }
     }
@@ -311,7 +394,7 @@ impl Workloads {
             if first {
                 wake_all(world, inboxes.owners, may_be_a_link);
                 // One that went after it was looked at and before this list is in no list, and no event tells of it.
-                wake_all(world, inboxes.recycle, |sticky| GroupKind::of(&sticky.spec.workload) == kind);
+                wake_all(world, inboxes.recycle, |sticky| kind.concerns(sticky));
             }
         };
         let mut told = None;
@@ -397,6 +480,21 @@ fn ordinals(object: &Value) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_kind_that_stays_unknown_is_asked_for_ever_more_rarely_and_never_given_up() {
+        let (mut unknown, mut now, mut asked) = (Unknown::default(), Duration::ZERO, 0);
+        let kind = |kind: &str| GroupKind { group: "test.example".into(), kind: kind.into() };
+        unknown.put_off(&kind("Fleet"), now);
+        while now < Duration::from_secs(86400) {
+            (_, now) = unknown.next().unwrap();
+            unknown.put_off(&kind("Fleet"), now);
+            asked += 1;
+        }
+        assert!((144..160).contains(&asked), "{asked} times a day");
+        unknown.put_off(&kind("Flotilla"), now);
+        assert_eq!(unknown.next(), Some((kind("Flotilla"), now + ASK_AGAIN)), "each has its own time");
+    }
 
     #[test]
     fn replicas_and_their_start_are_read_from_any_kind() {

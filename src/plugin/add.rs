@@ -20,10 +20,7 @@ pub(super) fn run<D: Disk>(
 ) -> Result<Value, CniError> {
     let dns = name_service(scene.ipam)?;
     let wanted = requested_by_set(scene.ipam)?;
-    let addresses = match in_cluster(request, scene, &wanted, story)? {
-        Some(addresses) => addresses,
-        None => reserve(request, scene, &wanted, story)?,
-    };
+    let addresses = addresses(request, scene, &wanted, story)?;
     let mut ours = CniResult { dns, routes: scene.ipam.routes.clone(), ..CniResult::default() };
     for (set, address) in scene.ipam.sets.iter().zip(addresses) {
         // An address from elsewhere in the cluster stands in the node's own network: its gateway serves it too.
@@ -38,31 +35,29 @@ pub(super) fn run<D: Disk>(
     Ok(result.print_as(request.config.version))
 }
 
-/// The addresses of a pod that the cluster binds; none if this node decides alone.
+/// The addresses by range set: those that the cluster binds, or those that this node gives alone.
 #[cfg(feature = "cluster")]
-fn in_cluster<D: Disk>(
+fn addresses<D: Disk>(
     request: &Request,
     scene: &Scene<'_, D>,
     wanted: &[Option<IpAddr>],
     story: &mut Story<'_>,
-) -> Result<Option<Vec<IpAddr>>, CniError> {
-    match (&scene.sticky.cluster, &request.pod) {
+) -> Result<Vec<IpAddr>, CniError> {
+    use super::bound::{self, Added, Errand};
+    let _turn = match (&scene.sticky.cluster, &request.pod) {
         (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
-            super::bound::add(&super::bound::Errand { request, scene, conf, pod, crd: false }, wanted, story)
+            match bound::add(&Errand { request, scene, conf, pod, crd: false }, wanted, story)? {
+                Added::Sticky(bound) => return Ok(bound.addresses),
+                Added::Plain(turn) => turn,
+            }
         }
-        _ => Ok(None),
-    }
+        _ => None,
+    };
+    reserve(request, scene, wanted, story)
 }
 
 #[cfg(not(feature = "cluster"))]
-fn in_cluster<D: Disk>(
-    _: &Request,
-    _: &Scene<'_, D>,
-    _: &[Option<IpAddr>],
-    _: &mut Story<'_>,
-) -> Result<Option<Vec<IpAddr>>, CniError> {
-    Ok(None)
-}
+use self::reserve as addresses;
 
 /// Reserves the addresses, durably, and tells them in the order of the range sets.
 fn reserve<D: Disk>(

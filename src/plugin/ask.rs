@@ -20,6 +20,7 @@ use crate::cni::{CniError, PodIdentity, code};
 use crate::policy::claimant::{Claimant, slot_name};
 use crate::policy::handover::Attached;
 use crate::policy::pin::pin_of;
+use crate::policy::retention::asked_by;
 use crate::store::{self, Disk};
 
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
@@ -28,13 +29,14 @@ const MOST_SLOTS: usize = 16;
 /// The addresses of a sticky pod; none if it is not sticky. `remembered` are those that this node knows of it. A refusal is told to
 /// whoever looks at the pod, too.
 pub(super) async fn ask<D: Disk>(
+    mut api: Connection,
     errand: &Errand<'_, D>,
     wanted: &[Option<IpAddr>],
     remembered: &BTreeSet<IpAddr>,
     story: &mut Story<'_>,
 ) -> Result<Option<Vec<IpAddr>>, Why> {
-    let conf = errand.conf;
-    let api = Connection::open(&conf.kubeconfig, conf.timeout).await.map_err(Why::Unasked)?;
+    // Waiting for a turn on this node was not the server's fault.
+    api.restart_time();
     let mut carrier = Carrier::new(api, story.witness);
     let answer = ask_through(&mut carrier, errand, wanted, remembered, story).await;
     if let Err(Why::Told(error)) = &answer
@@ -120,6 +122,7 @@ async fn ask_through<D: Disk>(
             key: key.clone(),
             claimant: reference,
             workload: errand::workload(&claimant),
+            retention: asked_by(&facts),
             pinned: pin.map(|pin| pin.addresses).unwrap_or_default(),
             patience: scene.sticky.wait_for_old_pod,
         };
@@ -133,9 +136,14 @@ async fn ask_through<D: Disk>(
             key,
             pod: named,
             reserved: Vec::new(),
+            draft: None,
         };
         let read_claims = claims.clone().filter(|_| read.is_some());
-        match walker.walk_to(carrier, &mut here, read, read_claims).await {
+        let walked = walker.walk_to(carrier, &mut here, read, read_claims).await;
+        if walked.is_err() {
+            here.discard_draft();
+        }
+        match walked {
             Ok(object) => {
                 let locked = scene.store.lock().map_err(CniError::from)?;
                 let addresses = here.settle(locked, &object.spec.addresses, None)?;

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use super::ask::ask;
 use super::ground::{Here, Home};
 use super::{Scene, Story, attachment};
-use crate::cluster::client::ApiError;
+use crate::cluster::client::{ApiError, Connection};
 use crate::cluster::objects::Holder;
 use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, PodIdentity, Request};
-use crate::store::{self, Binding, Disk, Note, Phase, Record, Told};
+use crate::store::{self, Binding, Decision, Disk, Locked, Note, Phase, Record, Told, Turn};
 
 /// Why the cluster's part of an ADD did not come to an end.
 pub(super) enum Why {
@@ -39,44 +39,76 @@ pub(super) struct Errand<'a, D: Disk> {
     pub(super) crd: bool,
 }
 
-/// The addresses of a sticky pod, by range set where this node has some; none if the pod is not sticky, or is to be served
-/// without the cluster.
+/// What came of an ADD.
+pub(super) enum Added {
+    /// The pod is sticky.
+    Sticky(Bound),
+    /// It is not, or is to be served without the cluster. Its turn, where it was taken: until the pod has what it gets instead,
+    /// nobody shall decide otherwise.
+    Plain(Option<Turn>),
+}
+
+impl From<Vec<IpAddr>> for Added {
+    fn from(addresses: Vec<IpAddr>) -> Self {
+        Self::Sticky(Bound { addresses, unwritten: None })
+    }
+}
+
+/// What a sticky pod gets.
+pub(super) struct Bound {
+    /// By range set where this node has some.
+    pub(super) addresses: Vec<IpAddr>,
+    /// In `crd` mode, what is left to be written before ADD answers.
+    pub(super) unwritten: Option<Box<Unwritten>>,
+}
+
+/// The agent's decision of which the pod's record is still to be made, and the pod's turn. Until then the decision speaks for
+/// the pod: whoever comes after a process that ended in between finds it as it was.
+pub(super) struct Unwritten {
+    decision: Decision,
+    turn: Turn,
+}
+
+impl Unwritten {
+    /// Makes the record, and returns when it is on the disk.
+    pub(super) fn write<D: Disk>(self, errand: &Errand<'_, D>) -> Result<(), CniError> {
+        take_over(errand, errand.scene.store.lock()?, &self.decision)?;
+        drop(self.turn);
+        Ok(())
+    }
+}
+
+/// Finds out whether the pod is sticky, and what it gets then.
 pub(super) fn add<D: Disk>(
     errand: &Errand<'_, D>,
     wanted: &[Option<IpAddr>],
     story: &mut Story<'_>,
-) -> Result<Option<Vec<IpAddr>>, CniError> {
+) -> Result<Added, CniError> {
     let Errand { request, scene, conf, pod, .. } = *errand;
     let attachment = attachment(request)?;
-    let itself = store::Claimant::new(pod, &attachment.interface);
-    let remembered: BTreeSet<IpAddr> = {
-        let mut locked = scene.store.lock()?;
-        if let Some(held) = locked.of_attachment(attachment)? {
-            if held.record.binding.is_none() {
-                return Ok(None);
+    // What the node has decided already needs no call.
+    let is_decided = pod.uid().is_some_and(|uid| scene.store.has_decision(uid));
+    let asks = !is_decided && !scene.store.has_record(attachment);
+    // Held until the record stands: no second pod of this name comes in between.
+    let mut turn = None;
+    let asked = block_on(async {
+        let line = if asks { Some(call(conf).await) } else { None };
+        let remembered = match recall(errand, attachment, wanted, story)? {
+            Recalled::Enough(added) => return Ok(Some(added)),
+            Recalled::Nothing { remembered, turn: its } => {
+                turn = Some(its);
+                remembered
             }
-            locked.sync_again(&held)?;
-            locked.commit()?;
-            story.tell(&held.record.addresses, "this container has it already");
-            return Ok(Some(held.record.addresses));
-        }
-        // Most likely they are still the pod's own, so their claims can be asked for before its StickyIP has named them.
-        locked
-            .of_claimant(&itself)?
-            .map(|kept| kept.record.addresses)
-            .unwrap_or_default()
-            .into_iter()
-            .collect()
-    };
-    let _turn = scene.store.turn(&itself, scene.sticky.lock_timeout)?;
-    if wanted.iter().all(Option::is_none)
-        && let Some(prepared) = prepared(errand, attachment, story)?
-    {
-        return Ok(prepared);
-    }
-    let asked = block_on(ask(errand, wanted, &remembered, story))?;
+        };
+        let line = match line {
+            Some(line) => line,
+            None => Connection::open(&conf.kubeconfig, conf.timeout).await,
+        };
+        let asked = ask(line.map_err(Why::Unasked)?, errand, wanted, &remembered, story).await?;
+        Ok(asked.map(Added::from))
+    })?;
     let (unasked, error) = match asked {
-        Ok(answer) => return Ok(answer),
+        Ok(added) => return Ok(added.unwrap_or(Added::Plain(turn))),
         Err(Why::Told(error)) => return Err(error),
         Err(Why::Unasked(error)) => (true, error),
         Err(Why::Doubt(error)) => (false, error),
@@ -85,51 +117,111 @@ pub(super) fn add<D: Disk>(
         let shown = super::list(&addresses);
         tracing::warn!(%pod, addresses = shown, %error, "the API server was of no help; the pod has what this node remembers of it");
         story.tell(&addresses, "remembered, the API server is away");
-        return Ok(Some(addresses));
+        return Ok(addresses.into());
     }
     match conf.on_unavailable {
         OnUnavailable::Allocate if unasked => {
             tracing::warn!(%pod, %error, "the API server was of no help; the pod gets an address that it does not keep");
-            Ok(None)
+            Ok(Added::Plain(turn))
         }
         // In doubt the runtime's DEL comes first and takes back what may stand.
         _ => Err(CniError::try_again(error.to_string())),
     }
 }
 
-/// What the agent has decided about this pod before: nothing; that it is not sticky; or its addresses, which are attached
-/// and shown already. The decision is used up by that.
-#[allow(clippy::option_option, reason = "undecided, not sticky, sticky")]
-fn prepared<D: Disk>(
+/// Calls the API server, and comes back while it answers: there is the node's store to be read meanwhile.
+async fn call(conf: &ClusterConf) -> Result<Connection, ApiError> {
+    let line = Connection::open(&conf.kubeconfig, conf.timeout).await?;
+    // The connection, then the first words of the handshake. One that takes longer goes on with the first question.
+    for _ in 0..2 {
+        tokio::task::yield_now().await;
+    }
+    Ok(line)
+}
+
+/// What this node knows of a pod before anybody is asked.
+enum Recalled {
+    /// All that is needed.
+    Enough(Added),
+    /// Too little. The addresses that were its own before, and its turn.
+    Nothing { remembered: BTreeSet<IpAddr>, turn: Turn },
+}
+
+fn recall<D: Disk>(
     errand: &Errand<'_, D>,
     attachment: &Attachment,
+    wanted: &[Option<IpAddr>],
     story: &mut Story<'_>,
-) -> Result<Option<Option<Vec<IpAddr>>>, CniError> {
-    let Errand { request, scene, conf, pod, crd } = *errand;
-    let Some(uid) = pod.uid() else { return Ok(None) };
+) -> Result<Recalled, CniError> {
+    let Errand { scene, pod, .. } = *errand;
+    let itself = store::Claimant::new(pod, &attachment.interface);
+    let remembered = {
+        let mut locked = scene.store.lock()?;
+        if let Some(held) = locked.of_attachment(attachment)? {
+            if held.record.binding.is_none() {
+                return Ok(Recalled::Enough(Added::Plain(None)));
+            }
+            locked.sync_again(&held)?;
+            locked.commit()?;
+            story.tell(&held.record.addresses, "this container has it already");
+            return Ok(Recalled::Enough(held.record.addresses.into()));
+        }
+        // Most likely they are still the pod's own, so their claims can be asked for before its StickyIP has named them.
+        let kept = locked.of_claimant(&itself)?;
+        kept.map(|kept| kept.record.addresses).unwrap_or_default().into_iter().collect()
+    };
+    let turn = scene.store.turn(&itself, scene.sticky.lock_timeout)?;
+    // Whoever decides about the pod has this turn, so what is not there now does not come.
+    let Some(uid) =
+        pod.uid().filter(|uid| wanted.iter().all(Option::is_none) && scene.store.has_decision(uid))
+    else {
+        return Ok(Recalled::Nothing { remembered, turn });
+    };
     let mut locked = scene.store.lock()?;
     let decision = locked.prepared(uid, &attachment.interface)?;
     let Some(decision) = decision.filter(|decision| decision.is_for(pod, scene.store.now())) else {
-        return Ok(None);
+        return Ok(Recalled::Nothing { remembered, turn });
     };
     let Some(sticky) = &decision.sticky else {
         tracing::debug!(%pod, reason = decision.reason, "the pod is not sticky, as was decided before");
-        return Ok(Some(None));
+        return Ok(Recalled::Enough(Added::Plain(Some(turn))));
+    };
+    let from = format!("prepared for StickyIP {}/{}", sticky.namespace, sticky.name);
+    let addresses = sticky.addresses.clone();
+    if errand.crd {
+        // Attached and shown already, so Cilium can be at work while the disk is.
+        story.tell(&addresses, from);
+        let unwritten = Some(Box::new(Unwritten { decision, turn }));
+        return Ok(Recalled::Enough(Added::Sticky(Bound { addresses, unwritten })));
+    }
+    let addresses = take_over(errand, locked, &decision)?;
+    story.tell(&addresses, from);
+    Ok(Recalled::Enough(addresses.into()))
+}
+
+/// Makes the record of a sticky pod's decision, which is used up by that. Tells its addresses, by range set.
+fn take_over<D: Disk>(
+    errand: &Errand<'_, D>,
+    locked: Locked<'_, D>,
+    decision: &Decision,
+) -> Result<Vec<IpAddr>, CniError> {
+    let Errand { request, scene, conf, pod, crd } = *errand;
+    let Some(sticky) = &decision.sticky else {
+        return Err(CniError::internal("there is no record of a pod that is not sticky"));
     };
     let home = if crd { Home::elsewhere() } else { Home::of_ranges(&scene.ipam.sets) };
-    let here = Here {
+    let mut here = Here {
         request,
         scene,
         home: &home,
         node: &conf.node,
-        attachment,
+        attachment: attachment(request)?,
         key: Holder { namespace: sticky.namespace.clone(), name: sticky.name.clone() },
         pod: pod.clone(),
         reserved: Vec::new(),
+        draft: None,
     };
-    let addresses = here.settle(locked, &sticky.addresses, Some(&decision))?;
-    story.tell(&addresses, format!("prepared for StickyIP {}", here.key));
-    Ok(Some(Some(addresses)))
+    here.settle(locked, &sticky.addresses, Some(decision))
 }
 
 /// Waits for the API server, in this one thread.

@@ -1,22 +1,23 @@
 //! `crd` mode: Cilium's agent picks the address from the CiliumNode's pool, and this makes sure that a sticky pod gets its
 //! own. The address is attached, written down on the node and shown in the pool with its owner; then cilium-cni runs, and
-//! what it answers is looked at.
+//! what it answers is looked at. What the agent has prepared is attached and shown already, and is written down while cilium-cni
+//! runs.
 //!
-//! Must never let a sticky pod start with another address, never show an address before it is attached here, and never
-//! take it out of the pool before Cilium has let go of it.
+//! Must never let a sticky pod start with another address, never show an address before it is attached here, never
+//! take it out of the pool before Cilium has let go of it, and never answer before the record is on the disk.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::bound::{self, Errand};
+use super::bound::{self, Added, Bound, Errand};
 use super::delegate::Delegate;
 use super::{Scene, Story, attachment, boot_id_file, del, ended, gc, list};
 use crate::alloc::range::Family;
 use crate::cluster::agent_socket::{Endpoint, endpoint};
 use crate::cni::{ClusterConf, CniError, CniResult, IpamConf, Request, Verb, code};
-use crate::store::{Disk, Moment, RealDisk, Store};
+use crate::store::{Disk, Moment, Store};
 
 /// Between two looks at Cilium, or two tries.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -32,12 +33,13 @@ pub(super) fn run(
     request: &Request,
     conf: &ClusterConf,
     delegate: &Delegate<'_>,
+    disk: impl Disk,
     story: &mut Story<'_>,
 ) -> Result<Option<Value>, CniError> {
     let now = Moment::now(&boot_id_file(request))?;
     let ipam = whereabouts_of_the_store(request);
     let sticky = request.config.sticky().cloned().unwrap_or_default();
-    let store = Store::new(RealDisk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
+    let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
     let scene = Scene { ipam: &ipam, sticky, store, crd: true };
     match request.verb {
         Verb::Add => add(&scene, request, conf, delegate, story),
@@ -92,14 +94,29 @@ fn add<D: Disk>(
         return delegate.pass(story);
     };
     let errand = Errand { request, scene, conf, pod, crd: true };
-    let Some(addresses) = bound::add(&errand, &[], story)? else {
-        return delegate.pass(story);
+    let Bound { addresses, mut unwritten } = match bound::add(&errand, &[], story)? {
+        Added::Sticky(bound) => bound,
+        // A pod that is not sticky leaves no record here. Until Cilium has it, only its turn tells that its ADD is on its way.
+        Added::Plain(_turn) => return delegate.pass(story),
     };
+    let mut write_down = || unwritten.take().map_or(Ok(()), |unwritten| unwritten.write(&errand));
+    let container = attachment(request)?.container.as_str();
     let deadline = started + scene.sticky.wait_for_old_pod;
     loop {
-        wait_for_cilium(request, conf, &addresses, deadline)?;
-        let answer = delegate.ask(Verb::Add);
-        let looked_at = answer.and_then(|answer| Ok((given(request, answer.as_ref())?, answer)));
+        while let Some(address) = with_another_sandbox(conf, &addresses, container) {
+            // It may take long, and with it the pod's turn would.
+            write_down()?;
+            if Instant::now() + PAUSE >= deadline {
+                return Err(CniError::try_again(format!(
+                    "{address} is still with another sandbox, as Cilium's agent says; it is free when that is deleted"
+                )));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        let at_work = delegate.start(Verb::Add)?;
+        let written = write_down();
+        let answer = at_work.answer();
+        let looked_at = written.and(answer).and_then(|answer| Ok((given(request, answer.as_ref())?, answer)));
         let why = match looked_at {
             Ok((given, answer)) if is_right(&addresses, &given) => return Ok(answer),
             other => {
@@ -130,34 +147,18 @@ fn is_passing(error: &CniError) -> bool {
     PASSING.iter().any(|part| told.contains(part))
 }
 
-/// Waits while Cilium has an endpoint of another sandbox with one of the addresses. An agent that cannot be asked is
-/// not waited for: cilium-cni knows how to.
-fn wait_for_cilium(
-    request: &Request,
-    conf: &ClusterConf,
-    addresses: &[IpAddr],
-    deadline: Instant,
-) -> Result<(), CniError> {
-    let container = attachment(request)?.container.as_str();
-    for address in addresses {
-        loop {
-            match endpoint(&conf.cilium_socket, *address) {
-                Ok(Endpoint::There(about)) if !about.contains(container) => {}
-                Ok(_) => break,
-                Err(error) => {
-                    tracing::debug!(%error, "Cilium's agent cannot be asked");
-                    break;
-                }
-            }
-            if Instant::now() + PAUSE >= deadline {
-                return Err(CniError::try_again(format!(
-                    "{address} is still with another sandbox, as Cilium's agent says; it is free when that is deleted"
-                )));
-            }
-            std::thread::sleep(PAUSE);
+/// The address with which Cilium has an endpoint of another sandbox, if there is one. An agent that cannot be asked is not waited
+/// for: cilium-cni knows how to.
+fn with_another_sandbox(conf: &ClusterConf, addresses: &[IpAddr], container: &str) -> Option<IpAddr> {
+    let is_elsewhere = |address: &&IpAddr| match endpoint(&conf.cilium_socket, **address) {
+        Ok(Endpoint::There(about)) => !about.contains(container),
+        Ok(_) => false,
+        Err(error) => {
+            tracing::debug!(%error, "Cilium's agent cannot be asked");
+            false
         }
-    }
-    Ok(())
+    };
+    addresses.iter().find(is_elsewhere).copied()
 }
 
 /// The addresses of the delegate's answer.

@@ -21,6 +21,7 @@ pub(super) fn run<D: Disk>(
         }
         Some(mut locked) => match locked.of_attachment(attachment)? {
             None => {
+                locked.forget_draft(attachment)?;
                 story.tell(&[], "this container has nothing");
                 None
             }

@@ -3,12 +3,13 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
 use super::Story;
 use crate::cni::{CniError, Request, Verb, code};
+use crate::store::Disk;
 
 /// Carries a verb out through the delegate.
 ///
@@ -17,13 +18,16 @@ use crate::cni::{CniError, Request, Verb, code};
 pub(super) fn run(
     request: &Request,
     delegate: &Value,
+    disk: impl Disk,
     story: &mut Story<'_>,
 ) -> Result<Option<Value>, CniError> {
     let delegate = Delegate::find(request, delegate)?;
     #[cfg(feature = "cluster")]
     if let Some(conf) = request.config.sticky().and_then(|sticky| sticky.cluster.as_ref()) {
-        return super::crd::run(request, conf, &delegate, story);
+        return super::crd::run(request, conf, &delegate, disk, story);
     }
+    // Without the cluster a delegate needs no store.
+    drop(disk);
     delegate.pass(story)
 }
 
@@ -68,13 +72,67 @@ impl<'a> Delegate<'a> {
     /// # Errors
     /// The delegate's own, or why it could not be run.
     pub(super) fn ask(&self, verb: Verb) -> Result<Option<Value>, CniError> {
-        let (program, kind) = (&self.program, &self.kind);
-        let output = self.execute(verb).map_err(|error| {
-            CniError::new(
-                code::DELEGATE_FAILED,
-                format!("cannot run the delegate {}: {error}", program.display()),
-            )
-        })?;
+        self.start(verb)?.answer()
+    }
+
+    /// Starts one verb of the delegate, which is at work until its answer is asked for.
+    ///
+    /// # Errors
+    /// Why it could not be run.
+    pub(super) fn start(&self, verb: Verb) -> Result<AtWork<'_>, CniError> {
+        let child = self.execute(verb).map_err(|error| self.cannot_run(&error))?;
+        Ok(AtWork { delegate: self, child })
+    }
+
+    fn cannot_run(&self, error: &std::io::Error) -> CniError {
+        let message = format!("cannot run the delegate {}: {error}", self.program.display());
+        CniError::new(code::DELEGATE_FAILED, message)
+    }
+
+    fn execute(&self, verb: Verb) -> std::io::Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.env("CNI_COMMAND", verb.as_str());
+        if let Some(attachment) = &self.request.attachment {
+            command.env("CNI_CONTAINERID", attachment.container.as_str());
+            command.env("CNI_IFNAME", attachment.interface.as_str());
+        }
+        let paths = std::env::join_paths(&self.request.cni_path).ok().filter(|paths| !paths.is_empty());
+        for (name, value) in [
+            ("CNI_ARGS", self.request.cni_args.as_deref()),
+            ("CNI_NETNS", self.request.netns.as_ref().map(|path| path.as_os_str())),
+            ("CNI_PATH", paths.as_deref()),
+        ] {
+            if let Some(value) = value {
+                command.env(name, value);
+            }
+        }
+        // A runtime reads our standard error until everybody who has it is gone. The delegate has it too, beside its own: should we
+        // be killed, the DEL does not come while the ADD of the delegate is still at work.
+        let _handed_down = nix::unistd::dup(std::io::stderr()).ok();
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A delegate that answers without reading is none of our business.
+            let _ = stdin.write_all(self.config.to_string().as_bytes());
+        }
+        Ok(child)
+    }
+}
+
+/// A delegate that runs.
+pub(super) struct AtWork<'a> {
+    delegate: &'a Delegate<'a>,
+    child: Child,
+}
+
+impl AtWork<'_> {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// The delegate's own, or that it could not be waited for.
+    pub(super) fn answer(self) -> Result<Option<Value>, CniError> {
+        let Delegate { program, kind, .. } = self.delegate;
+        let output = self.child.wait_with_output().map_err(|error| self.delegate.cannot_run(&error))?;
         // What it says to people is for people; nobody is left to tell if they have gone.
         let _ = std::io::stderr().write_all(&output.stderr);
         let answer = if output.stdout.trim_ascii().is_empty() {
@@ -96,32 +154,6 @@ impl<'a> Delegate<'a> {
                     .with_details(String::from_utf8_lossy(&output.stderr).trim()))
             }
         }
-    }
-
-    fn execute(&self, verb: Verb) -> std::io::Result<std::process::Output> {
-        let mut command = Command::new(&self.program);
-        command.env("CNI_COMMAND", verb.as_str());
-        if let Some(attachment) = &self.request.attachment {
-            command.env("CNI_CONTAINERID", attachment.container.as_str());
-            command.env("CNI_IFNAME", attachment.interface.as_str());
-        }
-        let paths = std::env::join_paths(&self.request.cni_path).ok().filter(|paths| !paths.is_empty());
-        for (name, value) in [
-            ("CNI_ARGS", self.request.cni_args.as_deref()),
-            ("CNI_NETNS", self.request.netns.as_ref().map(|path| path.as_os_str())),
-            ("CNI_PATH", paths.as_deref()),
-        ] {
-            if let Some(value) = value {
-                command.env(name, value);
-            }
-        }
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // A delegate that answers without reading is none of our business.
-            let _ = stdin.write_all(self.config.to_string().as_bytes());
-        }
-        child.wait_with_output()
     }
 }
 

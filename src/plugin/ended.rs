@@ -78,8 +78,8 @@ pub(super) fn detach<D: Disk>(
     Ok(())
 }
 
-/// An address that anybody could have until its pod was marked: Cilium may have given it away before it saw the owner. Then the
-/// agent detaches, once that pod is gone too.
+/// An address that anybody could have until its pod was marked. Cilium has known the owner since before the claim was granted; but if
+/// somebody took the owner away by hand it may be with another pod. Then the agent detaches, once that one is gone too.
 fn nobody_has(conf: &ClusterConf, address: IpAddr) -> Result<(), String> {
     match agent_socket::endpoint(&conf.cilium_socket, address) {
         Ok(Endpoint::Absent) => Ok(()),

@@ -6,21 +6,19 @@
 //! held or not sticky by that memory is looked up again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Debug;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{Api, GetParams};
-use serde::de::DeserializeOwned;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
 
 use super::bound::{Errand, Why};
 use crate::cluster::cilium::CiliumNode;
 use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand::{self, ErrandError};
-use crate::cluster::claims::view::ClaimView;
 use crate::cluster::claims::walk::{self, Claims};
-use crate::cluster::client::{ApiError, Connection};
-use crate::cluster::objects::{AddressClaim, ClaimName, Holder, Sound, StickyIP};
+use crate::cluster::client::ApiError;
+use crate::cluster::memory;
+use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::projection;
 use crate::cni::{CniError, PodIdentity, code};
@@ -42,9 +40,8 @@ pub(super) struct Found {
 
 /// Looks. `remembered` are the addresses that this node knows of the pod.
 ///
-/// From the API server's memory are taken: a pod of the very uid that is asked for; a StickyIP that nobody has, because whoever
-/// attaches to it does so by its resourceVersion; claims that are sealed to it, because a seal stands as long as its
-/// StickyIP; and the word of the namespace where it makes the pod sticky.
+/// From the API server's [memory] are taken: a pod of the very uid that is asked for; a StickyIP that nobody has; claims that
+/// are sealed to it; and the word of the namespace where it makes the pod sticky.
 pub(super) async fn look<D: Disk>(
     carrier: &Carrier<'_>,
     errand: &Errand<'_, D>,
@@ -57,22 +54,22 @@ pub(super) async fn look<D: Disk>(
     let stickies: Api<StickyIP> = Api::namespaced(api.client(), pod.namespace());
     let what_pod = format!("get Pod {pod}");
     let what_sticky = format!("get StickyIP {itself}");
+    api.settled().await;
     let own_node = async { if crd { projection::read_node(api, &conf.node).await } else { Ok(None) } };
     let (first, namespace, claims) = tokio::join!(
         async {
             tokio::try_join!(
-                from_memory(api, &what_pod, &pods, pod.name()),
-                from_memory(api, &what_sticky, &stickies, pod.name()),
+                memory::object(api, &what_pod, &pods, pod.name()),
+                memory::object(api, &what_sticky, &stickies, pod.name()),
                 own_node,
             )
         },
-        annotations_from_memory(api, pod.namespace()),
-        claims_from_memory(api, remembered),
+        memory::annotations(api, pod.namespace()),
+        memory::claims(api, remembered),
     );
     let (seen, sticky, node) = first.map_err(Why::Unasked)?;
     let certain = seen.filter(|seen| is_certain(seen, pod, &conf.node));
-    let free =
-        sticky.filter(|sticky| sticky.status.as_ref().is_none_or(|status| status.attachment.is_none()));
+    let free = sticky.filter(memory::is_free);
     let (seen, sticky) = tokio::try_join!(
         async {
             match certain {
@@ -93,54 +90,9 @@ pub(super) async fn look<D: Disk>(
         Ok(Ok(facts)) => Ok(facts),
         Ok(Err(_)) | Err(_) => judge(errand, &seen, errand::of_namespace(api, pod.namespace()).await).await?,
     };
-    let claims = claims.filter(|claims| sticky.as_ref().is_some_and(|sticky| are_all(claims, sticky)));
+    let claims =
+        claims.filter(|claims| sticky.as_ref().is_some_and(|sticky| memory::are_all(claims, sticky)));
     Ok(Found { facts, sticky, claims, node })
-}
-
-/// One object as the API server remembers it.
-async fn from_memory<K: Clone + DeserializeOwned + Debug>(
-    api: &Connection,
-    what: &str,
-    objects: &Api<K>,
-    name: &str,
-) -> Result<Option<K>, ApiError> {
-    api.read(what, || async {
-        match objects.get_with(name, &GetParams::any()).await {
-            Ok(object) => Ok(Some(object)),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            Err(error) => Err(error),
-        }
-    })
-    .await
-}
-
-async fn annotations_from_memory(api: &Connection, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
-    let namespaces: Api<Namespace> = Api::all(api.client());
-    let read = from_memory(api, &format!("get Namespace {name}"), &namespaces, name).await?;
-    Ok(read.and_then(|found| found.metadata.annotations).unwrap_or_default())
-}
-
-/// None if one cannot be read: then the walk has words for it.
-async fn claims_from_memory(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<Claims> {
-    let all: Api<AddressClaim> = Api::all(api.client());
-    let mut claims = Claims::new();
-    for read in futures_util::future::join_all(addresses.iter().map(async |address| {
-        from_memory(api, &format!("get AddressClaim {address}"), &all, &ClaimName::of(*address).to_string())
-            .await
-    }))
-    .await
-    {
-        let claim = read.ok()?.filter(|claim| claim.unsound().is_none())?;
-        claims.insert(claim.spec.address, ClaimView::from(&claim));
-    }
-    Some(claims)
-}
-
-/// Whether these are all the claims of this StickyIP, and sealed to it.
-fn are_all(claims: &Claims, sticky: &StickyIP) -> bool {
-    let Some(uid) = &sticky.metadata.uid else { return false };
-    claims.len() == sticky.spec.addresses.len()
-        && sticky.spec.addresses.iter().all(|of| claims.get(of).is_some_and(|claim| claim.sealed_to(uid)))
 }
 
 /// Whether this is surely the pod that is asked for, on this node.

@@ -15,7 +15,9 @@ use crate::cluster::objects::Holder;
 use crate::cluster::projection::{Shape, home_blocks};
 use crate::cni::{Attachment, CniError, ContainerId, PodIdentity, Request, code};
 use crate::policy::handover::{OldPod, OldSandbox};
-use crate::store::{Binding, Claimant, Decision, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+use crate::store::{
+    Binding, Claimant, Decision, Disk, Draft, Keep, Locked, Phase, Record, StoreError, Stored,
+};
 
 /// How many addresses that others hold are passed over before the node counts as full.
 const MOST_PASSED: usize = 1024;
@@ -61,6 +63,8 @@ pub(super) struct Here<'a, D: Disk> {
     pub(super) pod: PodIdentity,
     /// Reserved in this walk.
     pub(super) reserved: Vec<IpAddr>,
+    /// The file of the record that this walk will leave, most likely.
+    pub(super) draft: Option<Draft>,
 }
 
 impl<D: Disk> Here<'_, D> {
@@ -106,11 +110,13 @@ impl<D: Disk> Here<'_, D> {
             && record.netns.as_ref().is_none_or(|netns| netns.exists())
     }
 
-    /// Puts an address beside those that are reserved for the claimant already, one a family.
+    /// Puts an address beside those that are reserved for the claimant already, one a family, or says anew that it is wanted.
     fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
         let kept = self.kept(&mut locked)?;
         let claimant = self.claimant();
-        if locked.reserve(address, &claimant, &self.pod, self.attachment, kept.as_ref()).map_err(ground)? {
+        let (attachment, tried) = (self.attachment, &self.reserved);
+        let reserved = locked.reserve(address, &claimant, &self.pod, attachment, kept.as_ref(), tried);
+        if reserved.map_err(ground)? {
             self.reserved.push(address);
         }
         Ok(())
@@ -121,14 +127,14 @@ impl<D: Disk> Here<'_, D> {
         if self.reserved.is_empty() {
             return Ok(());
         }
-        self.scene.store.unreserve(&self.claimant(), self.attachment)
+        self.scene.store.unreserve(&self.claimant(), self.attachment, &self.reserved)
     }
 
     /// Writes down that the sandbox has these addresses, and one of this node's ranges for every range set that they do
     /// not serve. Tells the addresses by range set; where Cilium picks the address there are none. With a `decision`,
     /// that is used up in the same hold of the lock.
     pub(super) fn settle(
-        &self,
+        &mut self,
         mut locked: Locked<'_, D>,
         addresses: &[IpAddr],
         decision: Option<&Decision>,
@@ -139,7 +145,7 @@ impl<D: Disk> Here<'_, D> {
             let there = locked.at(*address)?;
             let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(self.claimant()));
             if let (false, Some(there)) = (ours, there) {
-                // The claim is sealed to our StickyIP: one for which it was only kept here has ceased to be.
+                // The claim is sealed to our StickyIP: one for which it was only kept here has ceased to be. Or we left it here.
                 if there.record.phase == Phase::Kept && there.record.binding.is_some() {
                     outlived.push(there);
                     continue;
@@ -154,6 +160,8 @@ impl<D: Disk> Here<'_, D> {
         let known_as =
             prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.known_as.as_str());
         let record = self.record(all.clone(), known_as);
+        locked.use_draft(self.draft.take());
+        locked.leave_behind(kept.as_ref(), &all, &self.reserved)?;
         match decision {
             Some(decision) => locked.consume(decision, &record, kept.as_ref(), &outlived)?,
             None => locked.put_instead_of(&record, kept.as_ref(), &outlived)?,
@@ -162,12 +170,25 @@ impl<D: Disk> Here<'_, D> {
         Ok(all)
     }
 
-    fn by_set(&self, locked: &mut Locked<'_, D>, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
+    /// Takes a draft away that this walk did not need.
+    pub(super) fn discard_draft(&mut self) {
+        if let Some(Err(error)) = self.draft.take().map(|draft| self.scene.store.discard(&draft)) {
+            tracing::warn!(pod = %self.pod, %error, "a draft is left; this container's DEL takes it away");
+        }
+    }
+
+    /// The address that serves each range set.
+    fn serving(&self, addresses: &[IpAddr]) -> Vec<Option<IpAddr>> {
         let mut all: Vec<Option<IpAddr>> = Vec::new();
         for set in &self.home.sets {
             let bound = addresses.iter().find(|address| Family::of(**address) == set.family());
             all.push(bound.copied().filter(|address| !all.contains(&Some(*address))));
         }
+        all
+    }
+
+    fn by_set(&self, locked: &mut Locked<'_, D>, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
+        let mut all = self.serving(addresses);
         if all.iter().all(Option::is_none) {
             let message = format!(
                 "StickyIP {} has {addresses:?}, and this node's ranges are of another family",
@@ -248,23 +269,41 @@ impl<D: Disk> Ground for Here<'_, D> {
         })
     }
 
+    fn attaching(&mut self, addresses: &[IpAddr]) {
+        let all = match self.home.shape.pool {
+            true => Some(addresses.to_vec()),
+            // One for a set that they do not serve is found under the lock.
+            false => self.serving(addresses).into_iter().collect(),
+        };
+        let Some(all) = all.filter(|_| self.draft.is_none()) else { return };
+        match self.scene.store.draft(&self.record(all, self.attachment.container.as_str())) {
+            Ok(draft) => self.draft = Some(draft),
+            // The record itself will tell, if it is of the same kind.
+            Err(error) => tracing::debug!(pod = %self.pod, %error, "no draft of the record"),
+        }
+    }
+
     fn reserve_any(
         &mut self,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
     ) -> Result<Option<Candidate>, WalkError> {
+        let home = self.home;
         let mut locked = self.scene.store.lock().map_err(ground)?;
         let kept = self.kept(&mut locked)?;
         let kept = kept.iter().flat_map(|stored| stored.record.addresses.iter().copied());
-        let mut mine = kept.filter(|address| Family::of(*address) == family && !avoid.contains(address));
+        // What is barred, Cilium may have given to anybody since it was kept.
+        let passed = |address: &IpAddr| avoid.contains(address) || home.barred.contains(address);
+        let mut mine = kept.filter(|address| Family::of(*address) == family && !passed(address));
         if let Some((address, origin)) = mine.find_map(|address| Some((address, self.own(address)?))) {
+            self.keep(locked, address)?;
             return Ok(Some(Candidate { address, origin }));
         }
         let Some((index, set)) = self.set_of(family) else { return Ok(None) };
         for _ in 0..MOST_PASSED {
             let Some(address) = locked.next_free(index, set).map_err(ground)? else { return Ok(None) };
             locked.move_cursor(index, address);
-            if avoid.contains(&address) || self.home.barred.contains(&address) {
+            if passed(&address) {
                 continue;
             }
             let Some(origin) = self.own(address) else { continue };
@@ -279,15 +318,16 @@ impl<D: Disk> Ground for Here<'_, D> {
         let mut locked = self.scene.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
             // First, because it is known by name: the pool shows addresses of others too.
-            Some(there) if there.record.claimant() != Some(self.claimant()) => {
+            Some(there) if !there.record.is_for(&self.claimant()) => {
                 Err(WalkError::HeldHere { address, holder: there.record.holder() })
             }
             _ if self.home.barred.contains(&address) => {
                 let holder = "Cilium, which gives it to any pod".to_owned();
                 Err(WalkError::HeldHere { address, holder })
             }
-            Some(_) => Ok(origin),
-            None => {
+            // Nobody frees what a sandbox lives with.
+            Some(there) if there.record.is_attached(self.scene.store.now()) => Ok(origin),
+            _ => {
                 self.keep(locked, address)?;
                 Ok(origin)
             }

@@ -3,8 +3,9 @@
 //! A log that cannot be written never fails a verb.
 
 use std::fs;
-use std::io;
-use std::path::Path;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use tracing::Level;
@@ -26,18 +27,12 @@ pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
     });
     let lines = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false);
     let file = sticky.and_then(|sticky| Some((sticky.log_file.as_deref()?, sticky.log_max_files)));
-    match file.map(|(path, most)| (path, open(path, most))) {
-        Some((_, Ok(appender))) => {
-            tracing::subscriber::set_default(lines.with_writer(Quiet(appender)).finish())
+    match file {
+        Some((path, most)) => {
+            let writer = LogFile { path: path.to_owned(), most, opened: OnceLock::new() };
+            tracing::subscriber::set_default(lines.with_writer(writer).finish())
         }
-        failed_or_none => {
-            let guard =
-                tracing::subscriber::set_default(lines.with_writer(|| QuietWriter(io::stderr())).finish());
-            if let Some((path, Err(error))) = failed_or_none {
-                tracing::warn!(file = %path.display(), %error, "cannot write the log file; logging to standard error");
-            }
-            guard
-        }
+        None => tracing::subscriber::set_default(lines.with_writer(|| QuietWriter(io::stderr())).finish()),
     }
 }
 
@@ -91,18 +86,37 @@ fn prune(directory: &Path, name: &str, most: usize) {
     }
 }
 
-/// A writer whose failures stay with it: a full disk, or a runtime that no longer listens, must not fail an ADD that
-/// succeeded.
-struct Quiet(RollingFileAppender);
+/// The log's file, opened with the first line: where `logLevel` leaves a verb nothing to say, it costs nothing.
+struct LogFile {
+    path: PathBuf,
+    most: usize,
+    /// None if it could not be opened: the lines go to standard error then.
+    opened: OnceLock<Option<RollingFileAppender>>,
+}
 
-impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Quiet {
+impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for LogFile {
     type Writer = Box<dyn io::Write + 'a>;
 
     fn make_writer(&'a self) -> Self::Writer {
-        Box::new(QuietWriter(self.0.make_writer()))
+        let opened = self.opened.get_or_init(|| {
+            let path = self.path.display();
+            open(&self.path, self.most)
+                .inspect_err(|error| {
+                    let line =
+                        format!("cannot write the log file {path}; logging to standard error: {error}\n");
+                    let _ = QuietWriter(io::stderr()).write_all(line.as_bytes());
+                })
+                .ok()
+        });
+        match opened {
+            Some(appender) => Box::new(QuietWriter(appender.make_writer())),
+            None => Box::new(QuietWriter(io::stderr())),
+        }
     }
 }
 
+/// A writer whose failures stay with it: a full disk, or a runtime that no longer listens, must not fail an ADD that
+/// succeeded.
 struct QuietWriter<W>(W);
 
 impl<W: io::Write> io::Write for QuietWriter<W> {

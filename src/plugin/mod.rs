@@ -49,28 +49,30 @@ pub struct Answer {
 
 /// Runs the verb that the environment and standard input ask for.
 pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSource) -> Answer {
-    answer(env, stdin, Story::default())
+    answer(env, stdin, RealDisk, Story::default())
 }
 
-/// The same, with a witness of every write to the API server.
+/// The same, with a witness of every write to the API server, on a disk that may be another's.
 #[cfg(feature = "cluster")]
 pub fn run_before(
     witness: &dyn crate::cluster::claims::carry::Witness,
+    disk: impl Disk,
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
 ) -> Answer {
-    answer(env, stdin, Story { witness, ..Story::default() })
+    answer(env, stdin, disk, Story { witness, ..Story::default() })
 }
 
 fn answer(
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
+    disk: impl Disk,
     story: Story<'_>,
 ) -> Answer {
     match cni::read_request(env, stdin) {
         Ok(Parsed::About) => Answer { stdout: None, stderr: Some(cni::about()), status: 0 },
         Ok(Parsed::Version { reply }) => Answer::document(&reply, 0),
-        Ok(Parsed::Verb(request)) => carry_out(&request, story),
+        Ok(Parsed::Verb(request)) => carry_out(&request, disk, story),
         Err(failure) => Answer::document(&failure.to_json(), 1),
     }
 }
@@ -115,17 +117,17 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn carry_out(request: &Request, mut story: Story<'_>) -> Answer {
+fn carry_out(request: &Request, disk: impl Disk, mut story: Story<'_>) -> Answer {
     let started = Instant::now();
     let _log = log::start(request.config.sticky());
     for warning in &request.warnings {
         tracing::warn!(network = request.config.name.as_str(), "{warning}");
     }
     let outcome = match &request.config.delegate {
-        Some(delegate) => delegate::run(request, delegate, &mut story),
+        Some(delegate) => delegate::run(request, delegate, disk, &mut story),
         None => Moment::now(&boot_id_file(request))
             .map_err(CniError::from)
-            .and_then(|now| dispatch(request, RealDisk, now, &mut story)),
+            .and_then(|now| dispatch(request, disk, now, &mut story)),
     };
     log::verb(request, &story, outcome.as_ref().err(), started.elapsed());
     match outcome {

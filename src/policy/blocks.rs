@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use super::facts::Moment;
 use super::selector::Selector;
 use crate::alloc::Family;
-use crate::alloc::blocks::{Taken, count_blocks, count_taken, next_block};
+use crate::alloc::blocks::{Taken, count_blocks, count_taken, count_taken_beside, next_block};
 use crate::alloc::owned::Owned;
 
 /// Ranges from which nodes get blocks.
@@ -57,7 +57,7 @@ impl Pool {
         self.ranges.iter().any(|range| range.contains(&block))
     }
 
-    /// How many blocks were given of how many: what was taken out is not counted as there.
+    /// How many blocks were given of how many: what was taken out is not counted as there, nor as given.
     #[must_use]
     pub fn fill(&self, given: &Taken) -> Fill {
         let excluded: Taken = self.excluded.iter().copied().collect();
@@ -66,7 +66,7 @@ impl Pool {
             let size = self.size(Family::of(range.addr()));
             let there = count_blocks(*range, size) - count_taken(*range, size, &excluded);
             fill.total = fill.total.saturating_add(there);
-            fill.given = fill.given.saturating_add(count_taken(*range, size, given).min(there));
+            fill.given = fill.given.saturating_add(count_taken_beside(*range, size, given, &excluded));
         }
         fill
     }

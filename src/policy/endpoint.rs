@@ -1,7 +1,8 @@
 //! The keeper of CiliumEndpoints: what a pod's endpoint lacks, and when it is time to do something about it.
 //!
 //! Times are those at which this process saw something first, handed in; a restart loses them and everything takes longer.
-//! Must never touch an endpoint whose pod may still need it: only one that is being deleted, for longer than the operator's patience.
+//! Must never touch an endpoint whose pod may still need it: only one that is being deleted, for longer than the operator's patience,
+//! or one that says nothing true of its pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,6 +11,8 @@ use super::facts::Moment;
 
 /// Between two tries of something that should have worked at once, in seconds.
 pub const AGAIN: u64 = 60;
+/// Between two removals of a wrong endpoint of one pod, in seconds: whoever writes it wrong again needs a person, not a fight.
+pub const RARELY: u64 = 3600;
 
 /// How long is long enough, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +25,14 @@ pub struct Patience {
     pub terminating: u64,
     /// A disagreement is told after this: objects are written one after the other.
     pub disagreeing: u64,
+    /// An endpoint with none of its sticky pod's addresses is removed after this: it was told before, and Cilium, which looks at its
+    /// endpoints every ten seconds, has not corrected it.
+    pub wrong: u64,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { missing: 30, nudges: 3, terminating: 30 * 60, disagreeing: 30 }
+        Self { missing: 30, nudges: 3, terminating: 30 * 60, disagreeing: 30, wrong: 120 }
     }
 }
 
@@ -40,6 +46,7 @@ impl Patience {
             State::Terminating { .. } => Some(self.terminating.saturating_add(AGAIN * u64::from(done))),
             State::LeftOver { .. } => Some(self.disagreeing.saturating_add(AGAIN * u64::from(done))),
             State::Disagreeing(_) => (done == 0).then_some(self.disagreeing),
+            State::Wrong { .. } => Some(self.wrong),
         }
     }
 }
@@ -82,6 +89,25 @@ pub struct Said {
     pub pooled: Option<BTreeSet<IpAddr>>,
 }
 
+impl Said {
+    /// Whether the endpoint says nothing true of its pod, and the pod is proved right by its binding. One that shares an address with
+    /// the pod still carries that one's traffic; of a pod that is not sticky, or has another address than its binding, nobody
+    /// can say from here who is right.
+    fn is_wrong(&self) -> bool {
+        let Some(endpoint) = self.endpoint.as_ref().filter(|endpoint| !endpoint.deleting) else {
+            return false;
+        };
+        let is_its_own = self.pod.is_some() && endpoint.made_for == self.pod;
+        let has_its_own =
+            |bound: &BTreeSet<IpAddr>| !bound.is_empty() && bound.is_subset(&self.pod_addresses);
+        self.running
+            && is_its_own
+            && !endpoint.addresses.is_empty()
+            && endpoint.addresses.is_disjoint(&self.pod_addresses)
+            && self.bound.as_ref().is_some_and(has_its_own)
+    }
+}
+
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deed {
@@ -102,6 +128,15 @@ pub enum Deed {
         /// The endpoint's uid, the precondition.
         uid: String,
     },
+    /// Delete an endpoint that has none of the addresses of its sticky pod, which has its own: Cilium makes it anew.
+    Replace {
+        /// The endpoint's uid, the precondition.
+        uid: String,
+        /// The pod's uid; both must be as they were seen.
+        pod: String,
+        /// The pod's addresses; they must be as they were seen.
+        addresses: BTreeSet<IpAddr>,
+    },
     /// Tell that two disagree.
     Tell(Disagreement),
 }
@@ -115,6 +150,8 @@ pub enum Disagreement {
         endpoint: BTreeSet<IpAddr>,
         /// The pod's.
         pod: BTreeSet<IpAddr>,
+        /// The endpoint is removed if it stays so; else it is for a person.
+        removed: bool,
     },
     /// The pod has other addresses than its StickyIP.
     PodAndBinding {
@@ -147,9 +184,19 @@ impl Disagreement {
 /// What a name was seen with, and since when.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
-    Missing { uid: String },
-    Terminating { uid: String },
-    LeftOver { uid: String },
+    Missing {
+        uid: String,
+    },
+    Terminating {
+        uid: String,
+    },
+    LeftOver {
+        uid: String,
+    },
+    /// By the pod: an endpoint that is written wrong again is no new thing.
+    Wrong {
+        pod: String,
+    },
     Disagreeing(Disagreement),
 }
 
@@ -158,34 +205,42 @@ enum State {
 pub struct Keeper {
     patience: Patience,
     seen: BTreeMap<String, BTreeMap<State, (Moment, u32)>>,
+    /// Whose wrong endpoint was removed: the pod's uid, and when. For as long as that pod is there.
+    replaced: BTreeMap<String, (String, Moment)>,
 }
 
 impl Keeper {
     /// A keeper with this patience.
     #[must_use]
     pub fn new(patience: Patience) -> Self {
-        Self { patience, seen: BTreeMap::new() }
+        Self { patience, seen: BTreeMap::new(), replaced: BTreeMap::new() }
     }
 
-    /// Looks at one name and tells what to do now. Asked again later, it does not repeat itself before its time.
+    /// Looks at one name and tells what to do now. What was done is told back by [`Keeper::done`], and not repeated before its time.
     pub fn look(&mut self, name: &str, said: &Said, now: Moment) -> Vec<Deed> {
         let states = states(said);
+        if self.replaced.get(name).is_some_and(|(pod, _)| Some(pod) != said.pod.as_ref()) {
+            self.replaced.remove(name);
+        }
         let mut before = self.seen.remove(name).unwrap_or_default();
         let mut deeds = Vec::new();
         let mut kept = BTreeMap::new();
         for state in states {
             let (since, done) = before.remove(&state).unwrap_or((now, 0));
-            let waited = now.seconds_since(since);
-            let due = self.patience.due(&state, done).is_some_and(|due| waited >= due);
-            if due {
+            if self.due_in(name, &state, (since, done), now) == Some(0) {
                 deeds.push(match &state {
                     State::Missing { uid } => Deed::Nudge { uid: uid.clone(), number: done + 1 },
                     State::Terminating { uid } => Deed::Free { uid: uid.clone() },
                     State::LeftOver { uid } => Deed::Remove { uid: uid.clone() },
+                    State::Wrong { pod } => Deed::Replace {
+                        uid: said.endpoint.as_ref().map(|endpoint| endpoint.uid.clone()).unwrap_or_default(),
+                        pod: pod.clone(),
+                        addresses: said.pod_addresses.clone(),
+                    },
                     State::Disagreeing(what) => Deed::Tell(what.clone()),
                 });
             }
-            kept.insert(state, (since, done + u32::from(due)));
+            kept.insert(state, (since, done));
         }
         if !kept.is_empty() {
             self.seen.insert(name.to_owned(), kept);
@@ -193,14 +248,36 @@ impl Keeper {
         deeds
     }
 
+    /// A deed was carried out. One that came to nothing does not count: it is due again.
+    pub fn done(&mut self, name: &str, deed: &Deed, now: Moment) {
+        if let Deed::Replace { pod, .. } = deed {
+            self.replaced.insert(name.to_owned(), (pod.clone(), now));
+        }
+        let state = match deed.clone() {
+            Deed::Nudge { uid, .. } => State::Missing { uid },
+            Deed::Free { uid } => State::Terminating { uid },
+            Deed::Remove { uid } => State::LeftOver { uid },
+            Deed::Replace { pod, .. } => State::Wrong { pod },
+            Deed::Tell(what) => State::Disagreeing(what),
+        };
+        if let Some((_, done)) = self.seen.get_mut(name).and_then(|states| states.get_mut(&state)) {
+            *done += 1;
+        }
+    }
+
     /// How many seconds until this name must be looked at again, whatever happens; none if nothing is awaited.
     #[must_use]
     pub fn next_look(&self, name: &str, now: Moment) -> Option<u64> {
-        let times = self.seen.get(name)?.iter().filter_map(|(state, (since, done))| {
-            let due = self.patience.due(state, *done)?;
-            Some(due.saturating_sub(now.seconds_since(*since)))
-        });
-        times.min()
+        let states = self.seen.get(name)?.iter();
+        states.filter_map(|(state, seen)| self.due_in(name, state, *seen, now)).min()
+    }
+
+    /// How many seconds until something is to be done about a state that is seen since then, after so many times; none if never.
+    fn due_in(&self, name: &str, state: &State, (since, done): (Moment, u32), now: Moment) -> Option<u64> {
+        let wait = self.patience.due(state, done)?.saturating_sub(now.seconds_since(since));
+        let last = self.replaced.get(name).filter(|_| matches!(state, State::Wrong { .. }));
+        let rest = last.map_or(0, |(_, at)| RARELY.saturating_sub(now.seconds_since(*at)));
+        Some(wait.max(rest))
     }
 }
 
@@ -220,6 +297,10 @@ fn states(said: &Said) -> Vec<State> {
     if !said.running || said.pod_addresses.is_empty() {
         return states;
     }
+    let removed = said.is_wrong();
+    if let (true, Some(pod)) = (removed, &said.pod) {
+        states.push(State::Wrong { pod: pod.clone() });
+    }
     let mut disagree = |what| states.push(State::Disagreeing(what));
     if let Some(endpoint) = said.endpoint.as_ref().filter(|endpoint| !endpoint.deleting)
         && !endpoint.addresses.is_empty()
@@ -228,6 +309,7 @@ fn states(said: &Said) -> Vec<State> {
         disagree(Disagreement::EndpointAndPod {
             endpoint: endpoint.addresses.clone(),
             pod: said.pod_addresses.clone(),
+            removed,
         });
     }
     if let Some(bound) = &said.bound {
@@ -243,126 +325,5 @@ fn states(said: &Said) -> Vec<State> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn set(texts: &[&str]) -> BTreeSet<IpAddr> {
-        texts.iter().map(|text| text.parse().unwrap()).collect()
-    }
-
-    fn running() -> Said {
-        Said { pod: Some("p".into()), running: true, pod_addresses: set(&["10.0.0.1"]), ..Said::default() }
-    }
-
-    fn endpoint(addresses: &[&str]) -> Option<Endpoint> {
-        Some(Endpoint {
-            uid: "e".into(),
-            deleting: false,
-            held: true,
-            made_for: None,
-            addresses: set(addresses),
-        })
-    }
-
-    #[test]
-    fn a_running_pod_without_an_endpoint_is_nudged_a_few_times_with_pauses() {
-        let mut keeper = Keeper::new(Patience::default());
-        let mut at = |time| keeper.look("db/a", &running(), Moment(time)).len();
-        assert_eq!(
-            [at(0), at(29), at(30), at(31), at(59), at(60), at(90), at(500)],
-            [0, 0, 1, 0, 0, 1, 1, 0]
-        );
-        assert_eq!(keeper.next_look("db/a", Moment(500)), None);
-        let there = Said { endpoint: endpoint(&["10.0.0.1"]), ..running() };
-        assert_eq!(keeper.look("db/a", &there, Moment(501)), []);
-        assert!(keeper.seen.is_empty(), "what is well is not remembered");
-        // Another pod of the name starts anew.
-        let another = Said { pod: Some("q".into()), ..running() };
-        assert_eq!(keeper.look("db/a", &another, Moment(600)), []);
-        assert_eq!(keeper.next_look("db/a", Moment(610)), Some(20));
-    }
-
-    #[test]
-    fn an_endpoint_whose_deletion_hangs_is_freed_by_its_uid_after_the_operators_time() {
-        let mut keeper = Keeper::new(Patience { terminating: 1800, ..Patience::default() });
-        let hanging = |uid: &str| Said {
-            endpoint: Some(Endpoint { uid: uid.into(), deleting: true, ..endpoint(&[]).unwrap() }),
-            ..Said::default()
-        };
-        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(0)), []);
-        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1799)), []);
-        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1800)), [Deed::Free { uid: "e".into() }]);
-        // It may not have worked: again, but not at once.
-        assert_eq!(keeper.next_look("db/a", Moment(1801)), Some(59));
-        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1859)), []);
-        assert_eq!(keeper.look("db/a", &hanging("e"), Moment(1860)).len(), 1);
-        assert_eq!(keeper.look("db/a", &hanging("f"), Moment(1862)), [], "another one has its own time");
-        // Nothing holds it: it goes by itself.
-        let mut going = hanging("g");
-        going.endpoint.as_mut().unwrap().held = false;
-        assert_eq!(keeper.look("db/b", &going, Moment(0)), []);
-        assert_eq!(keeper.look("db/b", &going, Moment(9999)), []);
-    }
-
-    #[test]
-    fn an_endpoint_of_an_earlier_pod_of_the_name_is_removed_and_nothing_it_says_is_told() {
-        let mut keeper = Keeper::new(Patience::default());
-        let made_for = |pod: &str| {
-            let mut said = Said { endpoint: endpoint(&["10.0.0.2"]), ..running() };
-            said.endpoint.as_mut().unwrap().made_for = Some(pod.into());
-            said
-        };
-        assert_eq!(keeper.look("db/a", &made_for("old"), Moment(0)), []);
-        assert_eq!(keeper.look("db/a", &made_for("old"), Moment(30)), [Deed::Remove { uid: "e".into() }]);
-        assert_eq!(keeper.look("db/a", &made_for("old"), Moment(31)), []);
-        assert_eq!(keeper.look("db/a", &made_for("p"), Moment(32)), [], "its own, which disagrees since now");
-        let gone = Said { pod: None, running: false, ..made_for("old") };
-        assert_eq!(
-            keeper.look("db/b", &gone, Moment(99)),
-            [],
-            "Cilium's operator collects those without a pod"
-        );
-        assert_eq!(keeper.look("db/b", &gone, Moment(999)), []);
-    }
-
-    #[test]
-    fn each_disagreement_is_told_once_after_a_while_and_again_when_it_changes() {
-        let mut keeper = Keeper::new(Patience::default());
-        let wrong = |text: &str| Said { endpoint: endpoint(&[text]), ..running() };
-        assert_eq!(keeper.look("db/a", &wrong("10.0.0.2"), Moment(0)), []);
-        let told = keeper.look("db/a", &wrong("10.0.0.2"), Moment(30));
-        assert!(
-            matches!(&told[..], [Deed::Tell(what)] if what.reason() == "EndpointDisagreesWithPod"),
-            "{told:?}"
-        );
-        assert_eq!(keeper.look("db/a", &wrong("10.0.0.2"), Moment(99)), []);
-        assert_eq!(keeper.look("db/a", &wrong("10.0.0.3"), Moment(100)), []);
-        assert_eq!(keeper.look("db/a", &wrong("10.0.0.3"), Moment(130)).len(), 1);
-    }
-
-    #[test]
-    fn a_sticky_pod_with_a_foreign_address_or_without_its_key_is_told() {
-        let reasons = |said: &Said| -> Vec<&'static str> {
-            let mut keeper = Keeper::new(Patience { disagreeing: 0, missing: 999, ..Patience::default() });
-            let told = keeper.look("db/a", said, Moment(0));
-            told.iter()
-                .filter_map(|deed| if let Deed::Tell(what) = deed { Some(what.reason()) } else { None })
-                .collect()
-        };
-        let bound = |text: &str, pooled: &[&str]| Said {
-            bound: Some(set(&[text])),
-            pooled: Some(set(pooled)),
-            ..running()
-        };
-        assert_eq!(reasons(&bound("10.0.0.1", &["10.0.0.1"])), [""; 0]);
-        assert_eq!(reasons(&bound("10.0.0.9", &["10.0.0.9"])), ["PodDisagreesWithStickyIP"]);
-        assert_eq!(reasons(&bound("10.0.0.1", &[])), ["PoolLacksStickyIP"]);
-        // A second family that nobody keeps, and a pod that shows nothing yet.
-        let mut dual = bound("10.0.0.1", &["10.0.0.1"]);
-        dual.pod_addresses = set(&["10.0.0.1", "fd00::1"]);
-        assert_eq!(reasons(&dual), [""; 0]);
-        let mut young = bound("10.0.0.9", &[]);
-        young.pod_addresses.clear();
-        assert_eq!(reasons(&young), [""; 0]);
-    }
-}
+#[path = "endpoint_tests.rs"]
+mod tests;

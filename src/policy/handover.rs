@@ -96,6 +96,20 @@ pub enum WaitReason {
     NodeUnknown,
 }
 
+impl std::fmt::Display for WaitReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::LocalSandboxMayLive => "its sandbox may still live on this node",
+            Self::OldNodeDetaches => "that node is Ready, and detaches when the pod has ended",
+            Self::NotReadyIsNoProof => {
+                "that node is NotReady, which does not prove that the pod has ended; delete the Node or taint it out-of-service once \
+                 it is off"
+            }
+            Self::NodeUnknown => "the state of that node could not be learnt",
+        })
+    }
+}
+
 /// Why a pod is refused at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RefuseReason {

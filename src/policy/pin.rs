@@ -3,7 +3,9 @@
 //! Must never ignore a pin that it cannot read: the pod would start with an address that nobody asked for.
 //!
 //! On a pod without an ordinal the annotation holds one address a family. On a pod with an ordinal it came from
-//! the workload's template, and is a list: the n-th address of each family belongs to the n-th pod.
+//! the workload's template, and is a list by ordinal: the first address of each family is that of ordinal 0, whatever the workload's
+//! first ordinal is (`spec.ordinals.start`). So nobody has to be asked for the workload, and a start that is changed later gives no pod
+//! another address.
 
 use std::net::IpAddr;
 
@@ -24,18 +26,17 @@ pub struct Pin {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Reads the pin of a pod whose place in its workload is `position` (ordinal less the workload's first ordinal;
-/// none for pods that have no ordinal).
+/// Reads the pin of a pod with this ordinal; none for pods that have no ordinal.
 ///
 /// # Errors
 /// Names annotation and value for anything that is not a usable address, for two of one family, and for a list
 /// too short for this pod.
-pub fn pin_of(pod: &PodFacts, position: Option<u32>) -> Result<Option<Pin>, PolicyError> {
+pub fn pin_of(pod: &PodFacts, ordinal: Option<u32>) -> Result<Option<Pin>, PolicyError> {
     let read = |key: &'static str| -> Result<Option<(Vec<IpAddr>, String)>, PolicyError> {
         let Some(value) = pod.annotations.get(key) else { return Ok(None) };
         let refuse = |why: String| PolicyError::Annotation { key: key.into(), value: value.clone(), why };
         let listed = parse_list(key, value).map_err(refuse)?;
-        Ok(Some((choose(&listed, position).map_err(refuse)?, value.clone())))
+        Ok(Some((choose(&listed, ordinal).map_err(refuse)?, value.clone())))
     };
     match (read(PIN)?, read(CALICO_ADDRESSES)?) {
         (None, None) => Ok(None),
@@ -79,11 +80,11 @@ fn unusable(address: IpAddr) -> Option<&'static str> {
         .then_some("cannot be a pod's address")
 }
 
-fn choose(listed: &[IpAddr], position: Option<u32>) -> Result<Vec<IpAddr>, String> {
+fn choose(listed: &[IpAddr], ordinal: Option<u32>) -> Result<Vec<IpAddr>, String> {
     let mut chosen = Vec::new();
     for (family, is_ours) in [("IPv4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("IPv6", IpAddr::is_ipv6)] {
         let of_family: Vec<IpAddr> = listed.iter().copied().filter(is_ours).collect();
-        match (of_family.as_slice(), position) {
+        match (of_family.as_slice(), ordinal) {
             ([], _) => {}
             ([only], None) => chosen.push(*only),
             (many, None) => {
@@ -92,12 +93,12 @@ fn choose(listed: &[IpAddr], position: Option<u32>) -> Result<Vec<IpAddr>, Strin
                     many.len()
                 ));
             }
-            (many, Some(position)) => match many.get(position as usize) {
+            (many, Some(ordinal)) => match many.get(ordinal as usize) {
                 Some(address) => chosen.push(*address),
                 None => {
                     return Err(format!(
-                        "lists {} {family} addresses, and this is pod number {position} counted from 0; add one for it",
-                        many.len()
+                        "the pod has ordinal {ordinal}, and the list has {}; add one for it",
+                        covered(family, many.len())
                     ));
                 }
             },
@@ -106,13 +107,21 @@ fn choose(listed: &[IpAddr], position: Option<u32>) -> Result<Vec<IpAddr>, Strin
     Ok(chosen)
 }
 
+/// What a list has, in words.
+fn covered(family: &str, listed: usize) -> String {
+    match listed {
+        1 => format!("1 {family} address, for ordinal 0"),
+        many => format!("{many} {family} addresses, for ordinals 0 to {}", many - 1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::policy::facts::fixture::pod;
 
-    fn pinned(key: &str, value: &str, position: Option<u32>) -> Result<Vec<String>, String> {
-        pin_of(&pod("a").annotation(key, value), position)
+    fn pinned(key: &str, value: &str, ordinal: Option<u32>) -> Result<Vec<String>, String> {
+        pin_of(&pod("a").annotation(key, value), ordinal)
             .map(|pin| pin.unwrap().addresses.iter().map(ToString::to_string).collect())
             .map_err(|error| error.to_string())
     }
@@ -126,12 +135,20 @@ mod tests {
     }
 
     #[test]
-    fn a_template_pins_the_nth_address_of_each_family_for_the_nth_pod() {
+    fn a_template_pins_the_nth_address_of_each_family_for_ordinal_n() {
         let list = "10.0.9.9,10.0.9.10,fd00::9,fd00::a";
         assert_eq!(pinned(PIN, list, Some(0)).unwrap(), ["10.0.9.9", "fd00::9"]);
         assert_eq!(pinned(PIN, list, Some(1)).unwrap(), ["10.0.9.10", "fd00::a"]);
-        assert!(pinned(PIN, list, Some(2)).unwrap_err().contains("add one for it"));
         assert!(pinned(PIN, list, None).unwrap_err().contains("one a family"));
+    }
+
+    #[test]
+    fn an_ordinal_beyond_the_list_is_refused_with_the_ordinals_that_it_covers() {
+        let refused = pinned(PIN, "10.0.9.9,10.0.9.10,10.0.9.11", Some(3)).unwrap_err();
+        let told = "ordinal 3, and the list has 3 IPv4 addresses, for ordinals 0 to 2";
+        assert!(refused.contains(told), "{refused}");
+        let refused = pinned(PIN, "10.0.9.9,10.0.9.10,fd00::9", Some(1)).unwrap_err();
+        assert!(refused.contains("ordinal 1, and the list has 1 IPv6 address, for ordinal 0;"), "{refused}");
     }
 
     #[test]

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::PolicyError;
 use super::duration::parse_duration;
+use super::facts::PodFacts;
+
+/// The annotation, on a pod or its namespace, that says for how long its address is kept.
+pub const RETENTION: &str = "sticky-ipam.io/retention";
 
 /// What ends the keeping of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -97,6 +101,15 @@ pub fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Rete
     Ok(Retention { keep, ttl_seconds, ..default })
 }
 
+/// What a pod asks for, else its namespace as far as that was read. The default if nobody says anything that can be understood: a
+/// pod does not fail for it, and the controller tells of it.
+#[must_use]
+pub fn asked_by(facts: &PodFacts) -> Retention {
+    let said = facts.annotations.get(RETENTION).or(facts.namespace_annotations.get(RETENTION));
+    let read = |text: &String| from_annotation(RETENTION, text, Retention::default()).ok();
+    said.and_then(read).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +124,24 @@ mod tests {
             let message = read(bad).unwrap_err().to_string();
             assert!(message.contains(&format!("k: {bad:?}")), "{message}");
         }
+    }
+
+    #[test]
+    fn a_pod_asks_before_its_namespace_and_what_nobody_understands_is_the_default() {
+        let of = |pod: Option<&str>, namespace: Option<&str>| {
+            let one = |text: Option<&str>| text.map(|text| (RETENTION.to_owned(), text.to_owned()));
+            let annotations = one(pod).into_iter().collect();
+            let namespace_annotations = one(namespace).into_iter().collect();
+            asked_by(&PodFacts { annotations, namespace_annotations, ..PodFacts::default() })
+        };
+        assert_eq!(of(None, None), Retention::default());
+        assert_eq!(of(Some("1h"), Some("Forever")).ttl_seconds, Some(3600));
+        assert_eq!(of(None, Some("Forever")).keep, Keep::Forever);
+        assert_eq!(
+            of(Some("soon"), Some("Forever")),
+            Retention::default(),
+            "the pod's word counts, readable or not"
+        );
     }
 
     #[test]

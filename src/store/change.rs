@@ -4,6 +4,7 @@
 //! A record is one file with several names: its addresses and its entries in the indexes. Placing the name of an
 //! address is the act that decides: it fails if the name is there.
 
+use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -57,12 +58,29 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Puts a record in place of several.
     pub(super) fn put_over(&mut self, record: &Record, olds: &[&Stored]) -> Result<(), StoreError> {
-        let mut change = self.plan(record, olds)?;
-        let file = self.create_new(record)?;
+        let change = self.plan(record, olds)?;
+        self.put_as_planned(record, olds, change)
+    }
+
+    /// Puts a record under those names of an older one that it has itself. The older one keeps its others.
+    pub(super) fn put_over_its_own_names(&mut self, record: &Record, old: &Stored) -> Result<(), StoreError> {
+        let change = Change { remove: Vec::new(), ..self.plan(record, &[old])? };
+        self.put_as_planned(record, &[old], change)
+    }
+
+    fn put_as_planned(
+        &mut self,
+        record: &Record,
+        olds: &[&Stored],
+        mut change: Change,
+    ) -> Result<(), StoreError> {
+        let (file, is_synced) = self.create_new(record)?;
         let path = self.store.path(NEW);
         change.inode =
             Some(file.metadata().map_err(|source| StoreError::io("look at", &path, source))?.ino());
-        if olds.is_empty() {
+        if is_synced {
+            // A draft, which is whole on the disk.
+        } else if olds.is_empty() {
             self.unsynced.push(file);
         } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
             // A record that lasts must be whole on the disk before it takes an older one's name.
@@ -166,17 +184,20 @@ impl<D: Disk> Locked<'_, D> {
         }
     }
 
-    fn create_new(&mut self, record: &Record) -> Result<std::fs::File, StoreError> {
+    /// The file of the new record, and whether it is on the disk.
+    fn create_new(&mut self, record: &Record) -> Result<(File, bool), StoreError> {
         let path = self.store.path(NEW);
         let bytes = record.to_bytes().map_err(|error| StoreError::io("write", &path, error.into()))?;
-        let created = match self.store.disk.create(&path, &bytes) {
-            // Left by a process that ended before it wrote its change down: it has no other name.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.store.disk.remove(&path).and_then(|()| self.store.disk.create(&path, &bytes))
+        if let Some(draft) = self.draft.take() {
+            // A draft that somebody took away, or that is of another record by now, is of no use.
+            if draft.bytes == bytes && self.store.disk.rename(&draft.path, &path).is_ok() {
+                return Ok((draft.file, true));
             }
-            created => created,
-        };
-        created.map_err(|source| StoreError::io("write", &path, source))
+            self.remove_if_there(&draft.path)?;
+        }
+        // One that is there was left by a process that ended before it wrote its change down: it has no other name.
+        let created = self.store.create_anew(&path, &bytes);
+        Ok((created.map_err(|source| StoreError::io("write", &path, source))?, false))
     }
 
     fn carry_out(&mut self, change: Change) -> Result<(), StoreError> {
@@ -292,8 +313,11 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     fn clear_leftover(&mut self, name: &str) -> Result<(), StoreError> {
-        let path = self.store.path(name);
-        if inode_of(&path)?.is_some() { self.remove(&path) } else { Ok(()) }
+        self.remove_if_there(&self.store.path(name))
+    }
+
+    pub(super) fn remove_if_there(&mut self, path: &Path) -> Result<(), StoreError> {
+        if inode_of(path)?.is_some() { self.remove(path) } else { Ok(()) }
     }
 
     pub(super) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {

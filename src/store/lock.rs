@@ -51,19 +51,20 @@ impl Lock {
     }
 }
 
-fn open(path: &Path) -> Result<File, StoreError> {
+/// Opens the file of a lock, and makes it if it is not there. A pipe that somebody put in its place is not waited for.
+pub(super) fn open(path: &Path) -> Result<File, StoreError> {
     OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(path)
         .map_err(|source| StoreError::io("open the lock", path, source))
 }
 
-fn is_still_there(file: &File, path: &Path) -> bool {
+pub(super) fn is_still_there(file: &File, path: &Path) -> bool {
     let same = |a: io::Result<fs::Metadata>, b: io::Result<fs::Metadata>| match (a, b) {
         (Ok(a), Ok(b)) => a.ino() == b.ino() && a.dev() == b.dev(),
         _ => false,

@@ -10,6 +10,7 @@
 
 mod change;
 mod disk;
+mod draft;
 mod error;
 mod import;
 mod lock;
@@ -35,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use disk::{Disk, RealDisk};
+pub use draft::Draft;
 pub use error::StoreError;
 pub use import::{Fate, Step};
 pub use look::{Entry, Look};
@@ -89,6 +91,7 @@ pub struct Locked<'a, D: Disk = RealDisk> {
     occupied: Occupied,
     unsynced: Vec<File>,
     names_changed: bool,
+    draft: Option<Draft>,
 }
 
 impl<D: Disk> Store<D> {
@@ -110,6 +113,11 @@ impl<D: Disk> Store<D> {
 
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
+    }
+
+    /// Whether something lies where the record of this attachment would. A look without the lock: what it is, the lock's holder reads.
+    pub fn has_record(&self, attachment: &Attachment) -> bool {
+        self.path(&record::attachment_name(attachment)).symlink_metadata().is_ok()
     }
 
     /// The record behind a name of the directory; none where there is no such name or no record of ours in it.

@@ -50,6 +50,15 @@ pub enum Told {
     Attached,
 }
 
+/// How long a small file must last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lasting {
+    /// It is on the disk when it is in place.
+    OverPowerLoss,
+    /// The processes of this boot see it, and that is enough.
+    ThisBoot,
+}
+
 impl<D: Disk> Locked<'_, D> {
     /// Leaves a note, in place of an earlier one about the same attachment. It is on the disk when this returns.
     ///
@@ -58,17 +67,17 @@ impl<D: Disk> Locked<'_, D> {
     pub fn leave_note(&mut self, attachment: &Attachment, note: &Note) -> Result<(), StoreError> {
         let (folder, new) = (self.store.path(NOTES), self.store.path(NEW));
         let path = folder.join(record::attachment_entry(attachment));
-        self.put_whole("write the note", note, &new, &path)
+        self.put_whole("write the note", note, &new, &path, Lasting::OverPowerLoss)
     }
 
-    /// Puts a small file of the folder of notes or of decisions in place, whole, by way of `new`; `what` is told if it fails. It is on
-    /// the disk when this returns.
+    /// Puts a small file of the folder of notes or of decisions in place, whole, by way of `new`; `what` is told if it fails.
     pub(super) fn put_whole(
         &self,
         what: &'static str,
         content: &impl Serialize,
         new: &Path,
         path: &Path,
+        lasting: Lasting,
     ) -> Result<(), StoreError> {
         let disk = &self.store.disk;
         let folder = path.parent().unwrap_or(path);
@@ -76,17 +85,13 @@ impl<D: Disk> Locked<'_, D> {
             disk.make_dir(folder).map_err(|source| StoreError::io("make the directory", folder, source))?;
             open::sync_dir(disk, &self.store.path(super::DERIVED))?;
         }
-        // Left by a process that ended before the file had its name.
-        if inode_of(new)?.is_some() {
-            disk.remove(new).map_err(|source| StoreError::io("remove", new, source))?;
-        }
         serde_json::to_vec_pretty(content)
             .map_err(io::Error::from)
-            .and_then(|bytes| disk.create(new, &bytes))
-            .and_then(|file| disk.sync(&file))
+            .and_then(|bytes| self.store.create_anew(new, &bytes))
+            .and_then(|file| if lasting == Lasting::OverPowerLoss { disk.sync(&file) } else { Ok(()) })
             .and_then(|()| disk.rename(new, path))
             .map_err(|source| StoreError::io(what, path, source))?;
-        open::sync_dir(disk, folder)
+        if lasting == Lasting::OverPowerLoss { open::sync_dir(disk, folder) } else { Ok(()) }
     }
 
     /// The note about an attachment, if there is one.
@@ -107,13 +112,7 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails.
     pub fn forget_note(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
-        let path = self.store.path(NOTES).join(record::attachment_entry(attachment));
-        match inode_of(&path)? {
-            Some(_) => {
-                self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))
-            }
-            None => Ok(()),
-        }
+        self.remove_if_there(&self.store.path(NOTES).join(record::attachment_entry(attachment)))
     }
 
     /// Takes a note away, if it is still the same.

@@ -130,6 +130,7 @@ impl<D: Disk> Store<D> {
             occupied: Occupied::default(),
             unsynced: Vec::new(),
             names_changed: false,
+            draft: None,
         };
         if let Some(depth) = depth {
             locked.put_in_order(depth)?;

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::notes::Lasting;
 use super::{
     Disk, Locked, Moment, Phase, Record, Store, StoreError, Stored, inode_of, look, open, read_file,
 };
@@ -116,15 +117,24 @@ pub enum Withdrawn {
     InUse,
 }
 
+impl<D: Disk> Store<D> {
+    /// Whether something lies where a decision about this pod would. A look without the lock: what it is, the lock's holder reads.
+    pub fn has_decision(&self, uid: &str) -> bool {
+        let folder = self.path(PREPARED);
+        checked(uid, &folder).is_ok_and(|name| folder.join(name).symlink_metadata().is_ok())
+    }
+}
+
 impl<D: Disk> Locked<'_, D> {
-    /// Puts a decision in place of an earlier one about the same pod. It is on the disk when this returns.
+    /// Puts a decision in place of an earlier one about the same pod, whole. It is not waited for until it is on the disk: the pod's ADD
+    /// is on its way. After the next boot nobody believes what it says of a sticky pod; of another pod it says the same still, if it is there.
     ///
     /// # Errors
     /// The disk fails.
     pub fn prepare(&mut self, decision: &Decision) -> Result<(), StoreError> {
         let (folder, new) = (self.store.path(PREPARED), self.store.path(NEW));
         let path = folder.join(checked(&decision.uid, &folder)?);
-        self.put_whole("write the decision", decision, &new, &path)
+        self.put_whole("write the decision", decision, &new, &path, Lasting::ThisBoot)
     }
 
     /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used up is taken
@@ -175,8 +185,17 @@ impl<D: Disk> Locked<'_, D> {
     /// The disk fails.
     pub fn forget_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
         let folder = self.store.path(PREPARED);
-        let path = folder.join(checked(uid, &folder)?);
-        if inode_of(&path)?.is_some() { self.remove(&path) } else { Ok(()) }
+        self.remove_if_there(&folder.join(checked(uid, &folder)?))
+    }
+
+    /// Takes back that a pod is not sticky. On the disk when this returns: such a decision is believed after the next boot, too.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn revoke_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
+        self.forget_prepared(uid)?;
+        let folder = self.store.path(PREPARED);
+        if inode_of(&folder)?.is_some() { open::sync_dir(&self.store.disk, &folder) } else { Ok(()) }
     }
 
     /// Writes down that the API server knows none of these container ids as attached any more: what is kept for the claimant

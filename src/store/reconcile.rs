@@ -241,6 +241,7 @@ impl<D: Disk> Locked<'_, D> {
                 self.remove(&folder.join(entry))?;
             }
         }
+        self.clear_drafts()?;
         self.clear_leftovers()
     }
 }

@@ -94,6 +94,10 @@ impl Claimant {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), interface: interface.clone() }
     }
 
+    pub(super) fn interface(&self) -> &IfName {
+        &self.interface
+    }
+
     /// The name of its entry in the index.
     pub(super) fn entry(&self) -> String {
         shortened(format!("{},{},{}", self.namespace, self.name, self.interface.as_str()))
@@ -132,6 +136,9 @@ fn shortened(name: String) -> String {
 impl Record {
     /// For whom these addresses are kept, if they are.
     pub fn claimant(&self) -> Option<Claimant> {
+        if self.is_left() {
+            return None;
+        }
         if let (true, Some(Binding { namespace, name, .. })) = (self.keep != Keep::No, &self.binding) {
             return Some(Claimant::bound(namespace, name, &self.attachment.interface));
         }

@@ -177,3 +177,11 @@ fn the_check_itself_sees_what_it_looks_for() {
     let text = "//! crate::plugin\nuse crate::store::X;\n#[cfg(test)]\nuse crate::plugin::Y;\n";
     assert_eq!(code(text).collect::<Vec<_>>(), [(2, "use crate::store::X;")]);
 }
+
+#[test]
+fn every_room_is_described_where_people_look_for_it() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("CONTRIBUTING.md")).unwrap();
+    for (room, _) in ROOMS {
+        assert!(page.contains(&format!("`src/{room}`")), "CONTRIBUTING.md lacks the room {room}");
+    }
+}

@@ -152,9 +152,28 @@ impl Draft<'_> {
         if delegates {
             self.data_dir(sticky, &path)?;
         }
+        self.pods(sticky, &path)?;
         let path = format!("{path}.cluster");
         let cluster = self.object(sticky, "cluster", &path)?;
         self.cluster(cluster, &path)
+    }
+
+    /// Who is sticky is said by the rules, which plugin and agent share. These patterns are the plugin's alone: for a pod that they leave out
+    /// the agent would prepare an address that its ADD does not take.
+    fn pods(&self, sticky: &mut Map<String, Value>, path: &str) -> Result<(), InstallError> {
+        for (key, everybody) in [("pods", json!(["*/*"])), ("excludePods", json!([]))] {
+            match sticky.get(key) {
+                Some(given) if !self.built_in && *given != everybody => {
+                    let why = format!(
+                        "{given} is for a plugin without a cluster, and the agent does not follow it; say who is sticky by \
+                         --label-selector or the annotations"
+                    );
+                    return Err(self.refuse(&format!("{path}.{key}"), why));
+                }
+                _ => sticky.remove(key),
+            };
+        }
+        Ok(())
     }
 
     fn data_dir(&self, map: &mut Map<String, Value>, path: &str) -> Result<(), InstallError> {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::write::{Unchanged, Write};
 use crate::cluster::client::{ApiError, Connection};
-use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING};
+use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING, retention_set};
 use crate::cluster::objects::{
     AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, Holder,
     StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, condition, labels,
@@ -162,7 +162,7 @@ impl<'a> Carrier<'a> {
 
     async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
         match write {
-            Write::CreateClaim { address, holder, phase, origin, pod } => {
+            Write::CreateClaim { address, holder, phase, sticky_uid, origin, pod } => {
                 let (home, block) = origin.home_and_block();
                 let mut claim = AddressClaim::new(
                     &ClaimName::of(*address).to_string(),
@@ -170,7 +170,7 @@ impl<'a> Carrier<'a> {
                         address: *address,
                         phase: *phase,
                         holder: holder.clone(),
-                        sticky_uid: None,
+                        sticky_uid: sticky_uid.clone(),
                         home_node: home.map(str::to_owned),
                         block: block.map(|block| block.to_string()),
                         reason: None,
@@ -206,15 +206,19 @@ impl<'a> Carrier<'a> {
                 self.api.once(&what, self.claims().delete(&name, &only_if(at))).await?;
                 Ok(Carried::Deleted)
             }
-            Write::CreateSticky { key, addresses, claimant, workload } => {
+            Write::CreateSticky { key, addresses, claimant, workload, retention } => {
                 let spec = StickyIPSpec {
                     addresses: addresses.clone(),
                     claimant: *claimant,
                     workload: workload.clone(),
                     owners: Vec::new(),
-                    retention: Retention::default(),
+                    retention: *retention,
                 };
-                let object = StickyIP::new(&key.name, spec);
+                let mut object = StickyIP::new(&key.name, spec);
+                if *retention != Retention::default() {
+                    // Or the controller would take it for a person's word, and leave it for ever.
+                    object.metadata.annotations = Some(retention_set(*retention));
+                }
                 let what = format!("create StickyIP {key}");
                 let made = self.api.once(&what, self.stickies(key).create(&params(), &object)).await?;
                 Ok(Carried::Sticky(Box::new(made)))
@@ -225,20 +229,25 @@ impl<'a> Carrier<'a> {
                 Ok(Carried::Deleted)
             }
             Write::Attach { key, at, attached, takeover } => {
-                let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
-                let status = attached_status(status, attached, *takeover, pod, now());
-                self.patch_status(key, at, &status).await
+                let Some(known) = read_at(known, at) else { return Ok(Carried::Lost) };
+                let status = known.status.clone().unwrap_or_default();
+                self.put_status(key, known, attached_status(status, attached, *takeover, pod, now())).await
             }
-            Write::Detach { key, at } => {
+            Write::Detach { key, at, proof } => {
                 // A merge patch takes a key out by null.
-                let status =
+                let mut status =
                     json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
+                if let Some(proof) = proof {
+                    let Some(known) = status_at(known, at) else { return Ok(Carried::Lost) };
+                    status["handovers"] = json!(left_behind(known, *proof, now()).handovers);
+                }
                 self.patch_status(key, at, &status).await
             }
             Write::RecordMac { key, at, mac } => self.patch_status(key, at, &json!({"mac": mac})).await,
             Write::MarkConflict { key, at, address, held_by } => {
                 let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
-                let status = conflict_status(status, key, *address, held_by, now());
+                let generation = known.and_then(|known| known.metadata.generation);
+                let status = conflict_status(status, generation, key, *address, held_by, now());
                 self.patch_status(key, at, &status).await
             }
         }
@@ -253,6 +262,24 @@ impl<'a> Carrier<'a> {
         let what = format!("patch AddressClaim {address}");
         let made = self.api.once(&what, self.claims().patch(&name, &patch_params(), &patch)).await?;
         Ok(Carried::Claim(Box::new(made)))
+    }
+
+    /// Writes the whole status of an object as it was read, if it still stands so. Cheaper for the server than a patch, and every start
+    /// of a pod waits for it (docs/decisions/0024).
+    async fn put_status(
+        &self,
+        key: &Holder,
+        known: &StickyIP,
+        status: StickyIPStatus,
+    ) -> Result<Carried, ApiError> {
+        // By this path the server takes the status alone. All else is there as it was read, with uid and resourceVersion: before 1.36, what
+        // a body lacks of the metadata would be nobody's any more.
+        let mut object = StickyIP { status: Some(status), ..known.clone() };
+        object.metadata.managed_fields = None;
+        let what = format!("update the status of StickyIP {key}");
+        let sent = self.stickies(key);
+        let made = self.api.once(&what, sent.replace_status(&key.name, &params(), &object)).await?;
+        Ok(Carried::Sticky(Box::new(made)))
     }
 
     async fn patch_status(&self, key: &Holder, at: &Unchanged, status: &Value) -> Result<Carried, ApiError> {
@@ -305,13 +332,16 @@ fn clip(text: &str) -> &str {
     &text[..text.floor_char_boundary(LONGEST_REASON)]
 }
 
-/// The status of the object on which the write rests; none if another state of it is known.
-fn status_at(known: Option<&StickyIP>, at: &Unchanged) -> Option<StickyIPStatus> {
-    let known = known.filter(|known| {
+/// The object on which the write rests; none if another state of it is known.
+fn read_at<'a>(known: Option<&'a StickyIP>, at: &Unchanged) -> Option<&'a StickyIP> {
+    known.filter(|known| {
         known.metadata.resource_version.as_deref() == Some(&at.resource_version)
             && known.metadata.uid.as_deref() == Some(&at.uid)
-    })?;
-    Some(known.status.clone().unwrap_or_default())
+    })
+}
+
+fn status_at(known: Option<&StickyIP>, at: &Unchanged) -> Option<StickyIPStatus> {
+    Some(read_at(known, at)?.status.clone().unwrap_or_default())
 }
 
 fn attached_status(
@@ -320,36 +350,49 @@ fn attached_status(
     takeover: Option<Takeover>,
     pod: &str,
     now: Timestamp,
-) -> Value {
+) -> StickyIPStatus {
     let from = status.attachment.as_ref().map(|old| old.node.clone());
-    let last = status.handovers.first().map(|last| last.to.clone());
-    // The sandbox made anew on the same node is no move.
-    let moved = last.as_deref() != Some(&attached.node)
-        || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
-    if moved {
-        status.record(HandoverRecord {
-            from: from.or(last).unwrap_or_default(),
-            to: attached.node.clone(),
-            reason: takeover.map_or("the address was free", reason_of).to_owned(),
-            at: Time(now),
-        });
+    // Away from a dead node, and to nobody yet: this is where it goes.
+    let begun = status.handovers.first().filter(|last| last.to.is_empty()).cloned();
+    if let Some(begun) = begun {
+        let reason = takeover.map_or(begun.reason, |why| reason_of(why).to_owned());
+        let (to, at) = (attached.node.clone(), Time(now));
+        status.handovers[0] = HandoverRecord { from: from.unwrap_or(begun.from), to, reason, at };
+    } else {
+        let last = status.handovers.first().map(|last| last.to.clone());
+        // The sandbox made anew on the same node is no move.
+        let moved = last.as_deref() != Some(&attached.node)
+            || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
+        if moved {
+            status.record(HandoverRecord {
+                from: from.or(last).unwrap_or_default(),
+                to: attached.node.clone(),
+                reason: takeover.map_or("the address was free", reason_of).to_owned(),
+                at: Time(now),
+            });
+        }
     }
-    let attachment = Attachment {
+    status.attachment = Some(Attachment {
         node: attached.node.clone(),
         pod_name: pod.to_owned(),
         pod_uid: attached.pod_uid.clone(),
         container_id: attached.container_id.clone(),
         since: Time(now),
-    };
-    let mut patch = json!({"attachment": attachment, "phase": StickyPhase::Attached, "lastSeen": Time(now),
-                           "handovers": status.handovers});
+    });
+    status.phase = Some(StickyPhase::Attached);
+    status.last_seen = Some(Time(now));
     // What was said of an address that nobody had is no longer so.
-    let before = status.conditions.len();
     status.conditions.retain(|condition| !OF_UNATTACHED.contains(&condition.kind.as_str()));
-    if status.conditions.len() != before {
-        patch["conditions"] = json!(status.conditions);
+    status
+}
+
+/// The status of a StickyIP that is taken off a dead node: the next attachment is a move from there, for this reason.
+fn left_behind(mut status: StickyIPStatus, proof: Takeover, now: Timestamp) -> StickyIPStatus {
+    if let Some(attachment) = status.attachment.take() {
+        let reason = reason_of(proof).to_owned();
+        status.record(HandoverRecord { from: attachment.node, to: String::new(), reason, at: Time(now) });
     }
-    patch
+    status
 }
 
 fn reason_of(takeover: Takeover) -> &'static str {
@@ -363,6 +406,7 @@ fn reason_of(takeover: Takeover) -> &'static str {
 
 fn conflict_status(
     mut status: StickyIPStatus,
+    generation: Option<i64>,
     key: &Holder,
     address: IpAddr,
     held_by: &Holder,
@@ -376,7 +420,7 @@ fn conflict_status(
             "{address} of StickyIP {key} is claimed for StickyIP {held_by}; delete one of the two"
         ),
         last_transition_time: Time(now),
-        observed_generation: None,
+        observed_generation: generation,
     };
     condition::set(&mut status.conditions, conflict);
     json!({"phase": StickyPhase::Conflict, "conditions": status.conditions})
@@ -393,31 +437,49 @@ mod tests {
     #[test]
     fn a_move_is_written_down_and_a_new_sandbox_on_the_same_node_is_none() {
         let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
-        assert_eq!(first["handovers"].as_array().unwrap().len(), 1);
-        let status: StickyIPStatus = serde_json::from_value(first).unwrap();
+        assert_eq!(first.handovers.len(), 1);
         let again =
-            attached_status(status.clone(), &on("n1", "c2"), Some(Takeover::SandboxReplaced), "p", now());
-        assert_eq!(again["handovers"].as_array().unwrap().len(), 1);
-        assert_eq!(again["attachment"]["containerId"], "c2");
-        let moved = attached_status(status, &on("n2", "c3"), Some(Takeover::NodeGone), "p", now());
-        assert_eq!(moved["handovers"][0]["from"], "n1");
-        assert_eq!(moved["handovers"][0]["to"], "n2");
+            attached_status(first.clone(), &on("n1", "c2"), Some(Takeover::SandboxReplaced), "p", now());
+        assert_eq!(again.handovers.len(), 1);
+        assert_eq!(again.attachment.unwrap().container_id, "c2");
+        let moved = attached_status(first, &on("n2", "c3"), Some(Takeover::NodeGone), "p", now());
+        assert_eq!((&*moved.handovers[0].from, &*moved.handovers[0].to), ("n1", "n2"));
+    }
+
+    #[test]
+    fn a_move_off_a_dead_node_keeps_its_reason_whoever_detached_first() {
+        let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
+        let taken = attached_status(first.clone(), &on("n2", "c2"), Some(Takeover::OutOfService), "p", now());
+        let left = left_behind(first, Takeover::OutOfService, now());
+        assert_eq!((&*left.handovers[0].from, &*left.handovers[0].to), ("n1", ""));
+        let detached = attached_status(left, &on("n2", "c2"), None, "p", now());
+        assert_eq!(detached.handovers, taken.handovers);
+        assert!(detached.handovers[0].reason.contains("out-of-service"));
     }
 
     #[test]
     fn an_attachment_ends_what_was_said_of_an_address_that_nobody_had() {
-        let plain = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
-        assert!(plain.get("conditions").is_none(), "nothing to say, nothing written");
         let key = |name: &str| Holder { namespace: "db".into(), name: name.into() };
         let address = "10.0.0.1".parse().unwrap();
-        let marked = conflict_status(StickyIPStatus::default(), &key("a"), address, &key("b"), now());
+        let marked =
+            conflict_status(StickyIPStatus::default(), Some(3), &key("a"), address, &key("b"), now());
+        assert_eq!(marked["conditions"][0]["observedGeneration"], 3);
         let message = marked["conditions"][0]["message"].as_str().unwrap();
         assert!(message.contains("db/a") && message.contains("db/b"), "{message}");
         let mut status: StickyIPStatus = serde_json::from_value(marked).unwrap();
         status.conditions.push(Condition { kind: "Other".into(), ..status.conditions[0].clone() });
         let attached = attached_status(status, &on("n1", "c1"), None, "p", now());
-        assert_eq!(attached["conditions"].as_array().unwrap().len(), 1);
-        assert_eq!(attached["conditions"][0]["type"], "Other");
+        let kinds: Vec<&str> = attached.conditions.iter().map(|condition| condition.kind.as_str()).collect();
+        assert_eq!(kinds, ["Other"]);
+    }
+
+    #[test]
+    fn what_a_newer_version_says_in_the_status_is_carried_along() {
+        let known = json!({"phase": "Retained", "mac": "02:00:00:00:00:01", "weather": {"wind": "north"}});
+        let status: StickyIPStatus = serde_json::from_value(known).unwrap();
+        let written = json!(attached_status(status, &on("n1", "c1"), None, "p", now()));
+        assert_eq!(written["weather"], json!({"wind": "north"}));
+        assert_eq!((&written["phase"], &written["mac"]), (&json!("Attached"), &json!("02:00:00:00:00:01")));
     }
 
     #[test]

@@ -76,11 +76,11 @@ pub fn workload(claimant: &Claimant) -> WorkloadRef {
 /// The server is of no help.
 pub async fn choose(api: &Connection, claimant: &Claimant, facts: &PodFacts) -> Result<u32, ApiError> {
     let listed = stickies(api, facts).await?;
-    Ok(choose_slot(&slots(&listed, claimant), &facts.uid))
+    let slots: Vec<Slot<'_>> = of_workload(listed.iter(), claimant).map(|(_, slot)| slot).collect();
+    Ok(choose_slot(&slots, &facts.uid))
 }
 
-/// The slot of a pod of a Deployment that runs with these addresses: one that stands for them and that nobody holds, else one that
-/// does not exist. Those of the numbers to avoid are none, nor is any that stands for other addresses.
+/// As [`slot_of_running`], by a live look.
 ///
 /// # Errors
 /// The server is of no help.
@@ -91,7 +91,7 @@ pub async fn choose_for_running(
     addresses: &[IpAddr],
     avoid: &BTreeSet<u32>,
 ) -> Result<u32, ApiError> {
-    Ok(slot_of_running(&stickies(api, facts).await?, claimant, facts, addresses, avoid))
+    Ok(slot_of_running(stickies(api, facts).await?.iter(), claimant, facts, addresses, avoid))
 }
 
 async fn stickies(api: &Connection, facts: &PodFacts) -> Result<Vec<StickyIP>, ApiError> {
@@ -102,11 +102,11 @@ async fn stickies(api: &Connection, facts: &PodFacts) -> Result<Vec<StickyIP>, A
 
 /// The slots of a workload, each with its number.
 fn of_workload<'a>(
-    listed: &'a [StickyIP],
+    listed: impl Iterator<Item = &'a StickyIP>,
     claimant: &'a Claimant,
 ) -> impl Iterator<Item = (&'a StickyIP, Slot<'a>)> {
     let workload = &claimant.workload().name;
-    listed.iter().filter_map(move |object| {
+    listed.filter_map(move |object| {
         let number = slot_number(workload, object.metadata.name.as_deref()?)?;
         let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
         // A name that another workload has is held by it for good.
@@ -117,13 +117,11 @@ fn of_workload<'a>(
     })
 }
 
-fn slots<'a>(listed: &'a [StickyIP], claimant: &'a Claimant) -> Vec<Slot<'a>> {
-    of_workload(listed, claimant).map(|(_, slot)| slot).collect()
-}
-
-fn slot_of_running(
-    listed: &[StickyIP],
-    claimant: &Claimant,
+/// The slot, among these StickyIPs, of a pod of a Deployment that runs with these addresses: one that stands for them and that nobody
+/// holds, else one that does not exist. Those of the numbers to avoid are none, nor is any that stands for other addresses.
+pub fn slot_of_running<'a>(
+    listed: impl Iterator<Item = &'a StickyIP>,
+    claimant: &'a Claimant,
     facts: &PodFacts,
     addresses: &[IpAddr],
     avoid: &BTreeSet<u32>,
@@ -166,7 +164,7 @@ mod tests {
         let claimant = Claimant::of(&facts);
         let chosen = |listed: &[StickyIP], avoid: &[u32]| {
             let (addresses, avoid) = (["10.0.0.1".parse().unwrap()], avoid.iter().copied().collect());
-            slot_of_running(listed, &claimant, &facts, &addresses, &avoid)
+            slot_of_running(listed.iter(), &claimant, &facts, &addresses, &avoid)
         };
         assert_eq!(chosen(&[], &[]), 0);
         assert_eq!(chosen(&[], &[0, 1, 3]), 2);

@@ -28,15 +28,15 @@ impl Default for Times {
     }
 }
 
-/// Seconds after which an unsealed claim beside its StickyIP is sealed for its claimant. Sooner, whoever starts the pod would find
-/// its own next write done by another, and start it again.
+/// Seconds after which an unsealed claim beside its StickyIP is sealed for its claimant, and one that is yet to be made is made.
+/// Sooner, whoever starts the pod would find its own next write done by another, and start it again.
 const STALLED: u64 = 5;
 
 /// What a pass needs to know beside the objects themselves.
 pub trait Surroundings {
     /// Whether a pod shows this address as its own.
     fn shown(&self, address: IpAddr) -> bool;
-    /// Where an address comes from, for a claim that was lost.
+    /// Where an address comes from, for a claim that was lost or never made.
     fn origin(&self, address: IpAddr) -> Origin;
     /// Whether the pod that a claim names runs on the claim's home node: then that node has yet to answer.
     fn runs(&self, claim: &ClaimView) -> bool {
@@ -118,23 +118,29 @@ impl Mender {
             .filter(|claim| !unsound.contains(&claim.spec.holder) && !around.unreadable(&claim.spec.holder))
             .map(ClaimView::from)
             .collect();
-        let waited = self.waited(&claims, now);
-        let judge = Waited { waited: &waited, times: self.times, around };
+        let waited = self.waited(&views, &claims, now);
+        let judge = Judging { waited: &waited, times: self.times, around };
         repair(&views, &claims, &judge)
     }
 
-    /// For how many seconds each claim has stood exactly as it does.
-    fn waited(&mut self, claims: &[ClaimView], now: Moment) -> BTreeMap<IpAddr, u64> {
-        self.patience
-            .keep_only(claims.iter().map(|claim| (claim.uid.as_str(), claim.resource_version.as_str())));
-        claims
-            .iter()
-            .filter(|claim| claim.unsealed() || claim.phase == ClaimPhase::Resting)
-            .map(|claim| {
-                let first = self.patience.first_seen(&claim.uid, &claim.resource_version, now);
-                (claim.address, now.seconds_since(first))
-            })
-            .collect()
+    /// For how many seconds each object that is not at its end has stood exactly as it does.
+    fn waited(&mut self, stickies: &[StickyView], claims: &[ClaimView], now: Moment) -> Waited {
+        let of_claims = claims.iter().map(|claim| (claim.uid.as_str(), claim.resource_version.as_str()));
+        let of_stickies =
+            stickies.iter().map(|sticky| (sticky.uid.as_str(), sticky.resource_version.as_str()));
+        self.patience.keep_only(of_claims.chain(of_stickies));
+        let mut seconds =
+            |uid: &str, version: &str| now.seconds_since(self.patience.first_seen(uid, version, now));
+        let passing = claims.iter().filter(|claim| claim.unsealed() || claim.phase == ClaimPhase::Resting);
+        let new = stickies.iter().filter(|sticky| sticky.never_attached());
+        Waited {
+            claims: passing
+                .map(|claim| (claim.address, seconds(&claim.uid, &claim.resource_version)))
+                .collect(),
+            stickies: new
+                .map(|sticky| (sticky.key.clone(), seconds(&sticky.uid, &sticky.resource_version)))
+                .collect(),
+        }
     }
 }
 
@@ -161,25 +167,40 @@ pub async fn cure(carrier: &mut Carrier<'_>, finding: &Finding, known: Option<&S
     outcome
 }
 
-struct Waited<'a, S> {
-    waited: &'a BTreeMap<IpAddr, u64>,
+/// Seconds for which objects have stood as they do.
+#[derive(Debug, Default)]
+struct Waited {
+    claims: BTreeMap<IpAddr, u64>,
+    stickies: BTreeMap<Holder, u64>,
+}
+
+struct Judging<'a, S> {
+    waited: &'a Waited,
     times: Times,
     around: &'a S,
 }
 
-impl<S> Waited<'_, S> {
+impl<S> Judging<'_, S> {
     fn longer(&self, claim: &ClaimView, than: u64) -> bool {
-        self.waited.get(&claim.address).is_some_and(|waited| *waited >= than)
+        self.waited.claims.get(&claim.address).is_some_and(|waited| *waited >= than)
+    }
+
+    /// Longer than a pod's start takes between two writes.
+    fn stalled(&self) -> u64 {
+        self.times.orphan.min(STALLED)
     }
 }
 
-impl<S: Surroundings> Judge for Waited<'_, S> {
+impl<S: Surroundings> Judge for Judging<'_, S> {
     fn orphaned(&self, claim: &ClaimView) -> bool {
         let awaited = claim.phase == ClaimPhase::Requested && self.around.runs(claim);
         self.longer(claim, self.times.orphan) && !awaited
     }
     fn stalled(&self, claim: &ClaimView) -> bool {
-        self.longer(claim, self.times.orphan.min(STALLED))
+        self.longer(claim, self.stalled())
+    }
+    fn abandoned(&self, sticky: &StickyView) -> bool {
+        self.waited.stickies.get(&sticky.key).is_some_and(|waited| *waited >= self.stalled())
     }
     fn rested(&self, claim: &ClaimView) -> bool {
         self.longer(claim, self.times.rest) && !self.around.shown(claim.address)
@@ -218,6 +239,7 @@ impl Surroundings for Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::claims::write::Write;
 
     fn claim(phase: ClaimPhase, version: &str) -> ClaimView {
         ClaimView {
@@ -238,28 +260,89 @@ mod tests {
         let mut mender = Mender::new(Times { orphan: 10, rest: 20 });
         let mut seen = |version: &str, phase, at| {
             let claim = claim(phase, version);
-            let waited = mender.waited(std::slice::from_ref(&claim), Moment(at));
+            let waited = mender.waited(&[], std::slice::from_ref(&claim), Moment(at));
             let map = Map::default();
-            let judge = Waited { waited: &waited, times: mender.times, around: &map };
-            assert_eq!(judge.stalled(&claim), waited[&claim.address] >= STALLED);
-            (judge.orphaned(&claim), judge.rested(&claim))
+            let judge = Judging { waited: &waited, times: mender.times, around: &map };
+            (Judge::stalled(&judge, &claim), judge.orphaned(&claim), judge.rested(&claim))
         };
-        assert_eq!(seen("1", ClaimPhase::Granted, 100), (false, false));
-        assert_eq!(seen("1", ClaimPhase::Granted, 109), (false, false));
-        assert_eq!(seen("1", ClaimPhase::Granted, 110), (true, false));
-        assert_eq!(seen("2", ClaimPhase::Resting, 111), (false, false), "it changed: the time starts anew");
-        assert_eq!(seen("2", ClaimPhase::Resting, 131), (true, true));
+        let none = (false, false, false);
+        assert_eq!(seen("1", ClaimPhase::Granted, 100), none);
+        assert_eq!(seen("1", ClaimPhase::Granted, 104), none, "its ADD may be between two writes");
+        assert_eq!(seen("1", ClaimPhase::Granted, 105), (true, false, false));
+        assert_eq!(seen("1", ClaimPhase::Granted, 109), (true, false, false));
+        assert_eq!(seen("1", ClaimPhase::Granted, 110), (true, true, false));
+        assert_eq!(seen("2", ClaimPhase::Resting, 111), none, "it changed: the time starts anew");
+        assert_eq!(seen("2", ClaimPhase::Resting, 130), (true, true, false));
+        assert_eq!(seen("2", ClaimPhase::Resting, 131), (true, true, true));
         // A clock that was set back makes it slower, never faster.
-        assert_eq!(seen("2", ClaimPhase::Resting, 50), (false, false));
+        assert_eq!(seen("2", ClaimPhase::Resting, 50), none);
+    }
+
+    #[test]
+    fn nothing_stalls_for_longer_than_an_orphan_is_left_alone() {
+        for (orphan, waited, stalls) in [(120, 4, false), (120, 5, true), (2, 1, false), (2, 2, true)] {
+            let claim = claim(ClaimPhase::Granted, "1");
+            let waited = Waited { claims: [(claim.address, waited)].into(), ..Waited::default() };
+            let (map, times) = (Map::default(), Times { orphan, rest: 600 });
+            let judge = Judging { waited: &waited, times, around: &map };
+            assert_eq!(Judge::stalled(&judge, &claim), stalls, "{orphan}, {:?}", waited.claims);
+        }
+    }
+
+    #[test]
+    fn a_stickyip_that_was_just_made_is_left_to_whoever_made_it() {
+        let sticky = |name: &str, status: serde_json::Value| -> StickyIP {
+            let object = serde_json::json!({"metadata": {"name": name, "namespace": "db", "uid": name, "resourceVersion": "1"},
+                "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod"},
+                         "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"}}, "status": status});
+            serde_json::from_value(object).unwrap()
+        };
+        let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": "Bound",
+            "stickyUid": "other", "holder": {"namespace": "db", "name": "other"}}});
+        let taken: AddressClaim = serde_json::from_value(claim).unwrap();
+        let new = [sticky("db-0", serde_json::json!({}))];
+        let kept = [sticky("db-0", serde_json::json!({"lastSeen": "2026-01-01T00:00:00Z"}))];
+        let map = Map { pools: vec!["10.0.0.0/24".parse().unwrap()], ..Map::default() };
+        let found = |mender: &mut Mender, stickies: &[StickyIP], claims: &[AddressClaim], at: i64| {
+            let found = mender.find(stickies.iter(), claims.iter(), &map, Moment(at));
+            let of_sticky = found.into_iter().filter(|finding| finding.sticky.name == "db-0");
+            of_sticky.map(|finding| finding.cure.unwrap().word()).collect::<Vec<_>>()
+        };
+        let mut mender = Mender::default();
+        assert!(found(&mut mender, &new, &[], 100).is_empty(), "its claim may be on its way");
+        assert!(
+            found(&mut mender, &new, std::slice::from_ref(&taken), 104).is_empty(),
+            "it may be about to be undone"
+        );
+        assert_eq!(found(&mut mender, &new, &[], 105), ["create claim"]);
+        assert_eq!(found(&mut mender, &new, std::slice::from_ref(&taken), 105), ["delete StickyIP"]);
+        assert_eq!(found(&mut Mender::default(), &kept, &[], 100), ["create claim"], "its claim was lost");
+    }
+
+    #[test]
+    fn a_claim_that_is_made_for_a_stickyip_is_sealed_unless_its_home_node_is_asked() {
+        let holder = Holder { namespace: "db".into(), name: "db-0".into() };
+        let range: ipnet::IpNet = "10.0.0.0/24".parse().unwrap();
+        for (origin, sealed) in [
+            (Origin::StickyPool { range }, true),
+            (Origin::OwnBlock { node: "n1".into(), block: range }, true),
+            (Origin::ForeignBlock { home: "n1".into(), block: range }, false),
+        ] {
+            let write = Write::create_claim(range.addr(), &holder, &origin, Some("u"), None);
+            let Some(Write::CreateClaim { phase, sticky_uid, .. }) = write else { panic!("{write:?}") };
+            let expected =
+                if sealed { (ClaimPhase::Bound, Some("u")) } else { (ClaimPhase::Requested, None) };
+            assert_eq!((phase, sticky_uid.as_deref()), expected, "{origin:?}");
+        }
     }
 
     #[test]
     fn an_address_that_a_pod_shows_never_has_rested() {
         let claim = claim(ClaimPhase::Resting, "1");
-        let waited = [(claim.address, 1_000_000)].into();
+        let waited = Waited { claims: [(claim.address, 1_000_000)].into(), ..Waited::default() };
         for shown in [false, true] {
             let map = Map { shown: shown.then_some(claim.address).into_iter().collect(), ..Map::default() };
-            let judge = Waited { waited: &waited, times: Times::default(), around: &map };
+            let judge = Judging { waited: &waited, times: Times::default(), around: &map };
             assert_eq!(judge.rested(&claim), !shown);
         }
     }

@@ -7,6 +7,7 @@
 //! that uid is gone for good. Must never rely on time, leadership or memory for safety.
 
 pub mod carry;
+pub mod elsewhere;
 pub mod errand;
 pub mod mend;
 #[cfg(test)]

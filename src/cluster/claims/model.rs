@@ -60,7 +60,12 @@ impl Server {
     /// Carries a write out; none if its precondition does not hold.
     pub(super) fn apply(&mut self, write: &Write) -> Option<()> {
         match write {
-            Write::CreateClaim { address, holder, phase, origin, pod } => {
+            Write::CreateClaim { address, holder, phase, sticky_uid, origin, pod } => {
+                assert_eq!(
+                    *phase == ClaimPhase::Bound,
+                    sticky_uid.is_some(),
+                    "the API server refuses {write:?}"
+                );
                 if self.claims.contains_key(address) {
                     return None;
                 }
@@ -70,7 +75,7 @@ impl Server {
                     resource_version: "1".into(),
                     phase: *phase,
                     holder: holder.clone(),
-                    sticky_uid: None,
+                    sticky_uid: sticky_uid.clone(),
                     home_node: origin.home_and_block().0.map(Into::into),
                     reason: None,
                     pod: pod.clone(),
@@ -105,7 +110,7 @@ impl Server {
                 self.claim_at(*address, write)?;
                 self.claims.remove(address);
             }
-            Write::CreateSticky { key, addresses, claimant, workload } => {
+            Write::CreateSticky { key, addresses, claimant, workload, .. } => {
                 if self.stickies.contains_key(key) {
                     return None;
                 }
@@ -165,8 +170,8 @@ enum Pc {
     Decided(Vec<Write>, After),
     /// The live check held; the write comes next.
     Checked(Vec<Write>, After),
-    /// ADD has answered: the pod speaks through this address.
-    Live(IpAddr),
+    /// ADD has answered: the pod speaks through these addresses.
+    Live(Vec<IpAddr>),
     /// The pod is gone; DEL has yet to detach.
     Leaving,
     Ended(&'static str),
@@ -181,7 +186,14 @@ enum After {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Role {
-    Pod { key: Holder, candidates: Vec<u8>, next: usize, pinned: bool, leaves: bool },
+    /// It tries the candidates in turn, each of them one address a family.
+    Pod {
+        key: Holder,
+        candidates: Vec<Vec<u8>>,
+        next: usize,
+        pinned: bool,
+        leaves: bool,
+    },
     Repairer,
     Recycler,
     HomeNode,
@@ -218,6 +230,9 @@ impl Judge for ModelJudge {
     fn stalled(&self, _: &ClaimView) -> bool {
         true
     }
+    fn abandoned(&self, _: &StickyView) -> bool {
+        true
+    }
     fn rested(&self, claim: &ClaimView) -> bool {
         !self.live.contains(&claim.address)
     }
@@ -244,10 +259,24 @@ impl World {
 
     /// A pod `name` that comes up as claimant `sticky`, trying these addresses in turn.
     pub(super) fn pod(self, name: &str, sticky: &str, candidates: &[u8], leaves: bool) -> Self {
+        let candidates: Vec<[u8; 1]> = candidates.iter().map(|last| [*last]).collect();
+        self.pod_of_families(name, sticky, &candidates, leaves, 6)
+    }
+
+    /// A pod that has as many addresses as each of these candidates, and so much patience.
+    pub(super) fn pod_of_families<const FAMILIES: usize>(
+        self,
+        name: &str,
+        sticky: &str,
+        candidates: &[[u8; FAMILIES]],
+        leaves: bool,
+        patience: u8,
+    ) -> Self {
         let key = Holder { namespace: "ns".into(), name: sticky.into() };
         let pinned = candidates.len() == 1;
-        let role = Role::Pod { key, candidates: candidates.to_vec(), next: 0, pinned, leaves };
-        self.actor(name, role, 6)
+        let candidates = candidates.iter().map(|one| one.to_vec()).collect();
+        let role = Role::Pod { key, candidates, next: 0, pinned, leaves };
+        self.actor(name, role, patience)
     }
 
     pub(super) fn repairer(self, rounds: u8) -> Self {
@@ -261,9 +290,9 @@ impl World {
     fn live(&self) -> Vec<(&Actor, IpAddr)> {
         self.actors
             .iter()
-            .filter_map(|actor| match actor.pc {
-                Pc::Live(address) => Some((actor, address)),
-                _ => None,
+            .flat_map(|actor| {
+                let addresses = if let Pc::Live(addresses) = &actor.pc { addresses.as_slice() } else { &[] };
+                addresses.iter().map(move |address| (actor, *address))
             })
             .collect()
     }
@@ -450,7 +479,7 @@ impl World {
             }
             Role::Pod { key, candidates, next: turn, pinned, .. } => {
                 let origin = if self.foreign { foreign() } else { sticky_pool() };
-                let ask = ask(&actor.name, key, &[candidates[*turn]], *pinned, &origin);
+                let ask = ask(&actor.name, key, &candidates[*turn], *pinned, &origin);
                 let sticky = stickies.first();
                 let wanted = ask.claims_to_read(sticky);
                 let claims = self
@@ -469,7 +498,7 @@ impl World {
                 };
                 let pc = match next(&ask, &seen) {
                     Step::Do(write) => Pc::Decided(vec![write], After::ReadAgain),
-                    Step::Done(addresses) => Pc::Live(addresses[0]),
+                    Step::Done(addresses) => Pc::Live(addresses),
                     Step::Wait(_) => Pc::Idle,
                     Step::TryAnother { undo, .. } => Pc::Decided(undo, After::NextCandidate),
                     Step::Refuse { undo, .. } => Pc::Decided(undo, After::End("refused")),
@@ -518,6 +547,7 @@ pub(super) fn ask(pod: &str, key: &Holder, candidates: &[u8], pinned: bool, orig
         key: key.clone(),
         claimant: ClaimantRef { kind: ClaimantKind::Pod, ordinal: None },
         workload,
+        retention: Default::default(),
         candidates: candidates
             .iter()
             .map(|last| Candidate { address: address(*last), origin: origin.clone() })

@@ -132,16 +132,23 @@ impl Offer {
         Ok(candidates)
     }
 
-    /// One candidate a family that the node's pods have.
+    /// One candidate a family that the node's pods have. `kept` are those of an earlier choice, which are as good as before unless they
+    /// are to be avoided.
     pub async fn candidates(
         &mut self,
         api: &Connection,
         key: &Holder,
+        kept: &[Candidate],
         avoid: &BTreeSet<IpAddr>,
         ground: &mut dyn Ground,
     ) -> Result<Vec<Candidate>, WalkError> {
         let mut candidates = Vec::new();
         for family in ground.families() {
+            let mut again_good = kept.iter().filter(|one| !avoid.contains(&one.address));
+            if let Some(kept) = again_good.find(|one| Family::of(one.address) == family) {
+                candidates.push(kept.clone());
+                continue;
+            }
             let mut of_family = self.own.iter().filter(|claim| Family::of(claim.spec.address) == family);
             let left = of_family.find(|claim| {
                 claim.spec.phase != ClaimPhase::Refused && !avoid.contains(&claim.spec.address)

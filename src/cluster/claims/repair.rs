@@ -90,9 +90,11 @@ pub trait Judge {
     fn orphaned(&self, claim: &ClaimView) -> bool;
     /// A claim has stood unsealed beside its StickyIP for longer than a pod's start takes between the two writes.
     fn stalled(&self, claim: &ClaimView) -> bool;
+    /// A StickyIP to which nobody was ever attached has stood as it does for longer than a pod's start takes between two writes.
+    fn abandoned(&self, sticky: &StickyView) -> bool;
     /// A resting claim has rested, and no pod shows its address.
     fn rested(&self, claim: &ClaimView) -> bool;
-    /// Where an address comes from, for a claim that was lost.
+    /// Where an address comes from, for a claim that was lost or never made.
     fn origin(&self, address: IpAddr) -> Origin;
 }
 
@@ -147,6 +149,12 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judg
     }
 }
 
+/// Whether the claim on an address of a StickyIP is the StickyIP's; how far it has come is the claim's own matter.
+#[must_use]
+pub fn is_in_order(sticky: &StickyView, claim: Option<&ClaimView>) -> bool {
+    claim.is_some_and(|claim| claim.holder == sticky.key && claim.phase != ClaimPhase::Refused)
+}
+
 fn sticky_fault(
     sticky: &StickyView,
     address: IpAddr,
@@ -154,20 +162,17 @@ fn sticky_fault(
     judge: &impl Judge,
 ) -> Option<Finding> {
     let finding = |fault, cure| Some(Finding { fault, address, sticky: sticky.key.clone(), cure });
-    let Some(claim) = claim else {
-        let origin = judge.origin(address);
-        let cure = origin.first_phase().map(|phase| Write::CreateClaim {
-            address,
-            holder: sticky.key.clone(),
-            phase,
-            origin: origin.clone(),
-            pod: None,
-        });
-        return finding(Fault::ClaimMissing, cure);
-    };
-    if claim.holder == sticky.key && claim.phase != ClaimPhase::Refused {
+    if is_in_order(sticky, claim) {
         return None;
     }
+    // Whoever made it is about to claim the address, or has just lost it and is about to undo the StickyIP.
+    if sticky.never_attached() && !judge.abandoned(sticky) {
+        return None;
+    }
+    let Some(claim) = claim else {
+        let cure = Write::create_claim(address, &sticky.key, &judge.origin(address), Some(&sticky.uid), None);
+        return finding(Fault::ClaimMissing, cure);
+    };
     let cure = match &sticky.attached {
         None => Some(Write::DeleteSticky { key: sticky.key.clone(), at: at_sticky(sticky) }),
         Some(_) if sticky.in_conflict => None,

@@ -13,6 +13,7 @@ use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, Workl
 use crate::policy::handover::{
     self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, WaitReason,
 };
+use crate::policy::retention::Retention;
 
 /// An address that the pod could have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -34,12 +35,14 @@ pub struct Ask {
     pub claimant: ClaimantRef,
     /// The workload.
     pub workload: WorkloadRef,
+    /// How long the addresses are to be kept.
+    pub retention: Retention,
     /// One address a family, for the case that there is no StickyIP yet. Addresses whose claims name this very
     /// StickyIP as holder come first: resting ones, and those of an attempt that crashed.
     pub candidates: Vec<Candidate>,
     /// The candidates are a pin: these addresses or none.
     pub pinned: bool,
-    /// Where the addresses of an existing StickyIP come from, for a claim that was lost. Absent means nowhere.
+    /// Where the addresses of an existing StickyIP come from, for a claim that is yet to be made or was lost. Absent means nowhere.
     pub origins: BTreeMap<IpAddr, Origin>,
     /// The asker itself, if it runs already with the addresses that it asks for.
     pub running: Option<ClaimedPod>,
@@ -106,6 +109,13 @@ pub enum Waiting {
     },
     /// The StickyIP is being deleted.
     Deletion,
+    /// The end of a pod whose StickyIP is gone, and whose address another node still shows.
+    Shown {
+        /// The address.
+        address: IpAddr,
+        /// The node.
+        node: String,
+    },
     /// The old holder.
     Handover(WaitReason),
 }
@@ -211,6 +221,11 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
     if ask.pinned && asked.iter().any(|address| !sticky.addresses.contains(address)) {
         return refuse(Refusal::PinDiffers { key: sticky.key.clone(), asked, has: sticky.addresses.clone() });
     }
+    // What is lost comes first: nothing more is claimed for a StickyIP that cannot stay.
+    let mut claims = sticky.addresses.iter().filter_map(|address| seen.claims.get(address));
+    if let Some(claim) = claims.find(|claim| is_lost(claim, sticky)) {
+        return give_way(sticky, claim);
+    }
     for address in &sticky.addresses {
         if let Some(step) = seal(ask, seen, sticky, *address) {
             return step;
@@ -261,11 +276,25 @@ pub fn awaited<'a>(
     })
 }
 
+/// Whether the address of a StickyIP is another's, or was refused.
+fn is_lost(claim: &ClaimView, sticky: &StickyView) -> bool {
+    claim.holder != sticky.key || claim.phase == ClaimPhase::Refused
+}
+
+fn give_way(sticky: &StickyView, claim: &ClaimView) -> Step {
+    let (key, address, holder) = (sticky.key.clone(), claim.address, claim.holder.clone());
+    match &sticky.attached {
+        // Nobody is attached, so this StickyIP is an attempt that lost: undo it.
+        None => Step::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
+        Some(_) => Step::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, holder } },
+    }
+}
+
 /// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to it.
 fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Option<Step> {
     let Some(claim) = seen.claims.get(&address) else {
         let origin = ask.origins.get(&address).cloned().unwrap_or(Origin::Nowhere);
-        return Some(match create(ask, address, &origin) {
+        return Some(match create(ask, address, &origin, Some(&sticky.uid)) {
             Some(write) => Step::Do(write),
             None => Step::Refuse { undo: Vec::new(), why: Refusal::OutsideEveryPool { address } },
         });
@@ -273,26 +302,20 @@ fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Opt
     if claim.sealed_to(&sticky.uid) {
         return None;
     }
-    let lost = claim.holder != sticky.key || claim.phase == ClaimPhase::Refused;
-    Some(match (lost, claim.phase, &sticky.attached) {
-        // The address is another's. Nobody is attached, so this StickyIP is an attempt that lost: undo it.
-        (true, _, None) => Step::Do(Write::DeleteSticky { key: sticky.key.clone(), at: at_sticky(sticky) }),
-        (true, _, Some(_)) => Step::Refuse {
-            undo: Vec::new(),
-            why: Refusal::Conflict { key: sticky.key.clone(), address, holder: claim.holder.clone() },
-        },
-        (false, ClaimPhase::Requested, _) => {
+    Some(match claim.phase {
+        ClaimPhase::Refused => give_way(sticky, claim),
+        ClaimPhase::Requested => {
             Step::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
         }
         // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply replaced:
         // the claim rests first, which needs the live proof that the other uid is gone.
-        (false, ClaimPhase::Bound, _) => Step::Do(Write::RestClaim {
+        ClaimPhase::Bound => Step::Do(Write::RestClaim {
             address,
             at: at_claim(claim),
             holder: claim.holder.clone(),
             gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
         }),
-        (false, _, _) => {
+        ClaimPhase::Granted | ClaimPhase::Resting => {
             Step::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
         }
     })
@@ -306,7 +329,9 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
     for Candidate { address, origin } in &ask.candidates {
         let address = *address;
         match seen.claims.get(&address) {
-            None => match create(ask, address, origin) {
+            // It is claimed when the StickyIP stands, and sealed to it by the same write.
+            None if origin.is_anybodys() => {}
+            None => match create(ask, address, origin, None) {
                 Some(write) => missing = missing.or(Some(write)),
                 None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
             },
@@ -353,6 +378,7 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
         addresses: ask.candidates.iter().map(|candidate| candidate.address).collect(),
         claimant: ask.claimant,
         workload: ask.workload.clone(),
+        retention: ask.retention,
     })
 }
 
@@ -369,13 +395,11 @@ pub fn answer(node: &str, claim: &ClaimView, reserved: Result<(), String>) -> Op
 #[must_use]
 pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
     let ours = sticky.attached.as_ref().is_some_and(|attached| attached.container_id == container_id);
-    ours.then(|| Write::Detach { key: sticky.key.clone(), at: at_sticky(sticky) })
+    ours.then(|| Write::Detach { key: sticky.key.clone(), at: at_sticky(sticky), proof: None })
 }
 
-fn create(ask: &Ask, address: IpAddr, origin: &Origin) -> Option<Write> {
-    let phase = origin.first_phase()?;
-    let pod = ask.running.clone().filter(|_| phase == ClaimPhase::Requested);
-    Some(Write::CreateClaim { address, holder: ask.key.clone(), phase, origin: origin.clone(), pod })
+fn create(ask: &Ask, address: IpAddr, origin: &Origin, sticky_uid: Option<&str>) -> Option<Write> {
+    Write::create_claim(address, &ask.key, origin, sticky_uid, ask.running.as_ref())
 }
 
 pub(super) fn delete(claim: &ClaimView) -> Write {

@@ -46,6 +46,37 @@ fn a_recreated_stickyip_is_never_robbed_by_a_reader_of_the_old_one() {
 }
 
 #[test]
+fn a_stickyip_that_was_made_and_left_keeps_nobody_from_its_address() {
+    let world = World::new(1).pod("a", "a", &[1], false).pod("b", "b", &[1], false).repairer(2);
+    explored("left before its claim", world);
+}
+
+#[test]
+fn a_pod_that_loses_one_family_keeps_the_other_and_shares_neither() {
+    let world = World::new(0).pod_of_families("a", "a", &[[1, 2], [1, 3]], false, 9).pod_of_families(
+        "b",
+        "b",
+        &[[4, 2], [4, 5]],
+        false,
+        9,
+    );
+    explored("one family lost", world);
+}
+
+#[test]
+fn a_crash_between_the_claims_of_two_families_is_mended() {
+    let world =
+        World::new(1).pod_of_families("a", "a", &[[1, 2]], false, 6).pod("b", "b", &[2], false).repairer(2);
+    explored("two families", world);
+}
+
+#[test]
+fn a_recycler_between_stickyip_and_claim_leaves_nothing_for_good() {
+    let world = World::new(1).pod("a", "a", &[1, 2], false).pod("b", "b", &[1, 2], false).recycler(1);
+    explored("recycled before its claim", world);
+}
+
+#[test]
 fn an_address_of_another_nodes_block_is_used_only_when_granted() {
     let world = World::new(1).of_foreign_block().pod("a", "a", &[1], false).repairer(2);
     explored("foreign block", world);
@@ -96,14 +127,66 @@ mod single_steps {
         }
     }
 
+    fn own_block() -> Origin {
+        Origin::OwnBlock { node: "n1".into(), block: "10.0.0.0/24".parse().unwrap() }
+    }
+
     #[test]
-    fn a_first_pod_claims_binds_seals_and_attaches_and_a_repeated_add_writes_nothing() {
+    fn a_first_pod_binds_claims_and_attaches_and_a_repeated_add_writes_nothing() {
         let mut server = Server::default();
-        let ask = ask("p", &key("db-0"), &[1], false, &sticky_pool());
+        let ask = ask("p", &key("db-0"), &[1, 2], false, &sticky_pool());
         let (writes, end) = run(&ask, &mut server);
-        assert_eq!(writes, ["claim", "bind", "seal", "attach"]);
-        assert_eq!(end, Step::Done(vec![address(1)]));
-        assert_eq!(run(&ask, &mut server), (vec![], Step::Done(vec![address(1)])));
+        assert_eq!(
+            writes,
+            ["bind", "claim", "claim", "attach"],
+            "three writes, and one more for the second family"
+        );
+        assert_eq!(end, Step::Done(vec![address(1), address(2)]));
+        assert_eq!(run(&ask, &mut server), (vec![], Step::Done(vec![address(1), address(2)])));
+        let claim = &server.claims[&address(1)];
+        assert!(claim.sealed_to(&server.stickies[&key("db-0")].uid), "{claim:?}");
+    }
+
+    #[test]
+    fn what_only_a_node_may_claim_is_claimed_before_the_stickyip_and_sealed_after_it() {
+        let mut server = Server::default();
+        let one = ask("p", &key("db-0"), &[1], false, &own_block());
+        assert_eq!(run(&one, &mut server).0, ["claim", "bind", "seal", "attach"]);
+        // Of two families, each by its own origin.
+        let mut both = ask("q", &key("db-1"), &[2, 3], false, &sticky_pool());
+        both.candidates[1].origin = own_block();
+        let mut server = Server::default();
+        assert_eq!(run(&both, &mut server).0, ["claim", "bind", "claim", "seal", "attach"]);
+    }
+
+    #[test]
+    fn a_claim_from_an_earlier_life_is_taken_back_and_not_made_anew() {
+        let mut server = Server::default();
+        let first = ask("p", &key("db-0"), &[1], false, &sticky_pool());
+        run(&first, &mut server);
+        server.stickies.clear();
+        assert_eq!(
+            run(&first, &mut server).0,
+            ["bind", "other", "seal", "attach"],
+            "it rests, then it is sealed"
+        );
+    }
+
+    #[test]
+    fn nothing_is_claimed_for_a_stickyip_of_which_another_has_an_address() {
+        let mut server = Server::default();
+        run(&ask("p", &key("db-0"), &[2], false, &sticky_pool()), &mut server);
+        let made = Write::CreateSticky {
+            key: key("late"),
+            addresses: vec![address(1), address(2)],
+            claimant: ask("q", &key("late"), &[], false, &sticky_pool()).claimant,
+            workload: ask("q", &key("late"), &[], false, &sticky_pool()).workload,
+            retention: Default::default(),
+        };
+        server.apply(&made).unwrap();
+        let late = ask("q", &key("late"), &[1, 2], false, &sticky_pool());
+        let next = step(&late, &server);
+        assert!(matches!(next, Step::Do(Write::DeleteSticky { .. })), "{next:?}");
     }
 
     #[test]
@@ -119,7 +202,7 @@ mod single_steps {
     fn a_stolen_pin_is_refused_with_the_holders_name_and_what_was_claimed_is_undone() {
         let mut server = Server::default();
         run(&ask("p", &key("db-0"), &[1], false, &sticky_pool()), &mut server);
-        let mut thief = ask("t", &key("thief"), &[2, 1], true, &sticky_pool());
+        let mut thief = ask("t", &key("thief"), &[2, 1], true, &own_block());
         thief.candidates.truncate(1);
         let first = step(&thief, &server);
         let Step::Do(write) = first else { panic!("{first:?}") };

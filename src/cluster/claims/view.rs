@@ -34,6 +34,14 @@ pub struct StickyView {
     pub deleting: bool,
 }
 
+impl StickyView {
+    /// Nobody is attached, and nobody ever was: whoever made it may be between two writes.
+    #[must_use]
+    pub fn never_attached(&self) -> bool {
+        self.attached.is_none() && !self.was_attached
+    }
+}
+
 impl From<&StickyIP> for StickyView {
     fn from(object: &StickyIP) -> Self {
         let status = object.status.as_ref();
@@ -145,7 +153,14 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// The phase in which a claim on such an address is created; none if it must not be.
+    /// Whether anybody may claim it at any time, without asking. Then its StickyIP may come before its claim: whoever finds the one
+    /// without the other can go on.
+    #[must_use]
+    pub fn is_anybodys(&self) -> bool {
+        matches!(self, Self::StickyPool { .. })
+    }
+
+    /// The phase in which a claim on such an address is created before its StickyIP; none if it must not be.
     #[must_use]
     pub fn first_phase(&self) -> Option<ClaimPhase> {
         match self {

@@ -12,6 +12,7 @@ use kube::api::{Api, ListParams};
 use thiserror::Error;
 
 use super::carry::{Carried, Carrier};
+use super::elsewhere::Lookout;
 use super::propose::Offer;
 use super::step::{self, Ask, Candidate, Refusal, Seen, Step, Waiting};
 use super::view::{ClaimView, Origin, StickyView};
@@ -23,6 +24,7 @@ use crate::cluster::objects::{
 };
 use crate::cluster::pod;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
+use crate::policy::retention::Retention;
 
 /// Between two looks while waiting for somebody else, at first: most are gone soon.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -47,6 +49,9 @@ pub trait Ground {
     /// # Errors
     /// The store fails.
     fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError>;
+    /// Told while the write that attaches these addresses is under way: what takes the node time, and holds nothing, may be done
+    /// now. Most likely the write succeeds.
+    fn attaching(&mut self, _addresses: &[IpAddr]) {}
     /// Reserves an address of the node's own ranges for the claimant, durably; none if nothing is free.
     ///
     /// # Errors
@@ -115,6 +120,18 @@ pub enum WalkError {
     },
 }
 
+/// How often the others of this thread are let go on until a request that was just made has left it: through the client's queue, then
+/// through the connection's.
+const TURNS_TO_SEND: usize = 4;
+
+/// Does something that keeps this thread busy once the request that is under way beside it has left.
+async fn on_the_way(work: impl FnOnce()) {
+    for _ in 0..TURNS_TO_SEND {
+        tokio::task::yield_now().await;
+    }
+    work();
+}
+
 /// What is known when a walk begins.
 #[derive(Default)]
 struct Start {
@@ -137,6 +154,8 @@ pub struct Walker {
     pub claimant: ClaimantRef,
     /// The workload.
     pub workload: WorkloadRef,
+    /// How long the addresses are kept, for the case that there is no StickyIP yet.
+    pub retention: Retention,
     /// The addresses that it is pinned to; empty if it is not.
     pub pinned: Vec<IpAddr>,
     /// How long to wait for others.
@@ -208,7 +227,10 @@ impl Walker {
             None => self.read_sticky(carrier).await?,
         };
         let mut candidates: Option<Vec<Candidate>> = None;
+        // What is still good of candidates of which one was lost.
+        let mut kept = Vec::new();
         let mut avoid = BTreeSet::new();
+        let mut lookout = Lookout::default();
         while carrier.count() < MOST_STEPS {
             let view = sound_view(known.as_ref())?;
             let attached = view.as_ref().and_then(|view| view.attached.as_ref());
@@ -224,7 +246,7 @@ impl Walker {
                     none => none.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
                 };
                 candidates = Some(if self.pinned.is_empty() {
-                    offer.candidates(carrier.api(), &self.key, &avoid, ground).await?
+                    offer.candidates(carrier.api(), &self.key, &kept, &avoid, ground).await?
                 } else {
                     offer.pinned(carrier.api(), &self.pinned, ground).await?
                 });
@@ -236,12 +258,16 @@ impl Walker {
                 None => read_claims(carrier, &ask.claims_to_read(view.as_ref())).await?,
             };
             if let Some(view) = &view {
+                let known = candidates.iter().flatten().map(|one| (one.address, one.origin.clone()));
+                ask.origins.extend(known);
                 self.find_origins(carrier, view, &read, &mut offer, &mut ask, ground).await?;
             }
             let old = old_holder(known.as_ref(), view.as_ref(), &read);
             let (old_node, old_pod, old_sandbox) = self.look_at(carrier, old.as_ref(), ground).await?;
             let seen = Seen { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
-            match step::next(&ask, &seen) {
+            let step = step::next(&ask, &seen);
+            let step = lookout.before(step, &seen, carrier.api(), ground.node()).await?;
+            match step {
                 Step::Done(_) => {
                     return known.ok_or_else(|| WalkError::Outrun { key: self.key.clone() });
                 }
@@ -252,7 +278,7 @@ impl Walker {
                 Step::TryAnother { undo, avoid: taken } => {
                     self.undo(carrier, &undo).await;
                     avoid.extend(taken);
-                    candidates = None;
+                    kept = candidates.take().unwrap_or_default();
                     known = self.read_sticky(carrier).await?;
                 }
                 Step::Wait(waiting) => {
@@ -261,13 +287,22 @@ impl Walker {
                         return Err(WalkError::Waited { what, patience: self.patience });
                     }
                     carrier.api_mut().restart_time();
-                    let pause = if started.elapsed() < SOON { PAUSE } else { LONG_PAUSE };
+                    // A pod that nobody ended is not gone soon.
+                    let is_soon = started.elapsed() < SOON && !matches!(waiting, Waiting::Shown { .. });
+                    let pause = if is_soon { PAUSE } else { LONG_PAUSE };
                     tokio::time::sleep(pause).await;
                     carrier.api_mut().restart_time();
                     known = self.read_sticky(carrier).await?;
                 }
                 Step::Do(write) => {
-                    match carrier.carry(&write, known.as_ref(), &self.pod).await {
+                    let carried = carrier.carry(&write, known.as_ref(), &self.pod);
+                    let carried = match (&write, &view) {
+                        (Write::Attach { .. }, Some(view)) => {
+                            tokio::join!(carried, on_the_way(|| ground.attaching(&view.addresses))).0
+                        }
+                        _ => carried.await,
+                    };
+                    match carried {
                         // What was just written was just read. All else is as it was read, or the next write's precondition fails:
                         // a name that is free, a claim that is unchanged; and a seal stands as long as its StickyIP does.
                         Ok(Carried::Sticky(object)) => {
@@ -275,6 +310,7 @@ impl Walker {
                             known = Some(*object);
                         }
                         Ok(Carried::Claim(object)) => {
+                            lookout.has_written(&write);
                             read.insert(object.spec.address, ClaimView::from(&*object));
                             claims = Some(read);
                         }
@@ -298,6 +334,7 @@ impl Walker {
             key: self.key.clone(),
             claimant: self.claimant,
             workload: self.workload.clone(),
+            retention: self.retention,
             candidates: Vec::new(),
             pinned: !self.pinned.is_empty(),
             origins: BTreeMap::new(),
@@ -315,7 +352,8 @@ impl Walker {
         Ok(read_sticky(carrier, &self.key).await?)
     }
 
-    /// Where the addresses of a StickyIP come from whose claim was lost. Rare, so it is looked up only then.
+    /// Where the addresses of a StickyIP come from whose claim was lost, or never made by whoever made it. Rare, so it is looked up only
+    /// then: what this walk itself has chosen is known.
     async fn find_origins(
         &self,
         carrier: &Carrier<'_>,
@@ -325,12 +363,15 @@ impl Walker {
         ask: &mut Ask,
         ground: &mut dyn Ground,
     ) -> Result<(), WalkError> {
-        for address in view.addresses.iter().filter(|address| !claims.contains_key(address)) {
+        let missing = view.addresses.iter().filter(|address| !claims.contains_key(address));
+        let unknown: Vec<IpAddr> =
+            missing.filter(|address| !ask.origins.contains_key(address)).copied().collect();
+        for address in unknown {
             let offer = match offer {
                 Some(offer) => offer,
                 None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
             };
-            ask.origins.insert(*address, offer.origin(carrier.api(), *address, ground).await?);
+            ask.origins.insert(address, offer.origin(carrier.api(), address, ground).await?);
         }
         Ok(())
     }
@@ -391,9 +432,12 @@ fn tell(waiting: &Waiting, old: Option<&Attached>) -> String {
     match waiting {
         Waiting::Grant { address, home } => format!("node {home} to grant {address}"),
         Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),
+        Waiting::Shown { address, node } => {
+            format!("node {node}, which still shows {address} though its StickyIP was deleted")
+        }
         Waiting::Handover(why) => {
             let (node, uid) = old.map_or(("", ""), |old| (old.node.as_str(), old.pod_uid.as_str()));
-            format!("the pod {uid} on node {node} to let go of the address: {why:?}")
+            format!("the pod {uid} on node {node} to let go of the address: {why}")
         }
     }
 }

@@ -6,11 +6,12 @@ use kube::ResourceExt;
 
 use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
 use crate::policy::handover::{Attached, Takeover};
+use crate::policy::retention::Retention;
 
 use super::view::Origin;
 
 /// The state of an object on which a write rests.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Unchanged {
     /// The object's uid.
     pub uid: String,
@@ -38,8 +39,10 @@ pub enum Write {
         address: IpAddr,
         /// For whom.
         holder: Holder,
-        /// Granted or Requested.
+        /// Granted or Requested; Bound exactly if it is sealed at once.
         phase: ClaimPhase,
+        /// The uid of the StickyIP that it is sealed to, if that stands already.
+        sticky_uid: Option<String>,
         /// Where the address comes from.
         origin: Origin,
         /// The pod that has the address already, if its home node is asked for that.
@@ -88,7 +91,7 @@ pub enum Write {
         /// Precondition.
         at: Unchanged,
     },
-    /// Create a StickyIP: bind a claimant's name to addresses whose claims it holds.
+    /// Create a StickyIP: bind a claimant's name to addresses whose claims it holds, or will hold before anybody is attached.
     CreateSticky {
         /// Namespace and name.
         key: Holder,
@@ -98,6 +101,8 @@ pub enum Write {
         claimant: ClaimantRef,
         /// The workload.
         workload: WorkloadRef,
+        /// How long the addresses are kept, as the pod asks.
+        retention: Retention,
     },
     /// Delete a StickyIP to which nobody is attached.
     DeleteSticky {
@@ -123,6 +128,8 @@ pub enum Write {
         key: Holder,
         /// Precondition.
         at: Unchanged,
+        /// The proof that its node is dead; none if the sandbox came to its end.
+        proof: Option<Takeover>,
     },
     /// Write down the MAC that the attached pod has.
     RecordMac {
@@ -147,6 +154,29 @@ pub enum Write {
 }
 
 impl Write {
+    /// Creates the claim of a holder on an address that comes from there; none if it must not be claimed. For a StickyIP that stands
+    /// it is sealed at once, unless a home node must be asked first.
+    #[must_use]
+    pub fn create_claim(
+        address: IpAddr,
+        holder: &Holder,
+        origin: &Origin,
+        sticky_uid: Option<&str>,
+        pod: Option<&ClaimedPod>,
+    ) -> Option<Self> {
+        let first = origin.first_phase()?;
+        let is_asked = first == ClaimPhase::Requested;
+        let sticky_uid = sticky_uid.filter(|_| !is_asked).map(str::to_owned);
+        Some(Self::CreateClaim {
+            address,
+            holder: holder.clone(),
+            phase: if sticky_uid.is_some() { ClaimPhase::Bound } else { first },
+            sticky_uid,
+            origin: origin.clone(),
+            pod: pod.filter(|_| is_asked).cloned(),
+        })
+    }
+
     /// The write in two words, for logs and metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {

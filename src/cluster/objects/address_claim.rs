@@ -45,6 +45,8 @@ use super::lenient::Sound;
         .message("a Bound claim names the uid of its StickyIP"),
     validation = Rule::new("self.phase in ['Requested', 'Refused'] ? has(self.homeNode) && !has(self.stickyUid) : true")
         .message("only a claim on a node's block is asked for, and it is sealed to no StickyIP before it is granted"),
+    validation = Rule::new("self.phase == 'Granted' ? !has(self.stickyUid) : true")
+        .message("a claim that names the uid of its StickyIP is Bound"),
     validation = Rule::new(
         "self.phase != 'Bound' || oldSelf.phase != 'Bound' || self.stickyUid == oldSelf.stickyUid"
     ).message("a seal is never replaced: the claim rests first"),

@@ -27,6 +27,8 @@ pub struct Skipped {
     pub kind: String,
     /// Its name, with its namespace in front if it has one.
     pub name: String,
+    /// Its uid, as far as it can be read.
+    pub uid: Option<String>,
     /// What is wrong.
     pub why: String,
 }
@@ -43,7 +45,8 @@ where
         Some(namespace) => format!("{namespace}/{}", guarded.name_any()),
         None => guarded.name_any(),
     };
-    let skip = |why| Skipped { kind: K::kind(&()).into_owned(), name: name.clone(), why };
+    let uid = guarded.uid();
+    let skip = |why| Skipped { kind: K::kind(&()).into_owned(), name: name.clone(), uid: uid.clone(), why };
     let object = guarded.0.map_err(|error| skip(error.error))?;
     match object.unsound() {
         Some(why) => Err(skip(why)),

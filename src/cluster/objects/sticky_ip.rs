@@ -1,6 +1,7 @@
 //! StickyIP: the binding of a claimant to its addresses. Must never change its addresses: another address is
 //! another StickyIP, so that uid and addresses stand for each other in every precondition.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -17,8 +18,16 @@ use crate::policy::retention::Retention;
 pub const RELEASING: &str = "Releasing";
 /// The condition of an address that nobody has and that is kept because its workload cannot be looked at.
 pub const KEPT_IN_DOUBT: &str = "KeptInDoubt";
+/// The annotation of a StickyIP with the retention that one of us wrote: another one in its spec is a person's word.
+pub const RETENTION_SET: &str = "sticky-ipam.io/retention-set";
 /// How many handovers a StickyIP remembers.
 pub const HANDOVERS_KEPT: usize = 10;
+
+/// The annotation that goes with a retention of ours.
+#[must_use]
+pub fn retention_set(retention: Retention) -> BTreeMap<String, String> {
+    [(RETENTION_SET.to_owned(), serde_json::to_string(&retention).unwrap_or_default())].into()
+}
 
 /// The addresses that a claimant keeps, and for how long.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -172,6 +181,10 @@ pub struct StickyIPStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub handovers: Vec<HandoverRecord>,
+    /// What a newer version has put beside that: whoever writes the whole status carries it along.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub newer: BTreeMap<String, serde_json::Value>,
 }
 
 /// The sandbox that has the addresses.
@@ -216,7 +229,7 @@ pub struct HandoverRecord {
     #[serde(default)]
     #[schemars(length(max = 253))]
     pub from: String,
-    /// The node after.
+    /// The node after; empty while nobody has it, off a dead node.
     #[schemars(length(max = 253))]
     pub to: String,
     /// Why.

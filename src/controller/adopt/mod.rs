@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch};
+use kube::core::PartialObjectMeta;
 use serde_json::json;
 
 use super::act::Hands;
@@ -19,6 +20,7 @@ use super::settings::{BackTo, Settings};
 use super::survey::survey;
 use crate::cluster::cilium::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::claims::carry::patch_params;
+use crate::cluster::claims::write::Unchanged;
 use crate::cluster::client::ApiError;
 use crate::policy::audit::CiliumMode;
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
@@ -27,6 +29,9 @@ use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
 const FOLLOW: Duration = Duration::from_secs(2);
 /// Keys a patch: a request has an end.
 const KEYS_A_PATCH: usize = 500;
+/// How often everything is looked at and planned anew because others wrote a CiliumNode meanwhile. Cilium writes one a few times a
+/// minute at most, so whoever is overtaken this often has a rival.
+const MOST_PLANS: usize = 10;
 
 /// What the command is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +73,7 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
         return Ok(Report { text, clear: obstacles.is_empty() });
     }
     let offers = offers(&config, order);
-    let (plans, mut obstacles) = into_crd(&index, offers);
+    let (mut plans, mut obstacles) = into_crd(&index, offers);
     if !matches!(config.mode, CiliumMode::ClusterPool | CiliumMode::Kubernetes | CiliumMode::Crd) {
         obstacles.push(Obstacle::Mode { mode: config.word().to_owned() });
     }
@@ -84,10 +89,32 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
         });
         return Ok(Report { text, clear: obstacles.is_empty() });
     }
-    for plan in &plans {
-        write(hands, plan).await?;
+    let mut after;
+    let mut looks = 1;
+    loop {
+        let mut overtaken = Vec::new();
+        for plan in &plans {
+            if !write(hands, plan).await? {
+                overtaken.push(plan.node.clone());
+            }
+        }
+        (after, _) = survey(hands).await?;
+        if overtaken.is_empty() {
+            break;
+        }
+        tracing::info!(nodes = overtaken.join(", "), "others wrote CiliumNodes meanwhile; planning anew");
+        (plans, obstacles) = into_crd(&after, offers);
+        if looks == MOST_PLANS || !obstacles.is_empty() {
+            let nodes = overtaken.join(", ");
+            let _ = writeln!(
+                text,
+                "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
+            );
+            text.push_str(&told(&obstacles, "In the way:"));
+            return Ok(Report { text, clear: false });
+        }
+        looks += 1;
     }
-    let (after, _) = survey(hands).await?;
     let left = missing(&after);
     text.push_str(&told(&left, "Do not go on. Still missing:"));
     if left.is_empty() {
@@ -121,8 +148,11 @@ pub async fn follow(hands: &Hands, settings: &Settings, order: Order) {
                 let (plans, _) = into_crd(&index, offers(&config, order));
                 for plan in plans.iter().filter(|plan| !plan.is_done()) {
                     match write(hands, plan).await {
-                        Ok(()) => {
+                        Ok(true) => {
                             tracing::info!(node = plan.node, keys = plan.put.len(), "put into the pool")
+                        }
+                        Ok(false) => {
+                            tracing::info!(node = plan.node, "others wrote its CiliumNode; looking again")
                         }
                         Err(error) => {
                             tracing::warn!(node = plan.node, %error, "cannot write the pool; trying again")
@@ -140,37 +170,32 @@ fn offers(config: &CiliumConfig, order: Order) -> Option<usize> {
     (config.mode != CiliumMode::Crd).then_some(order.free)
 }
 
-/// One node's writes. Ranges first: a pool is of no use without them.
-async fn write(hands: &Hands, plan: &NodePlan) -> Result<(), ApiError> {
+/// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if somebody
+/// wrote that CiliumNode since, and the plan rests on what is no more.
+async fn write(hands: &Hands, plan: &NodePlan) -> Result<bool, ApiError> {
     let node = plan.node.as_str();
-    let params = patch_params();
     if let Some(ranges) = &plan.node_cidrs {
         let nodes: Api<Node> = Api::all(hands.client());
         // The server takes them only while the Node has none.
         let body = Patch::Merge(json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}}));
+        let params = patch_params();
         let sent = nodes.patch(node, &params, &body);
         hands.write(&format!("patch Node {node}"), sent).await?;
     }
-    let cilium: Api<CiliumNode> = Api::all(hands.client());
-    if let Some(ranges) = &plan.pod_cidrs {
-        let what = format!("get CiliumNode {node}");
-        let found = hands.connection().read(&what, || cilium.get_opt(node)).await?;
-        if let Some(found) = found.filter(|found| found.spec.ipam.pod_cidrs.is_empty()) {
-            let body = json!({"metadata": {"resourceVersion": found.metadata.resource_version},
-                              "spec": {"ipam": {"podCIDRs": ranges}}});
-            let body = Patch::Merge(body);
-            let sent = cilium.patch_metadata(node, &params, &body);
-            hands.write(&format!("patch CiliumNode {node}"), sent).await?;
-        }
-    }
     let keys: Vec<(String, &PoolEntry)> =
         plan.put.iter().map(|(address, entry)| (address.to_string(), entry)).collect();
-    for part in keys.chunks(KEYS_A_PATCH) {
-        let body = Patch::Merge(pool_patch(part.iter().map(|(key, entry)| (key.as_str(), *entry)), []));
-        let sent = cilium.patch_metadata(node, &params, &body);
-        hands.write(&format!("patch CiliumNode {node}"), sent).await?;
+    let ranges = plan.pod_cidrs.iter().map(|ranges| json!({"spec": {"ipam": {"podCIDRs": ranges}}}));
+    let pools = keys
+        .chunks(KEYS_A_PATCH)
+        .map(|part| pool_patch(part.iter().map(|(key, entry)| (key.as_str(), *entry)), []));
+    let cilium: Api<PartialObjectMeta<CiliumNode>> = Api::all(hands.client());
+    let mut at = plan.at.clone();
+    for patch in ranges.chain(pools) {
+        let what = format!("patch CiliumNode {node}");
+        let Some(written) = hands.patch(&what, &cilium, node, &at, patch).await? else { return Ok(false) };
+        at = Unchanged::of(&written);
     }
-    Ok(())
+    Ok(true)
 }
 
 fn table(plans: &[NodePlan]) -> String {

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use crate::alloc::Family;
 use crate::cluster::cilium::PoolEntry;
+use crate::cluster::claims::write::Unchanged;
 use crate::cluster::projection::resource;
 use crate::controller::index::{CiliumNodeSeen, Index, NodeSeen, PodSeen};
 use crate::controller::settings::BackTo;
@@ -18,6 +19,8 @@ use crate::controller::settings::BackTo;
 pub struct NodePlan {
     /// The node.
     pub node: String,
+    /// Its CiliumNode as the plan was made from: written only if nobody else wrote it since.
+    pub at: Unchanged,
     /// Its home blocks.
     pub blocks: Vec<IpNet>,
     /// How many addresses of live pods there are, how many of them sticky, and how many of Cilium's own.
@@ -191,8 +194,14 @@ pub fn into_crd(index: &Index, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obsta
             continue;
         }
         let own = own(cilium, &blocks);
-        let mut plan =
-            NodePlan { node: name.clone(), blocks: blocks.clone(), own: own.len(), ..NodePlan::default() };
+        let at = Unchanged { uid: cilium.uid.clone(), resource_version: cilium.resource_version.clone() };
+        let mut plan = NodePlan {
+            node: name.clone(),
+            at,
+            blocks: blocks.clone(),
+            own: own.len(),
+            ..NodePlan::default()
+        };
         for (pod, seen, address) in pods {
             plan.pods += 1;
             let wanted = entry(index, pod, seen, *address);
@@ -235,7 +244,9 @@ pub fn into_crd(index: &Index, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obsta
                 plan.free += 1;
             }
         }
-        plan.pod_cidrs = cilium.blocks().next().is_none().then(|| blocks.clone());
+        // Single addresses that are routed there stay.
+        let with_routes = || blocks.iter().chain(&cilium.pod_cidrs).copied().collect();
+        plan.pod_cidrs = cilium.blocks().next().is_none().then(with_routes);
         plan.node_cidrs =
             index.nodes.get(name).filter(|node| node.pod_cidrs.is_empty()).map(|_| first(&blocks));
         plans.push(plan);

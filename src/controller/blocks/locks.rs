@@ -1,4 +1,4 @@
-//! The lock on a block: a Lease named after it in the controller's namespace, so that two replicas cannot both make it.
+//! The lock on a block: a Lease named after it in a namespace that all replicas share, so that two replicas cannot both make it.
 //! Its holder is the node's name. Nobody renews it: it stands until the block is free again. Must never be removed without
 //! its uid and resourceVersion.
 
@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use serde_json::json;
@@ -28,13 +29,16 @@ const TAKEN_ON: &str = "sticky-ipam.io/taken-on";
 #[derive(Clone)]
 pub struct Locks {
     api: Api<Lease>,
+    namespaces: Api<Namespace>,
+    namespace: String,
 }
 
 impl Locks {
-    /// The locks that this controller's namespace holds. Every replica must be given the same.
+    /// The locks in this namespace. Every replica must be given the same.
     #[must_use]
     pub fn new(client: kube::Client, namespace: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace) }
+        let (api, namespaces) = (Api::namespaced(client.clone(), namespace), Api::all(client));
+        Self { api, namespaces, namespace: namespace.to_owned() }
     }
 
     /// Reads all of them, live. Leases of ours that cannot be understood are left out: they still stand in the way by name.
@@ -73,8 +77,17 @@ impl Locks {
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("create Lease {name}");
-        let made = hands.write(&what, self.api.create(&params, &lease)).await?;
-        Ok(made.as_ref().and_then(read))
+        if let Some(made) = hands.write(&what, self.api.create(&params, &lease)).await? {
+            return Ok(read(&made));
+        }
+        // Somebody has made it. Or there is no namespace to make it in: then nobody ever will.
+        match hands.connection().read(&what, || self.namespaces.get_metadata_opt(&self.namespace)).await? {
+            Some(_) => Ok(None),
+            None => {
+                let why = format!("there is no namespace {}; make it, or name another", self.namespace);
+                Err(ApiError::Refused { what, code: 404, why })
+            }
+        }
     }
 
     /// Takes a lock again, after the node's object was read anew; none if it changed or is gone.

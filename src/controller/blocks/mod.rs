@@ -6,7 +6,7 @@
 
 mod locks;
 mod status;
-mod view;
+pub(super) mod view;
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ impl Blocks {
             most: settings.blocks_per_node,
             rest: settings.block_rest.seconds(),
         };
-        Some(Self::new(place, &settings.leader_election_namespace, terms, &world.metrics))
+        Some(Self::new(place, settings.block_namespace(), terms, &world.metrics))
     }
 
     fn decide(&mut self, world: &World, locks: Vec<Lock>) -> (Seen, Plan) {

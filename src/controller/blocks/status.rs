@@ -9,7 +9,7 @@ use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::view::{RefusedPool, Seen};
-use crate::alloc::blocks::{Taken, count_blocks, count_taken};
+use crate::alloc::blocks::{Taken, count_blocks, count_taken, count_taken_beside};
 use crate::cluster::claims::carry::patch_params;
 use crate::cluster::client::ApiError;
 use crate::cluster::objects::ip_pool::READY;
@@ -84,8 +84,9 @@ fn changed(
     (after != before).then_some(after)
 }
 
-/// A Sticky pool counts addresses.
-fn addresses(pool: &IPPool, kept: &Taken) -> Fill {
+/// A Sticky pool counts addresses: those of claims, which are `kept`, of all that are not excluded.
+#[must_use]
+pub fn addresses(pool: &IPPool, kept: &Taken) -> Fill {
     let excluded: Taken = pool
         .spec
         .excluded
@@ -97,7 +98,7 @@ fn addresses(pool: &IPPool, kept: &Taken) -> Fill {
         let single = range.max_prefix_len();
         let there = count_blocks(*range, single) - count_taken(*range, single, &excluded);
         fill.total = fill.total.saturating_add(there);
-        fill.given = fill.given.saturating_add(count_taken(*range, single, kept).min(there));
+        fill.given = fill.given.saturating_add(count_taken_beside(*range, single, kept, &excluded));
     }
     fill
 }
@@ -134,5 +135,7 @@ mod tests {
         let kept: Taken =
             ["10.1.0.5/32".parse().unwrap(), "10.9.0.5/32".parse().unwrap()].into_iter().collect();
         assert_eq!(addresses(&pool, &kept), Fill { given: 1, total: 127 });
+        let excluded: Taken = ["10.1.0.130/32".parse().unwrap()].into_iter().collect();
+        assert_eq!(addresses(&pool, &excluded), Fill { given: 0, total: 127 });
     }
 }

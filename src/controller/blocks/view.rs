@@ -6,12 +6,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::status::addresses;
 use crate::alloc::Family;
+use crate::alloc::blocks::Taken;
 use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
 use crate::controller::index::Index;
 use crate::controller::settings::CiliumIpam;
-use crate::policy::blocks::{Lock, NodeFacts, Pool, View};
+use crate::policy::blocks::{Fill, Lock, NodeFacts, Pool, View};
 use crate::policy::selector::Selector;
 
 /// Where blocks are written.
@@ -63,11 +65,7 @@ pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, locks: V
     let objects: Vec<IPPool> = index.pools.values().cloned().collect();
     let (mut pools, mut refused) = usable(&objects);
     let named: Vec<IpNet> = objects.iter().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
-    if let Some(mut behind) = cluster_pool.and_then(|pool| read(pool).ok()) {
-        // Whatever a pool names is that pool's, also while it is not used.
-        behind.excluded.extend(&named);
-        pools.push(behind);
-    }
+    pools.extend(cluster_pool.and_then(|pool| behind(pool, &named)));
     let nodes = nodes(index, place);
     let of = |purpose: PoolUse| objects.iter().filter(move |pool| pool.spec.purpose == purpose);
     let sticky = of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied());
@@ -148,6 +146,36 @@ fn over_a_block(pool: &IPPool, view: &View) -> Option<RefusedPool> {
          spec.excluded, or drain the node and delete it"
     );
     Some(RefusedPool { name, reason: OVERLAPS_BLOCK, why })
+}
+
+/// The pool of the flags, behind those whose ranges these are. Whatever a pool names is that pool's, also while it is not used.
+fn behind(cluster_pool: &IPPool, named: &[IpNet]) -> Option<Pool> {
+    let mut behind = read(cluster_pool).ok()?;
+    behind.excluded.extend(named);
+    Some(behind)
+}
+
+/// How full every pool is, by what stands anywhere: pools of node blocks in blocks, the one of the flags among them, and Sticky pools in
+/// addresses. One that cannot be read is left out.
+#[must_use]
+pub fn fills(index: &Index, cluster_pool: Option<&IPPool>) -> BTreeMap<String, Fill> {
+    let listed = index.cilium_nodes.values().flat_map(|node| node.blocks());
+    let said =
+        index.nodes.values().flat_map(|node| node.pod_cidrs.iter().chain(node.annotated.values().flatten()));
+    let given: Taken = listed.chain(said.copied()).collect();
+    let kept: Taken = index.claims.values().map(|claim| claim.spec.address.into()).collect();
+    let named: Vec<IpNet> = index.pools.values().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
+    let of_objects = index.pools.iter().filter_map(|(name, pool)| {
+        let fill = match pool.spec.purpose {
+            PoolUse::Sticky => addresses(pool, &kept),
+            PoolUse::NodeBlocks => read(pool).ok()?.fill(&given),
+        };
+        Some((name.clone(), fill))
+    });
+    let of_flags =
+        cluster_pool.and_then(|pool| behind(pool, &named)).map(|pool| (pool.name.clone(), pool.fill(&given)));
+    // An IPPool of the same name is the one that people see.
+    of_flags.into_iter().chain(of_objects).collect()
 }
 
 fn read(object: &IPPool) -> Result<Pool, String> {

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{CiliumIpam, RetentionWord, ScaleDownWord, Settings, Span};
+use super::{CiliumIpam, RetentionWord, ScaleDownWord, Settings, Span, WATERMARK};
 use crate::cluster::claims::mend::Times;
 use crate::cluster::lease::{BadTerms, Terms};
 use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
@@ -73,6 +73,12 @@ impl Settings {
         Pair::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
 
+    /// Where the Leases are that lock blocks.
+    #[must_use]
+    pub fn block_namespace(&self) -> &str {
+        self.block_namespace.as_deref().unwrap_or(&self.leader_election_namespace)
+    }
+
     fn check_pool(&self) -> Result<(), Refused> {
         for (family, range, mask) in [
             ("ipv4", self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
@@ -123,6 +129,16 @@ impl Settings {
         let mut remarks = Vec::new();
         if self.cluster_pool_ipv6_cidr.0.is_some() && !self.enable_ipv6 {
             remarks.push("--cluster-pool-ipv6-cidr has no effect with --enable-ipv6=false".to_owned());
+        }
+        let here = [
+            ("--ip-rate-num", "--ipRateNum", self.ip_rate_num != WATERMARK),
+            ("--max-allocated-ip", "--maxAllocatedIP", self.max_allocated_ip != WATERMARK),
+        ];
+        for (flag, older, _) in here.into_iter().filter(|(_, _, is_set)| *is_set) {
+            remarks.push(format!(
+                "{flag} ({older}) has no effect here: a node's pool is filled by its agent; give the flag, under either spelling, to \
+                 sticky-ipam-agent"
+            ));
         }
         if !self.enable_leader_election {
             remarks.push(

@@ -22,6 +22,9 @@ pub use file::{Loaded, NoSettings, load, reread};
 pub use reference::reference;
 pub use values::{PoolRange, Span};
 
+/// The default of both watermarks of a node's pool, as older manifests know it. They are the agent's: nothing here goes by them.
+const WATERMARK: u32 = 255;
+
 /// The command line.
 #[derive(Debug, Parser)]
 #[command(
@@ -358,24 +361,27 @@ pub struct Settings {
         help_heading = "Node blocks"
     )]
     pub block_rest: Span,
-    /// Free addresses in a node's pool; kept by the node's agent, whose flag of this name counts
+    /// The namespace of the Leases that lock blocks, the same for every replica; without it that of the election's Lease
+    #[arg(long, env = "BLOCK_NAMESPACE", global = true, value_parser = values::dns_label, value_name = "NAMESPACE", help_heading = "Node blocks")]
+    pub block_namespace: Option<String>,
+    /// Without effect here: how many addresses of a node's pool are free is kept by the node's agent, whose flag of this name counts
     #[arg(
         long,
         alias = "ipRateNum",
         env = "IP_RATE_NUM",
         global = true,
-        default_value_t = 255,
+        default_value_t = WATERMARK,
         value_name = "N",
         help_heading = "Node blocks"
     )]
     pub ip_rate_num: u32,
-    /// The most addresses in a node's pool; kept by the node's agent, whose flag of this name counts
+    /// Without effect here: the most addresses of a node's pool are kept by the node's agent, whose flag of this name counts
     #[arg(
         long,
         alias = "maxAllocatedIP",
         env = "MAX_ALLOCATED_IP",
         global = true,
-        default_value_t = 255,
+        default_value_t = WATERMARK,
         value_name = "N",
         help_heading = "Node blocks"
     )]

@@ -257,3 +257,19 @@ fn help_is_grouped() {
         assert!(help.contains(&format!("{group}:")), "{group}");
     }
 }
+
+#[test]
+fn what_was_set_and_has_no_effect_here_is_remarked_with_where_it_has() {
+    let remarks = |given: &[&str]| parse(given).unwrap().remarks();
+    assert!(remarks(&[]).is_empty());
+    for (given, both) in [
+        ("--ipRateNum=10", ["--ip-rate-num", "--ipRateNum"]),
+        ("--max-allocated-ip=300", ["--max-allocated-ip", "--maxAllocatedIP"]),
+    ] {
+        let said = remarks(&[given]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(both.iter().all(|name| said[0].contains(name)), "{said:?}");
+        assert!(said[0].contains("no effect") && said[0].contains("sticky-ipam-agent"), "{said:?}");
+    }
+    assert_eq!(remarks(&["--ipRateNum=10", "--maxAllocatedIP=100"]).len(), 2);
+}

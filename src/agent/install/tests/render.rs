@@ -36,6 +36,8 @@ fn every_mode_has_a_conflist_of_its_own_with_the_nodes_name_and_credentials() {
         let sticky = if mode == Mode::Crd { &entry["sticky"] } else { &entry["ipam"]["sticky"] };
         let cluster = json!({"kubeconfig": "/etc/cni/net.d/sticky-ipam.d/kubeconfig", "node": "n1"});
         assert_eq!(sticky["cluster"], cluster, "{mode}");
+        // The agent prepares pods by the rules alone, and the plugin must not leave one out that it prepared.
+        assert_eq!((sticky.get("pods"), sticky.get("excludePods")), (None, None), "{mode}");
     }
     assert_eq!(built_in(&settings(Mode::Crd), &[]).unwrap()["plugins"][0]["delegate"]["type"], "cilium-cni");
     let chained = built_in(&settings(Mode::Chained), &["10.9.1.0/24"]).unwrap();
@@ -146,6 +148,11 @@ fn a_bad_template_is_refused_with_the_file_the_field_and_the_value() {
             with(&|t| sticky(t, json!({"cluster": {"excludePrefixes": ["x"]}}))),
             ["sticky.cluster.excludePrefixes: [\"x\"]", "--exclude-prefixes"],
         ),
+        (
+            with(&|t| sticky(t, json!({"excludePods": ["kube-system/*"]}))),
+            ["plugins[0].ipam.sticky.excludePods: [\"kube-system/*\"]", "--label-selector"],
+        ),
+        (with(&|t| sticky(t, json!({"pods": ["db/*"]}))), ["sticky.pods: [\"db/*\"]", "--label-selector"]),
         (with(&|t| t["cniVersion"] = json!("9.9.9")), ["cniVersion", "9.9.9"]),
     ] {
         assert!(error.starts_with("site.conflist: "), "{error}");
