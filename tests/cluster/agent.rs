@@ -1,11 +1,8 @@
 //! An agent for tests: stepped by hand with a time of the test's own, ended at any write to the API server or the disk,
 //! or let loose with its watches.
 
-use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
@@ -13,12 +10,13 @@ use serde_json::json;
 use sticky_ipam::agent::keeper::{Keeper, Step};
 use sticky_ipam::agent::settings::{CommandLine, Settings};
 use sticky_ipam::agent::{self, watch};
-use sticky_ipam::cluster::claims::carry::{Nobody, Sent, Witness};
-use sticky_ipam::store::{Disk, RealDisk};
+use sticky_ipam::cluster::claims::carry::Nobody;
+use sticky_ipam::store::RealDisk;
 use tokio::sync::oneshot;
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
+use crate::ends::{Counted, ENDED, EndsAt};
 use crate::node::TestNode;
 
 /// Longer than anything must look wrong before it is.
@@ -36,6 +34,7 @@ pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -
     }
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let mut arguments = vec!["sticky-ipam-agent".to_owned()];
+    let picked = json!({"matchLabels": {"sticky": "yes"}}).to_string();
     for (flag, value) in [
         ("--node", node.name.clone()),
         ("--mode", mode.to_owned()),
@@ -44,11 +43,14 @@ pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -
         ("--data-dir", text(folder)),
         ("--cni-conf-dir", text(&conf)),
         ("--cilium-socket", text(&folder.join("cilium.sock"))),
-        ("--label-selector", json!({"matchLabels": {"sticky": "yes"}}).to_string()),
+        ("--label-selector", picked),
         ("--metrics-address", "127.0.0.1:0".to_owned()),
         ("--tick-seconds", "1".to_owned()),
     ] {
-        arguments.extend([flag.to_owned(), value]);
+        // What the test says itself takes the place of this.
+        if !more.contains(&flag) {
+            arguments.extend([flag.to_owned(), value]);
+        }
     }
     arguments.extend(more.iter().map(|&word| word.to_owned()));
     CommandLine::try_parse_from(arguments).unwrap().settings
@@ -124,83 +126,11 @@ impl Stepped {
     }
 }
 
-/// Counts every write of an agent, to the API server and to the disk, and ends it before or after one of them.
-#[derive(Debug)]
-pub struct EndsAt {
-    number: usize,
-    after: bool,
-    seen: AtomicUsize,
-}
-
-const ENDED: &str = "ended at a write";
-
-impl EndsAt {
-    fn before(&self) {
-        let seen = self.seen.fetch_add(1, Ordering::SeqCst) + 1;
-        if !self.after && seen == self.number {
-            std::panic::panic_any(ENDED);
-        }
-    }
-
-    fn after(&self) {
-        if self.after && self.seen.load(Ordering::SeqCst) == self.number {
-            std::panic::panic_any(ENDED);
-        }
-    }
-}
-
-impl Witness for EndsAt {
-    fn before(&self, _: usize, _: Sent<'_>) {
-        self.before();
-    }
-    fn after(&self, _: usize, _: Sent<'_>) {
-        self.after();
-    }
-}
-
-/// The disk under the same counter.
-#[derive(Clone, Debug)]
-struct Counted(Arc<EndsAt>);
-
-impl Counted {
-    fn count<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.0.before();
-        let done = write();
-        self.0.after();
-        done
-    }
-}
-
-impl Disk for Counted {
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.count(|| RealDisk.make_dir(path))
-    }
-    fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
-        self.count(|| RealDisk.create(path, bytes))
-    }
-    fn write_at(&self, file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.count(|| RealDisk.write_at(file, offset, bytes))
-    }
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.count(|| RealDisk.link(from, to))
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.count(|| RealDisk.rename(from, to))
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.count(|| RealDisk.remove(path))
-    }
-    fn sync(&self, file: &File) -> io::Result<()> {
-        // Nothing changes by it but what a loss of power would show, which the store's own tests do.
-        RealDisk.sync(file)
-    }
-}
-
 /// Runs `steps` looks of an agent, `LATER` apart, and ends it before or after its n-th write. Answers whether it ended
 /// there.
 pub async fn ends_at(settings: &Settings, access: &Access, steps: usize, number: usize, after: bool) -> bool {
     let (settings, access) = (Arc::new(settings.clone()), access.clone());
-    let ends = Arc::new(EndsAt { number, after, seen: AtomicUsize::new(0) });
+    let ends = EndsAt::new(number, after);
     let ran = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

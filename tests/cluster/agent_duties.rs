@@ -1,17 +1,19 @@
 //! What the agent does for pods: decisions before their ADD, notes that are told, claims that are answered.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
+use sticky_ipam::policy::retention::Keep;
 
 use crate::agent::Stepped;
 use crate::bench::case::Case;
 use crate::bench::proxy::Proxy;
-use crate::bench::{ApiServer, Weather};
+use crate::bench::{ApiServer, Weather, comes_true};
 use crate::node::{Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
 
 pub async fn case() -> Case<'static> {
@@ -75,12 +77,99 @@ async fn a_namespaces_word_counts_as_it_stands_when_the_pod_is_decided() {
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
     let namespaces: Api<Namespace> = Api::all(case.client());
-    let word = json!({"metadata": {"annotations": {"sticky-ipam.io/sticky": "true"}}});
+    let word = json!({"metadata": {"annotations": {"sticky-ipam.io/sticky": "true", "sticky-ipam.io/retention": "Forever"}}});
     namespaces.patch(case.namespace(), &PatchParams::default(), &Patch::Merge(word)).await.unwrap();
     case.pod("web", &[], Some(&node.name)).await;
     agent.step().await;
     let decisions = node.store().decisions().unwrap();
     assert!(decisions[0].sticky.is_some() && decisions[0].reason.contains("namespace"), "{decisions:?}");
+    assert_eq!(stickies(&case).await[0].spec.retention.keep, Keep::Forever);
+}
+
+#[tokio::test]
+async fn a_pod_that_was_not_sticky_is_judged_anew_as_long_as_it_waits() {
+    for mode in ["crd", "delegated"] {
+        let case = case().await;
+        let node = match mode {
+            "crd" => TestNode::ready_crd(&case, "n1", parts(&case)[0]).await,
+            _ => TestNode::ready(&case, "n1", parts(&case)[0]).await,
+        };
+        let access = case.agent(&node.name).await;
+        let mut agent = Stepped::by(&access, &node, mode, &[]).await;
+        agent.settle().await;
+        let decided = |pod: &Sandbox| {
+            let decisions = node.store().decisions().unwrap();
+            decisions.into_iter().find(|decision| decision.uid == pod.uid).map(|it| it.sticky.is_some())
+        };
+        let yes = json!({"metadata": {"annotations": {"sticky-ipam.io/sticky": "true"}}});
+        let pods: Api<Pod> = Api::namespaced(case.client(), case.namespace());
+        let by_its_word = sandbox(&case.pod("word", &[], Some(&node.name)).await);
+        let by_the_rules = sandbox(&case.pod("rules", &[("app", "db")], Some(&node.name)).await);
+        let by_its_namespace = sandbox(&case.pod("namespace", &[], Some(&node.name)).await);
+        let lives = sandbox(&case.pod("lives", &[], Some(&node.name)).await);
+        agent.settle().await;
+        let ordinary = node.add(&lives).await.unwrap();
+        for pod in [&by_its_word, &by_the_rules, &by_its_namespace, &lives] {
+            assert_eq!(decided(pod), Some(false), "{mode}: {}", pod.pod);
+        }
+        for pod in ["word", "lives"] {
+            pods.patch(pod, &PatchParams::default(), &Patch::Merge(&yes)).await.unwrap();
+        }
+        // At once: what is due again after a while is not what is asked for here.
+        agent.step().await;
+        agent.step().await;
+        assert_eq!(decided(&by_its_word), Some(true), "{mode}");
+        // A restart with other rules.
+        let rules = json!({"matchLabels": {"app": "db"}}).to_string();
+        let mut agent = Stepped::by(&access, &node, mode, &["--label-selector", &rules]).await;
+        agent.step().await;
+        agent.step().await;
+        assert_eq!(decided(&by_the_rules), Some(true), "{mode}");
+        let namespaces: Api<Namespace> = Api::all(case.client());
+        namespaces.patch(case.namespace(), &PatchParams::default(), &Patch::Merge(&yes)).await.unwrap();
+        agent.settle().await;
+        assert_eq!(decided(&by_its_namespace), Some(true), "{mode}");
+        for pod in [&by_its_word, &by_the_rules, &by_its_namespace] {
+            let address = node.add(pod).await.unwrap();
+            let bound =
+                stickies(&case).await.into_iter().find(|it| it.metadata.name.as_ref() == Some(&pod.pod));
+            assert_eq!(bound.unwrap().spec.addresses, [address], "{mode}");
+        }
+        assert_eq!(
+            decided(&lives),
+            Some(false),
+            "{mode}: it lives with {ordinary}, and is the controller's to mark"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_plain_pod_that_becomes_sticky_while_cilium_adds_it_is_left_alone() {
+    let case = case().await;
+    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "crd", &[]).await;
+    agent.settle().await;
+    let late = sandbox(&case.pod("late", &[], Some(&node.name)).await);
+    agent.settle().await;
+    let (gate, diary) = (node.cilium().hold_adds().await, node.cilium().diary());
+    let meanwhile = async {
+        let waits = || diary.lock().unwrap().iter().any(|it| it == "cilium ADD waits");
+        assert!(comes_true(Duration::from_secs(60), || async { waits() }).await, "Cilium is asked");
+        let pods: Api<Pod> = Api::namespaced(case.client(), case.namespace());
+        let yes = json!({"metadata": {"annotations": {"sticky-ipam.io/sticky": "true"}}});
+        pods.patch("late", &PatchParams::default(), &Patch::Merge(&yes)).await.unwrap();
+        for _ in 0..4 {
+            agent.step().await;
+        }
+        drop(gate);
+    };
+    let (added, ()) = tokio::join!(node.add(&late), meanwhile);
+    added.unwrap();
+    agent.settle().await;
+    assert!(
+        stickies(&case).await.is_empty(),
+        "it has an address of Cilium's, and is the controller's to mark"
+    );
 }
 
 #[tokio::test]

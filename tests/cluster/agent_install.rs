@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use clap::Parser;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -349,13 +350,41 @@ async fn with_an_account_of_its_own_a_nodes_plugin_writes_no_other_cilium_node()
 }
 
 #[tokio::test]
+async fn with_an_expired_token_an_add_says_what_to_do_and_with_a_renewed_one_it_works() {
+    let server = ApiServer::shared().await;
+    server.install_our_kinds().await;
+    let case = server.case().await;
+    let mut node = TestNode::ready(&case, "n1", case.range()).await;
+    case.shipped_roles().await;
+    let bound = case.bound_to(&node.name).await;
+    // As old as this it still lives, so what is wrong with the next one is its age alone.
+    node.by(&case.token_of_before(ACCOUNT, Some(bound.clone()), 60).await);
+    let first = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    let address = node.add(&first).await.unwrap();
+    node.del(&first).await;
+    node.by(&case.token_of_before(ACCOUNT, Some(bound.clone()), 2 * 3600).await);
+    let second = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    let error = node.add(&second).await.unwrap_err();
+    let told = error["msg"].as_str().unwrap();
+    assert!(error["code"] == 11 && told.contains("expired") && told.contains("renews them"), "{error}");
+    assert!(told.contains(node.kubeconfig().to_str().unwrap()), "{error}");
+    assert!(node.in_use().is_empty());
+    node.by(&case.token(ACCOUNT, Some(bound)).await);
+    assert_eq!(node.add(&second).await.unwrap(), address);
+    assert_eq!(stickies(&case).await.len(), 1);
+}
+
+#[tokio::test]
 async fn the_server_takes_every_manifest_as_it_stands() {
     let case = ApiServer::shared().await.case().await;
     let params = PatchParams { dry_run: true, ..PatchParams::apply("test").force() }.validation_strict();
-    for file in ["rbac.yaml", "agent.yaml"] {
+    for file in ["rbac.yaml", "admission.yaml", "agent.yaml", "controller.yaml"] {
         let objects = roles::manifest(file);
         assert!(!objects.is_empty());
         for object in objects {
+            // What lies in a namespace of the manifest's own can only be judged once that is there.
+            let is_namespace = object["kind"] == "Namespace";
+            let params = PatchParams { dry_run: !is_namespace, ..params.clone() };
             let object: DynamicObject = serde_json::from_value(object).unwrap();
             let name = object.metadata.name.clone().unwrap();
             let taken =
@@ -363,4 +392,25 @@ async fn the_server_takes_every_manifest_as_it_stands() {
             taken.unwrap_or_else(|why| panic!("{file}: {name}: {why}"));
         }
     }
+}
+
+/// The arguments of a manifest's only workload.
+fn arguments(file: &str, kind: &str) -> Vec<String> {
+    let all = roles::manifest(file).into_iter();
+    let workload = all.filter(|object| object["kind"] == kind).collect::<Vec<_>>().remove(0);
+    let arguments = workload["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+    arguments.iter().map(|argument| argument.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_shipped_agent_and_controller_take_the_same_pods_for_sticky() {
+    let of_agent = ["agent", "--node=n"].map(str::to_owned).into_iter();
+    let of_agent = of_agent.chain(arguments("agent.yaml", "DaemonSet"));
+    let agent = sticky_ipam::agent::settings::CommandLine::try_parse_from(of_agent).unwrap();
+    let of_controller = ["controller".to_owned()].into_iter();
+    let of_controller = of_controller.chain(arguments("controller.yaml", "Deployment"));
+    let controller = sticky_ipam::controller::settings::CommandLine::try_parse_from(of_controller).unwrap();
+    let rules = agent.settings.rules();
+    assert!(rules.selector.is_some(), "{rules:?}");
+    assert_eq!(rules, controller.settings.rules());
 }

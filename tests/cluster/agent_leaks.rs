@@ -1,11 +1,14 @@
 //! What nobody ended is freed by the agent, on the second look and after a live one; what holds is left alone.
 
+use std::net::IpAddr;
+
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
 
 use crate::agent::Stepped;
 use crate::agent_duties::{attached, case, parts};
+use crate::bench::case::Case;
 use crate::node::{EndAt, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
 
 #[tokio::test]
@@ -143,4 +146,58 @@ async fn an_agent_that_starts_anew_changes_nothing_that_holds() {
     let mut again = agent.anew();
     again.settle().await;
     assert_eq!(state().await, before);
+}
+
+/// ADDs of pods that are not sticky until the node has no address left.
+pub async fn fill(case: &Case<'_>, node: &TestNode, names: &str) -> Vec<IpAddr> {
+    let mut given = Vec::new();
+    for number in 0.. {
+        let pod = sandbox(&case.pod(&format!("{names}-{number}"), &[], Some(&node.name)).await);
+        match node.add(&pod).await {
+            Ok(address) => given.push(address),
+            Err(_) => break,
+        }
+    }
+    given
+}
+
+#[tokio::test]
+async fn an_address_that_a_pod_has_left_for_its_pin_is_kept_as_long_as_it_is_claimed() {
+    let case = case().await;
+    let range = parts(&case)[0].subnets(29).unwrap().next().unwrap();
+    let node = TestNode::ready(&case, "n1", range).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let first = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    let old = node.add(&first).await.unwrap();
+    node.del(&first).await;
+    // A person lets it have another one.
+    let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    api.delete("db-0", &Default::default()).await.unwrap();
+    let another = IpAddr::from(range.hosts().last().unwrap());
+    let pin = json!({"sticky-ipam.io/ips": another.to_string()});
+    let second = sandbox(&sticky_pod(&case, "db-0", &node.name, pin).await);
+    assert_eq!(node.add(&second).await.unwrap(), another);
+    assert!(claims(&case).await.iter().any(|claim| claim.spec.address == old), "it rests, or will");
+    node.assert_claims_of_its_block_are_reserved(&case).await;
+    // Lost from the store, it comes back to it, also while its StickyIP lives here with another.
+    std::fs::remove_file(node.folder().join("net").join(old.to_string())).unwrap();
+    agent.settle().await;
+    let given = fill(&case, &node, "web").await;
+    assert!(!given.is_empty() && !given.contains(&old), "{given:?}");
+    // It may have it again.
+    node.del(&second).await;
+    api.delete("db-0", &Default::default()).await.unwrap();
+    let pin = json!({"sticky-ipam.io/ips": old.to_string()});
+    let third = sandbox(&sticky_pod(&case, "db-0", &node.name, pin).await);
+    assert_eq!(node.add(&third).await.unwrap(), old);
+    node.assert_claims_of_its_block_are_reserved(&case).await;
+    assert!(fill(&case, &node, "more").await.is_empty());
+    // Once nobody claims what it has left, anybody may have it.
+    let claims: Api<AddressClaim> = Api::all(case.client());
+    claims.delete(&another.to_string(), &Default::default()).await.unwrap();
+    agent.settle().await;
+    assert_eq!(fill(&case, &node, "last").await, [another]);
+    let mut found = node.store().verify().unwrap();
+    found.retain(|finding| finding.wrong);
+    assert!(found.is_empty(), "{found:?}");
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
+use sticky_ipam::cluster::cilium::PoolEntry;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
 
 use crate::agent::{Stepped, ends_at, settings};
@@ -14,39 +15,39 @@ use crate::bench::case::Case;
 use crate::cilium::{anybodys, cilium_nodes, owned};
 use crate::node::{Sandbox, TestNode, delete_pod, sandbox, sticky_pod};
 
-const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
+pub const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
 /// Enough for everything that needs two looks, and for what follows from it.
-const LOOKS: usize = 4;
+pub const LOOKS: usize = 4;
 
 fn pods(case: &Case<'_>) -> Api<Pod> {
     Api::namespaced(case.client(), case.namespace())
 }
 
-fn claims(case: &Case<'_>) -> Api<AddressClaim> {
+pub fn claims(case: &Case<'_>) -> Api<AddressClaim> {
     Api::all(case.client())
 }
 
 /// The kubelet's word.
-async fn runs(case: &Case<'_>, pod: &str, address: IpAddr) {
+pub async fn runs(case: &Case<'_>, pod: &str, address: IpAddr) {
     let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
     pods(case).patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 
 /// What the controller asks.
-async fn ask(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: IpAddr) {
+pub async fn ask(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: IpAddr) {
     let claim = json!({"metadata": {"name": address.to_string()}, "spec": {"address": address, "phase": "Requested",
         "homeNode": node.name, "holder": {"namespace": case.namespace(), "name": sandbox.pod},
         "pod": {"name": sandbox.pod, "uid": sandbox.uid}}});
     claims(case).create(&Default::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
 }
 
-async fn answer(case: &Case<'_>, address: IpAddr) -> (ClaimPhase, String) {
+pub async fn answer(case: &Case<'_>, address: IpAddr) -> (ClaimPhase, String) {
     let claim = claims(case).get(&address.to_string()).await.unwrap().spec;
     (claim.phase, claim.reason.unwrap_or_default())
 }
 
 /// A running pod whose address came from Cilium (`crd`) or from the plugin (not sticky then).
-async fn running(case: &Case<'_>, node: &TestNode, name: &str) -> (Sandbox, IpAddr) {
+pub async fn running(case: &Case<'_>, node: &TestNode, name: &str) -> (Sandbox, IpAddr) {
     let Some(cilium) = &node.cilium else {
         let pod = sandbox(&case.pod(name, &[], Some(&node.name)).await);
         let address = node.add(&pod).await.unwrap();
@@ -60,7 +61,7 @@ async fn running(case: &Case<'_>, node: &TestNode, name: &str) -> (Sandbox, IpAd
     (pod, address)
 }
 
-async fn node_of(case: &Case<'_>, mode: &str, name: &str, part: usize) -> TestNode {
+pub async fn node_of(case: &Case<'_>, mode: &str, name: &str, part: usize) -> TestNode {
     match mode {
         "crd" => TestNode::ready_crd(case, name, parts(case)[part]).await,
         _ => TestNode::ready(case, name, parts(case)[part]).await,
@@ -161,6 +162,77 @@ async fn a_grant_that_ends_at_any_write_is_gone_on_with_and_without_a_claim_noth
             }
         }
     }
+}
+
+/// All is bound that was granted, and a sandbox that lives is attached.
+async fn bind_if_granted(case: &Case<'_>, agent: &mut Stepped, name: &str, address: IpAddr) {
+    if answer(case, address).await.0 == ClaimPhase::Granted {
+        bind(case, name, address).await;
+        agent.settle().await;
+    }
+}
+
+#[tokio::test]
+async fn an_owner_that_cilium_does_not_know_of_makes_an_address_nobodys_own() {
+    let case = case().await;
+    let n1 = node_of(&case, "crd", "n1", 0).await;
+    let n2 = node_of(&case, "crd", "n2", 1).await;
+    let mut agent = Stepped::new(&case, &n1, "crd", FEW).await;
+    agent.settle().await;
+    let (pod, address) = running(&case, &n1, "db-0").await;
+    let owner = format!("{}/db-0", case.namespace());
+    n1.cilium().hold_back().await;
+    ask(&case, &n1, &pod, address).await;
+    agent.settle().await;
+    bind_if_granted(&case, &mut agent, "db-0", address).await;
+    // The pod ends, the next one starts elsewhere, and Cilium gives what it takes for nobody's to somebody.
+    delete_pod(&case, "db-0").await;
+    n1.del(&pod).await;
+    let next = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
+    let elsewhere = n2.add(&next).await.unwrap();
+    let ordinary = sandbox(&case.pod("web", &[], Some(&n1.name)).await);
+    let given = n1.add(&ordinary).await.unwrap();
+    assert_eq!(given, address, "else the test shows nothing");
+    assert_ne!(elsewhere, given, "one address with two pods");
+    // Whatever the agent still has to do, the ordinary pod keeps its key, and nothing of ours stands there.
+    let _ = claims(&case).delete(&address.to_string(), &Default::default()).await;
+    agent.settle().await;
+    n1.cilium().catch_up();
+    agent.settle().await;
+    let nodes = cilium_nodes(&case).await;
+    let pool =
+        &nodes.iter().find(|node| node.metadata.name.as_ref() == Some(&n1.name)).unwrap().spec.ipam.pool;
+    assert_eq!(pool.get(&address.to_string()), Some(&PoolEntry::default()));
+    assert!(!owned(&nodes, &owner).iter().any(|(node, _)| *node == n1.name));
+    n1.assert_nothing_reserved_without_claim(&case).await;
+    let again = n1.store().lock().unwrap().at(address).unwrap().unwrap();
+    assert!(again.record.is_offered(), "{:?}", again.record);
+}
+
+#[tokio::test]
+async fn once_cilium_knows_of_the_owner_the_grant_is_given_and_no_sign_is_left() {
+    let case = case().await;
+    let node = node_of(&case, "crd", "n1", 0).await;
+    let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
+    agent.settle().await;
+    let (first, address) = running(&case, &node, "db-0").await;
+    let (second, another) = running(&case, &node, "db-1").await;
+    node.cilium().hold_back().await;
+    ask(&case, &node, &first, address).await;
+    ask(&case, &node, &second, another).await;
+    agent.settle().await;
+    for address in [address, another] {
+        assert_eq!(answer(&case, address).await.0, ClaimPhase::Requested);
+    }
+    node.cilium().catch_up();
+    agent.later();
+    agent.settle().await;
+    for address in [address, another] {
+        assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted);
+    }
+    let nodes = cilium_nodes(&case).await;
+    assert_eq!(owned(&nodes, "sticky-ipam.io/sign"), [], "a sign is left");
+    assert_eq!(node.cilium().taken(), [].into());
 }
 
 /// The StickyIP as the controller makes it, and before it is attached.

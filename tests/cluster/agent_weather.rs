@@ -21,7 +21,7 @@ use crate::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, sticki
 
 const SOON: Duration = Duration::from_secs(60);
 
-fn page(address: SocketAddr, path: &str) -> Option<String> {
+pub fn page(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
@@ -30,12 +30,12 @@ fn page(address: SocketAddr, path: &str) -> Option<String> {
     Some(text)
 }
 
-async fn is_ready(address: SocketAddr) -> bool {
+pub async fn is_ready(address: SocketAddr) -> bool {
     let asked = tokio::task::spawn_blocking(move || page(address, "/readyz")).await.unwrap();
     asked.is_some_and(|text| text.starts_with("HTTP/1.1 200"))
 }
 
-fn loose(node: &TestNode, access: &Access, mode: &str) -> (Settings, SocketAddr) {
+pub fn loose(node: &TestNode, access: &Access, mode: &str) -> (Settings, SocketAddr) {
     let address = free_address();
     let settings = Settings { metrics_address: address, ..settings(node, &access.kubeconfig(), mode, &[]) };
     (settings, address)
@@ -45,7 +45,7 @@ async fn pod(case: &Case<'_>, name: &str, node: &TestNode) -> Sandbox {
     sandbox(&sticky_pod(case, name, &node.name, json!({})).await)
 }
 
-fn decided(node: &TestNode, uid: &str) -> bool {
+pub fn decided(node: &TestNode, uid: &str) -> bool {
     node.store().decisions().unwrap().iter().any(|decision| decision.uid == uid)
 }
 
@@ -104,7 +104,7 @@ async fn an_agent_whose_watch_lags_lets_go_of_nothing_that_another_node_has_by_n
 }
 
 #[tokio::test]
-async fn a_server_that_has_forgotten_where_the_watches_were_is_listed_anew() {
+async fn what_changed_while_nobody_watched_is_listed_anew_when_the_server_is_back() {
     let server = ApiServer::start().await;
     server.install_our_kinds().await;
     server.install_cilium_kinds().await;

@@ -85,7 +85,7 @@ async fn a_killed_keeper_takes_its_processes_along_and_the_next_start_sweeps_its
 async fn a_dropped_keeper_has_ended_its_processes_and_removed_its_folder() {
     let temporary = tempfile::tempdir().unwrap();
     let keeper = Keeper::start(temporary.path());
-    server::start_etcd(&keeper).await;
+    server::start_etcd(&keeper, server::Etcd::Hasty).await;
     let etcd = pid_file(keeper.folder(), "etcd");
     assert!(!is_gone(etcd));
     drop(keeper);
@@ -138,7 +138,16 @@ impl Victim {
 
     async fn end_by(&mut self, signal: Signal) {
         kill(pid(self.process.id()), signal).unwrap();
-        assert_eq!(self.process.wait().unwrap().signal(), Some(signal as i32));
+        let mut ended = None;
+        comes_true(PATIENCE, || {
+            ended = self.process.try_wait().unwrap();
+            std::future::ready(ended.is_some())
+        })
+        .await;
+        let ended = ended.expect(
+            "it goes on; was this test started with the signal ignored, in the background of a script?",
+        );
+        assert_eq!(ended.signal(), Some(signal as i32));
     }
 
     async fn leaves_nothing(&self) {
@@ -198,7 +207,7 @@ fn tell(folder: &Path, pids: &[u32]) {
 async fn an_etcd() -> Option<Keeper> {
     std::env::var_os(STARTED_BY_A_TEST)?;
     let keeper = Keeper::start(&std::env::temp_dir());
-    server::start_etcd(&keeper).await;
+    server::start_etcd(&keeper, server::Etcd::Hasty).await;
     tell(keeper.folder(), &[pid_file(keeper.folder(), "etcd"), keeper.pid()]);
     Some(keeper)
 }

@@ -1,8 +1,9 @@
 //! The bench hands out what it promises: namespaces, identities, kinds.
 
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::json;
 
@@ -70,6 +71,33 @@ async fn the_controller_reads_everything_and_deletes_no_pod() {
     let pods: Api<Pod> = Api::namespaced(case.controller().await.client().await, case.namespace());
     pods.list(&ListParams::default()).await.unwrap();
     assert_eq!(code(pods.delete("any", &Default::default()).await), 403);
+}
+
+#[tokio::test]
+async fn the_controller_writes_its_own_lease_and_those_of_blocks_and_nobody_elses() {
+    let case = ApiServer::shared().await.case().await;
+    let client = case.controller().await.client().await;
+    let lease = |name: &str| Lease {
+        metadata: ObjectMeta { name: Some(name.into()), ..Default::default() },
+        ..Default::default()
+    };
+    let make = PostParams::default();
+    let patch = Patch::Merge(json!({"spec": {"holderIdentity": "me"}}));
+    let params = PatchParams::default();
+    let everybodys: Api<Lease> = Api::namespaced(case.client(), case.namespace());
+    everybodys.create(&make, &lease("kube-scheduler")).await.unwrap();
+    let beside: Api<Lease> = Api::namespaced(client.clone(), case.namespace());
+    let own = beside.create(&make, &lease("cilium-ipam-leader")).await.unwrap();
+    beside.replace("cilium-ipam-leader", &make, &own).await.unwrap();
+    assert_eq!(code(beside.get("kube-scheduler").await), 403);
+    assert_eq!(code(beside.patch("kube-scheduler", &params, &patch).await), 403);
+    assert_eq!(code(beside.delete("kube-scheduler", &Default::default()).await), 403);
+    assert_eq!(code(beside.list(&ListParams::default()).await), 403);
+    let blocks: Api<Lease> = Api::namespaced(client, &case.block_namespace());
+    blocks.create(&make, &lease("sticky-ipam-block-10.1.2.0-24")).await.unwrap();
+    blocks.patch("sticky-ipam-block-10.1.2.0-24", &params, &patch).await.unwrap();
+    assert_eq!(blocks.list(&ListParams::default()).await.unwrap().items.len(), 1);
+    blocks.delete("sticky-ipam-block-10.1.2.0-24", &Default::default()).await.unwrap();
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -441,6 +442,23 @@ async fn a_thousand_nodes_get_their_blocks_and_then_nothing_is_written() {
     }
 }
 
+#[tokio::test]
+async fn with_the_shipped_roles_locks_are_in_their_own_namespace_and_a_missing_one_is_no_lost_race() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    node(&case, "a", json!({}), &[]).await;
+    let lost = Desk::new(&case, &["--block-namespace=nowhere"]).await;
+    lost.look().await;
+    assert_eq!(Blocks::for_world(&lost.world).unwrap().round(&lost.world, Vec::new()).await.failures, 1);
+    let flags = ["--block-low=4", &format!("--block-namespace={}", case.block_namespace())];
+    let desk = Desk::as_shipped(&case, &flags).await;
+    settle(&desk, &mut Blocks::for_world(&desk.world).unwrap()).await;
+    let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());
+    assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 1);
+    assert!(locks(&case).await.is_empty(), "none beside the election's");
+    assert_eq!(ranges(&case).await[0].1, [block(&case, 0)]);
+}
+
 /// All at once.
 async fn futures<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     let mut all: Vec<_> = all.map(Box::pin).collect();
@@ -449,4 +467,22 @@ async fn futures<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
         if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_flags_pool_gives_ipv6_blocks_of_its_size_beside_those_of_ipv4_and_none_without_ipv6() {
+    let case = case().await;
+    let name = node(&case, "a", json!({}), &[]).await;
+    let flags = [
+        &format!("--cluster-pool-ipv4-cidr={}", case.range()),
+        "--cluster-pool-ipv4-mask-size=28",
+        "--cluster-pool-ipv6-cidr=fd00:52::/104",
+        "--cluster-pool-ipv6-mask-size=120",
+    ];
+    let without = Desk::new(&case, &flags).await;
+    settle(&without, &mut duty(&without, &case, Place::CiliumNode)).await;
+    assert_eq!(ranges(&case).await, [(name.clone(), vec![block(&case, 0)])]);
+    let both = Desk::new(&case, &[&flags[..], &["--enable-ipv6=true"]].concat()).await;
+    settle(&both, &mut duty(&both, &case, Place::CiliumNode)).await;
+    assert_eq!(ranges(&case).await, [(name, vec![block(&case, 0), "fd00:52::/120".to_owned()])]);
 }

@@ -1,23 +1,28 @@
 //! Cilium for tests of `crd` mode: an agent that gives addresses out of the live CiliumNode's pool as the real one does
 //! (the owner's key, else any key that nobody owns), its socket, and a `cilium-cni` that asks it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::{CiliumNode, PoolEntry};
 use sticky_ipam::cluster::claims::carry::{Sent, Witness};
 use sticky_ipam::cluster::claims::write::Write;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::bench::case::Case;
+use crate::bench::comes_true;
 use crate::node::TestNode;
+
+/// A deadline, not a measure: `cilium-cni` needs milliseconds.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// What happened, in its order.
 pub type Diary = Arc<Mutex<Vec<String>>>;
@@ -40,8 +45,14 @@ struct State {
     pods: kube::Client,
     /// How many ADDs do not see the owner yet.
     blind: Mutex<usize>,
+    /// The pool as it was when the watch was held back.
+    held_back: Mutex<Option<BTreeMap<String, PoolEntry>>>,
+    /// What was taken over the socket and not given back.
+    taken: Mutex<BTreeSet<IpAddr>>,
     /// How often the socket was asked.
     asked: Mutex<usize>,
+    /// An ADD goes on when it has this.
+    gate: Arc<tokio::sync::Mutex<()>>,
     diary: Diary,
 }
 
@@ -97,6 +108,15 @@ pub fn owned(nodes: &[CiliumNode], owner: &str) -> Vec<(String, IpAddr)> {
     nodes.iter().flat_map(of_node).collect()
 }
 
+/// Whether a process without a command line is a child of ours that has not ended: for a moment, one that was just started has none.
+fn is_child_at_work(process: &Path) -> bool {
+    let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+    let Some((_, behind_name)) = stat.rsplit_once(')') else { return false };
+    let mut fields = behind_name.split_whitespace();
+    let (state, parent) = (fields.next(), fields.next());
+    state != Some("Z") && parent == Some(std::process::id().to_string().as_str())
+}
+
 impl FakeCilium {
     /// Cilium on this node, with a folder of its own. It runs on the test's runtime.
     pub async fn start(case: &Case<'_>, node: &str, folder: &Path) -> Self {
@@ -108,7 +128,10 @@ impl FakeCilium {
             about: Mutex::default(),
             pods: case.client(),
             blind: Mutex::default(),
+            held_back: Mutex::default(),
+            taken: Mutex::default(),
             asked: Mutex::default(),
+            gate: Arc::default(),
             diary: Diary::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -130,9 +153,44 @@ impl FakeCilium {
         Self { bin, socket, state }
     }
 
+    /// Waits until no `cilium-cni` of this node is at work. One whose caller has ended goes on by itself.
+    pub async fn wait_for_its_plugin(&self) {
+        let program = self.bin.join("cilium-cni").display().to_string();
+        let runs = |process: &Path| {
+            let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&program)
+                || (line.is_empty() && is_child_at_work(process))
+        };
+        let all_ended = comes_true(ENDS_WITHIN, || async {
+            !std::fs::read_dir("/proc").unwrap().flatten().any(|process| runs(&process.path()))
+        });
+        assert!(all_ended.await, "{program} does not end");
+    }
+
     /// The next ADDs do not see any owner.
     pub fn be_blind(&self, times: usize) {
         *self.state.blind.lock().unwrap() = times;
+    }
+
+    /// ADDs wait, and say so in the diary, until this is dropped.
+    pub async fn hold_adds(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.state.gate.clone().lock_owned().await
+    }
+
+    /// The agent hears nothing more of its CiliumNode.
+    pub async fn hold_back(&self) {
+        let pool = self.state.pool().await;
+        *self.state.held_back.lock().unwrap() = Some(pool);
+    }
+
+    /// The agent hears of its CiliumNode again, and of what it missed.
+    pub fn catch_up(&self) {
+        *self.state.held_back.lock().unwrap() = None;
+    }
+
+    /// What was taken over the socket and not given back.
+    pub fn taken(&self) -> BTreeSet<IpAddr> {
+        self.state.taken.lock().unwrap().clone()
     }
 
     /// An endpoint of another sandbox.
@@ -205,11 +263,13 @@ async fn serve_cni(listener: TcpListener, state: Arc<State>) {
 impl State {
     /// As Cilium's crd allocator: the owner's key without asking whether it is free, else one that nobody owns.
     async fn add(&self, container: &str, owner: &str) -> Result<IpAddr, String> {
-        let nodes = self.look().await;
+        if self.gate.try_lock().is_err() {
+            self.diary.lock().unwrap().push("cilium ADD waits".into());
+            drop(self.gate.lock().await);
+        }
+        let pool = self.pool().await;
         let asked = self.asked_mac(owner).await;
         self.diary.lock().unwrap().push("cilium ADD".into());
-        let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(&self.node)).unwrap();
-        let pool = &node.spec.ipam.pool;
         let blind = std::mem::replace(&mut *self.blind.lock().unwrap(), 0);
         *self.blind.lock().unwrap() = blind.saturating_sub(1);
         let mut endpoints = self.endpoints.lock().unwrap();
@@ -230,6 +290,35 @@ impl State {
         let about = (owner.to_owned(), asked.unwrap_or_else(new_mac));
         self.about.lock().unwrap().insert(container.to_owned(), about);
         Ok(address)
+    }
+
+    /// The pool as the agent knows it.
+    async fn pool(&self) -> BTreeMap<String, PoolEntry> {
+        let nodes = self.look().await;
+        if let Some(held_back) = self.held_back.lock().unwrap().clone() {
+            return held_back;
+        }
+        let own = nodes.into_iter().find(|node| node.metadata.name.as_deref() == Some(&self.node));
+        own.unwrap().spec.ipam.pool
+    }
+
+    /// As Cilium answers `/v1/ipam/ADDRESS`: without a look at the key's owner.
+    async fn take_or_give_back(&self, method: &str, address: IpAddr) -> String {
+        if method == "DELETE" {
+            self.taken.lock().unwrap().remove(&address);
+            return "HTTP/1.0 200 OK\r\n\r\n".to_owned();
+        }
+        let pool = self.pool().await;
+        let used = self.endpoints.lock().unwrap().values().any(|used| *used == address);
+        let oh = |why: &str| format!("HTTP/1.0 500 Internal Server Error\r\n\r\n\"{why}\"");
+        if used || self.taken.lock().unwrap().contains(&address) {
+            return oh("IP already in use");
+        }
+        if !pool.contains_key(&address.to_string()) {
+            return oh(&format!("IP {address} is not available"));
+        }
+        self.taken.lock().unwrap().insert(address);
+        "HTTP/1.0 200 OK\r\n\r\n".to_owned()
     }
 
     /// The MAC that the pod's annotation asks for.
@@ -253,9 +342,25 @@ async fn serve_socket(listener: UnixListener, state: Arc<State>) {
         let mut asked = [0; 1024];
         let length = stream.read(&mut asked).await.unwrap();
         let line = String::from_utf8_lossy(&asked[..length]).into_owned();
-        let address = line.split_whitespace().nth(1).unwrap().rsplit('/').next().unwrap().to_owned();
-        let address: IpAddr = address.split_once(':').unwrap().1.parse().unwrap();
+        let mut words = line.split_whitespace();
+        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        let last = path.rsplit('/').next().unwrap();
         *state.asked.lock().unwrap() += 1;
+        if path.starts_with("/v1/ipam/") {
+            let address = last.split('?').next().unwrap().parse().unwrap();
+            let answer = state.take_or_give_back(method, address).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+            continue;
+        }
+        if let Some(pod) = last.strip_prefix("pod-name:").map(|pod| pod.replace("%2F", "/")) {
+            let held = state.endpoints.lock().unwrap().clone();
+            let about = state.about.lock().unwrap().clone();
+            let there = held.keys().any(|id| about.get(id).is_some_and(|(owner, _)| *owner == pod));
+            let answer = if there { "HTTP/1.0 200 OK\r\n\r\n{}" } else { "HTTP/1.0 404 Not Found\r\n\r\n" };
+            let _ = stream.write_all(answer.as_bytes()).await;
+            continue;
+        }
+        let address: IpAddr = last.split_once(':').unwrap().1.parse().unwrap();
         let held = state.endpoints.lock().unwrap().clone();
         let answer = match held.iter().find(|(_, used)| **used == address) {
             Some((container, _)) => {

@@ -11,6 +11,7 @@ use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
 use sticky_ipam::cni::PodIdentity;
 use sticky_ipam::store::{Decision, Moment, Prepared, Told};
 
+use crate::agent::Stepped;
 use crate::bench::case::Case;
 use crate::bench::{ApiServer, comes_true};
 use crate::cilium::{Scribe, assert_in_one_pool, cilium_nodes, owned};
@@ -452,4 +453,28 @@ async fn where_a_sticky_pool_is_nothing_but_blocks_of_nodes_the_nodes_own_is_use
     let claim = claims(&case).await.remove(0).spec;
     assert_eq!((claim.address, claim.home_node), (address, Some(n1.name.clone())));
     assert_in_step(&case, &[&n1]).await;
+}
+
+#[tokio::test]
+async fn a_stickyip_that_was_deleted_while_its_pod_lives_has_the_next_pod_elsewhere_wait_for_it() {
+    let case = case().await;
+    case.install_cilium_kinds().await;
+    let (n1, n2) = two_nodes(&case).await;
+    let mut agent = Stepped::new(&case, &n1, "crd", &[]).await;
+    agent.settle().await;
+    let first = pod(&case, "db-0", &n1).await;
+    let address = n1.add(&first).await.unwrap();
+    // A person deletes it, and the pod by force: its sandbox lives on.
+    let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    api.delete("db-0", &Default::default()).await.unwrap();
+    let next = pod(&case, "db-0", &n2).await;
+    let error = n2.add(&next).await.unwrap_err();
+    assert!(code(&error) == 11 && message(&error).contains(&n1.name), "{error}");
+    agent.settle().await;
+    assert!(n2.add(&next).await.is_err(), "it lives");
+    n1.del(&first).await;
+    agent.settle().await;
+    assert_eq!(n2.add(&next).await.unwrap(), address);
+    assert_in_step(&case, &[&n2]).await;
+    assert_in_one_pool(&cilium_nodes(&case).await);
 }

@@ -119,10 +119,10 @@ impl<'a> Desk<'a> {
         mine.namespaces = only(&index.namespaces, |name| name == self.case.namespace());
         mine.nodes = only(&index.nodes, own);
         mine.stickies = only(&index.stickies, inside);
-        mine.claims = only(&index.claims, of_range);
+        mine.claims = only(&index.claims, of_range).into();
         mine.pools = only(&index.pools, own);
-        mine.cilium_nodes = only(&index.cilium_nodes, own);
-        mine.endpoints = only(&index.endpoints, inside);
+        mine.cilium_nodes = only(&index.cilium_nodes, own).into();
+        mine.endpoints = only(&index.endpoints, inside).into();
         *self.world.index() = mine;
     }
 }

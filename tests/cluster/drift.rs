@@ -1,16 +1,19 @@
 //! The drift audit on a real API server: a metric, an event and a condition; and the command with its exit status.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
+use sticky_ipam::cluster::cilium::CiliumNode;
 use sticky_ipam::controller::audit::Audit;
 use sticky_ipam::controller::world::Duty;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;
-use crate::desk::{Desk, apply, bare_node, case, cilium_node};
+use crate::desk::{Desk, EndAt, apply, bare_node, case, cilium_node};
+use crate::ends::ended_by_the_witness;
 
 async fn condition(case: &Case<'_>, name: &str) -> Option<(String, String)> {
     let nodes: Api<Node> = Api::all(case.client());
@@ -38,14 +41,8 @@ async fn nodes_that_disagree_get_an_event_and_a_condition_that_goes_when_they_ag
     assert_eq!(audit.round(&desk.world, Vec::new()).await.failures, 0);
     assert_eq!(condition(&case, &first).await, Some(("True".into(), "RangesDisagree".into())));
     assert_eq!(condition(&case, &well).await, None, "one that never drifted has none");
-    let events: Api<Event> = Api::namespaced(case.client(), "default");
-    let told = events.list(&ListParams::default()).await.unwrap().items;
-    let of_first: Vec<&str> = told
-        .iter()
-        .filter(|event| event.involved_object.name.as_deref() == Some(&first))
-        .filter_map(|event| event.reason.as_deref())
-        .collect();
-    assert!(of_first.contains(&"SpeaksForAnother") && of_first.contains(&"RangesDisagree"), "{of_first:?}");
+    let of_first = reasons(&case, &first).await;
+    assert!(of_first.contains("SpeaksForAnother") && of_first.contains("RangesDisagree"), "{of_first:?}");
     let page = desk.world.metrics.page();
     let counted = r#"sticky_ipam_controller_drift{reason="SpeaksForAnother",breaks="BGP"} 2"#;
     assert!(page.contains(counted), "{page}");
@@ -66,6 +63,57 @@ async fn nodes_that_disagree_get_an_event_and_a_condition_that_goes_when_they_ag
     Audit::new(&second.world.metrics).round(&second.world, Vec::new()).await;
     assert_eq!(condition(&case, &first).await, Some(("False".into(), "InStep".into())));
     assert!(!second.world.metrics.page().contains("drift{"));
+}
+
+/// What was told of a node, once each.
+async fn reasons(case: &Case<'_>, node: &str) -> BTreeSet<String> {
+    let events: Api<Event> = Api::namespaced(case.client(), "default");
+    let told = events.list(&ListParams::default()).await.unwrap().items;
+    let of_node = told.into_iter().filter(|event| event.involved_object.name.as_deref() == Some(node));
+    of_node.filter_map(|event| event.reason).collect()
+}
+
+#[tokio::test]
+async fn an_audit_that_ends_at_any_write_is_finished_by_the_next() {
+    const FLAGS: &[&str] = &["--cilium-ipam=cluster-pool"];
+    let case = case().await;
+    for after in [false, true] {
+        let mut number = 1;
+        loop {
+            // Others at every round: what the one before was told of is not looked for again.
+            let (one, other) = (format!("one-{after}-{number}"), format!("other-{after}-{number}"));
+            let one = node(&case, &one, "10.5.120.0/24", "10.5.121.0/24").await;
+            let other = node(&case, &other, "10.5.121.0/24", "10.5.120.0/24").await;
+            let first = Desk::watched(&case, FLAGS, EndAt::boxed(number, after)).await;
+            first.look().await;
+            let mut audit = Audit::new(&first.world.metrics);
+            let ended = ended_by_the_witness(async {
+                audit.round(&first.world, Vec::new()).await;
+            })
+            .await;
+            let second = Desk::new(&case, FLAGS).await;
+            second.look().await;
+            assert_eq!(Audit::new(&second.world.metrics).round(&second.world, Vec::new()).await.failures, 0);
+            for name in [&one, &other] {
+                let what = format!("{name}: ended at {number}, after it: {after}");
+                assert!(condition(&case, name).await.is_some_and(|(status, _)| status == "True"), "{what}");
+                let told = reasons(&case, name).await;
+                assert!(
+                    told.contains("SpeaksForAnother") && told.contains("RangesDisagree"),
+                    "{what}: {told:?}"
+                );
+                let (nodes, cilium): (Api<Node>, Api<CiliumNode>) =
+                    (Api::all(case.client()), Api::all(case.client()));
+                nodes.delete(name, &Default::default()).await.unwrap();
+                cilium.delete(name, &Default::default()).await.unwrap();
+            }
+            if !ended {
+                break;
+            }
+            number += 1;
+        }
+        assert!(number > 6, "two nodes, each with a condition and two events: it was {number}");
+    }
 }
 
 fn audit(case: &Case<'_>, output: &str) -> (i32, String) {

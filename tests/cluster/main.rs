@@ -3,10 +3,12 @@
 // Whatever the bench cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, clippy::print_stdout)]
 
+mod admission;
 mod agent;
 mod agent_crashes;
 mod agent_crd;
 mod agent_duties;
+mod agent_giving_back;
 mod agent_install;
 mod agent_leaks;
 mod agent_mac;
@@ -23,13 +25,19 @@ mod clocks;
 mod controller;
 mod crashes;
 mod crd;
+mod deleted;
 mod desk;
+mod disk_crashes;
+mod doubles;
 mod drift;
 mod dual_stack;
 mod endpoints;
+mod ends;
 mod node;
 mod objects;
+mod outages;
 mod plugin;
 mod repair;
+mod selection;
 mod stale_memory;
 mod takeover;

@@ -15,14 +15,17 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::CiliumNode;
-use sticky_ipam::cluster::claims::carry::{Nobody, Sent, Witness};
+use sticky_ipam::cluster::claims::carry::{Nobody, Witness};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
+use sticky_ipam::cni::{IfName, PodIdentity};
 use sticky_ipam::plugin;
-use sticky_ipam::store::{Moment, Note, RealDisk, Store};
+use sticky_ipam::store::{Claimant, Disk, Moment, Note, RealDisk, Store};
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
 use crate::cilium::{FakeCilium, cilium_node};
+use crate::ends::ENDED;
+pub use crate::ends::{EndAt, ended_by, ended_by_the_witness};
 
 /// One node.
 pub struct TestNode {
@@ -35,6 +38,7 @@ pub struct TestNode {
     on_unavailable: &'static str,
     also: Option<Ipv6Net>,
     clock: Option<&'static str>,
+    excluded: &'static [&'static str],
     /// In `crd` mode.
     pub cilium: Option<FakeCilium>,
 }
@@ -107,6 +111,7 @@ impl TestNode {
             on_unavailable: "fail",
             also: None,
             clock: None,
+            excluded: &[],
             cilium: None,
         }
     }
@@ -141,6 +146,11 @@ impl TestNode {
         self.also = Some(range);
     }
 
+    /// Pods whose label dbbranch starts with one of these are never sticky.
+    pub fn exclude(&mut self, prefixes: &'static [&'static str]) {
+        self.excluded = prefixes;
+    }
+
     /// Its clock is off by this much, as faketime writes it.
     pub fn clock(&mut self, off: &'static str) {
         self.clock = Some(off);
@@ -152,7 +162,7 @@ impl TestNode {
             "cluster": {
                 "kubeconfig": self.kubeconfig, "node": self.name, "timeout": self.timeout,
                 "onUnavailable": self.on_unavailable,
-                "selector": {"matchLabels": {"sticky": "yes"}},
+                "selector": {"matchLabels": {"sticky": "yes"}}, "excludePrefixes": self.excluded,
             },
         });
         if let Some(cilium) = &self.cilium {
@@ -175,12 +185,13 @@ impl TestNode {
         self.dir.path().join(format!("netns-{container}"))
     }
 
-    /// The verb's answer: the document, or the error. None if the witness ended it.
+    /// The verb's answer: the document, or the error. None if the witness or the disk ended it.
     async fn verb(
         &self,
         verb: &'static str,
         sandbox: &Sandbox,
         witness: Arc<dyn Witness + Send + Sync>,
+        disk: impl Disk + Send + 'static,
     ) -> Option<Result<Value, Value>> {
         let netns = self.netns(&sandbox.container);
         if verb == "ADD" {
@@ -209,7 +220,7 @@ impl TestNode {
                 })
             };
             match clock {
-                None => plugin::run_before(&*witness, &env, &mut config.as_bytes()),
+                None => plugin::run_before(&*witness, disk, &env, &mut config.as_bytes()),
                 Some(off) => run_by_another_clock(off, &env, config.as_bytes()),
             }
         });
@@ -218,6 +229,9 @@ impl TestNode {
             Err(ended) => {
                 let why = *ended.into_panic().downcast::<&str>().expect("not the witness ended it");
                 assert_eq!(why, ENDED);
+                if let Some(cilium) = &self.cilium {
+                    cilium.wait_for_its_plugin().await;
+                }
                 return None;
             }
         };
@@ -227,7 +241,7 @@ impl TestNode {
 
     /// ADD. Every address, or the error.
     pub async fn add_all(&self, sandbox: &Sandbox) -> Result<Vec<IpAddr>, Value> {
-        let document = self.verb("ADD", sandbox, Arc::new(Nobody)).await.unwrap()?;
+        let document = self.verb("ADD", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()?;
         Ok(document["ips"].as_array().unwrap().iter().map(address_of).collect())
     }
 
@@ -241,7 +255,18 @@ impl TestNode {
         sandbox: &Sandbox,
         witness: Arc<dyn Witness + Send + Sync>,
     ) -> Option<Result<IpAddr, Value>> {
-        Some(self.verb("ADD", sandbox, witness).await?.map(|document| address_of(&document["ips"][0])))
+        let answer = self.verb("ADD", sandbox, witness, RealDisk).await?;
+        Some(answer.map(|document| address_of(&document["ips"][0])))
+    }
+
+    /// ADD on a disk that may end it.
+    pub async fn add_on(
+        &self,
+        disk: impl Disk + Send + 'static,
+        sandbox: &Sandbox,
+    ) -> Option<Result<IpAddr, Value>> {
+        let answer = self.verb("ADD", sandbox, Arc::new(Nobody), disk).await?;
+        Some(answer.map(|document| address_of(&document["ips"][0])))
     }
 
     /// DEL; the sandbox's namespace is gone then.
@@ -250,9 +275,17 @@ impl TestNode {
     }
 
     pub async fn del_before(&self, sandbox: &Sandbox, witness: Arc<dyn Witness + Send + Sync>) -> Option<()> {
-        let answer = self.verb("DEL", sandbox, witness).await?;
+        let answer = self.verb("DEL", sandbox, witness, RealDisk).await?;
         assert!(answer.is_ok(), "DEL never fails: {answer:?}");
-        let _ = std::fs::remove_file(self.netns(&sandbox.container));
+        self.end(sandbox);
+        Some(())
+    }
+
+    /// DEL on a disk that may end it.
+    pub async fn del_on(&self, disk: impl Disk + Send + 'static, sandbox: &Sandbox) -> Option<()> {
+        let answer = self.verb("DEL", sandbox, Arc::new(Nobody), disk).await?;
+        assert!(answer.is_ok(), "DEL never fails: {answer:?}");
+        self.end(sandbox);
         Some(())
     }
 
@@ -262,16 +295,16 @@ impl TestNode {
     }
 
     pub async fn check(&self, sandbox: &Sandbox) -> Result<Value, Value> {
-        self.verb("CHECK", sandbox, Arc::new(Nobody)).await.unwrap()
+        self.verb("CHECK", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()
     }
 
     pub async fn status(&self, sandbox: &Sandbox) -> Result<Value, Value> {
-        self.verb("STATUS", sandbox, Arc::new(Nobody)).await.unwrap()
+        self.verb("STATUS", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()
     }
 
     /// GC that finds no sandbox valid.
     pub async fn gc(&self, sandbox: &Sandbox) -> Result<Value, Value> {
-        self.verb("GC", sandbox, Arc::new(Nobody)).await.unwrap()
+        self.verb("GC", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()
     }
 
     pub fn store(&self) -> Store {
@@ -328,10 +361,11 @@ impl TestNode {
         }
     }
 
-    /// Whether an ADD of this pod has its turn, and so has left its mark in the store.
+    /// Whether an ADD of this pod has its turn.
     pub fn is_adding(&self, sandbox: &Sandbox) -> bool {
-        let turn = format!("{},{},eth0", sandbox.namespace, sandbox.pod);
-        self.store().root().join(".sticky/turns").join(turn).exists()
+        let pod = PodIdentity::new(&sandbox.namespace, &sandbox.pod, None).unwrap();
+        let claimant = Claimant::new(&pod, &IfName::new("eth0").unwrap());
+        self.store().turn(&claimant, Duration::ZERO).is_err()
     }
 
     /// The addresses that a sandbox of this node has.
@@ -371,57 +405,6 @@ fn run_by_another_clock(
     let text = String::from_utf8(done.stdout).unwrap();
     let stdout = (!text.is_empty()).then_some(text);
     plugin::Answer { stdout, stderr: None, status: u8::from(!done.status.success()) }
-}
-
-const ENDED: &str = "ended by the witness";
-
-/// Ends the verb before or after the n-th write.
-pub struct EndAt {
-    pub number: usize,
-    pub after: bool,
-    /// How many writes were seen.
-    pub seen: AtomicUsize,
-}
-
-impl EndAt {
-    pub fn new(number: usize, after: bool) -> Arc<Self> {
-        Arc::new(Self { number, after, seen: AtomicUsize::new(0) })
-    }
-}
-
-impl Witness for EndAt {
-    fn before(&self, number: usize, _: Sent<'_>) {
-        self.seen.store(number, Ordering::SeqCst);
-        if !self.after && number == self.number {
-            std::panic::panic_any(ENDED);
-        }
-    }
-    fn after(&self, number: usize, _: Sent<'_>) {
-        if self.after && number == self.number {
-            std::panic::panic_any(ENDED);
-        }
-    }
-}
-
-/// Runs until the end, or until the witness ends it; whether it did.
-pub async fn ended_by_the_witness(work: impl Future<Output = ()>) -> bool {
-    ended_by(ENDED, work).await
-}
-
-/// The same for a panic with these words.
-pub async fn ended_by(words: &str, work: impl Future<Output = ()>) -> bool {
-    use std::panic::AssertUnwindSafe;
-    let mut work = std::pin::pin!(work);
-    let polled = std::future::poll_fn(|context| {
-        match std::panic::catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
-            Ok(poll) => poll.map(|()| None),
-            Err(ended) => std::task::Poll::Ready(Some(ended)),
-        }
-    });
-    let Some(ended) = polled.await else { return false };
-    let why = *ended.downcast::<&str>().expect("not the witness ended it");
-    assert_eq!(why, words);
-    true
 }
 
 /// Makes a node Ready, or not.

@@ -82,6 +82,15 @@ async fn a_claim_is_its_address_and_moves_only_through_its_phases() {
     refused(&api, "AddressClaim", "fd00--9", six, "the name must be the address").await;
     refused(&api, "AddressClaim", &address, with(&good, json!({"phase": "Bound"})), "names the uid").await;
     refused(&api, "AddressClaim", &address, with(&good, json!({"phase": "Requested"})), "node's block").await;
+    refused(&api, "AddressClaim", &address, with(&good, json!({"stickyUid": "u1"})), "is Bound").await;
+    let asked = json!({"phase": "Requested", "homeNode": "n1", "stickyUid": "u1"});
+    refused(&api, "AddressClaim", &address, with(&good, asked), "before it is granted").await;
+    // Made for a StickyIP that stands, it is sealed from the beginning.
+    let sealed = with(&good, json!({"phase": "Bound", "stickyUid": "u1"}));
+    api.create(&PostParams::default(), &object("AddressClaim", &address, &sealed)).await.unwrap();
+    unchangeable(&api, &address, json!({"stickyUid": "u2"}), "never replaced").await;
+    unchangeable(&api, &address, json!({"phase": "Granted"}), "phases go").await;
+    api.delete(&address, &Default::default()).await.unwrap();
     api.create(&PostParams::default(), &object("AddressClaim", &address, &good)).await.unwrap();
     let again = api.create(&PostParams::default(), &object("AddressClaim", &address, &good)).await;
     assert!(again.is_err(), "the lock was taken twice");

@@ -82,6 +82,32 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
 }
 
 #[tokio::test]
+async fn an_attachment_changes_the_status_alone_and_a_person_keeps_what_is_his() {
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case).await[0]).await;
+    let first = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    node.add(&first).await.unwrap();
+    node.del(&first).await;
+    let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    let word = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "StickyIP",
+                      "metadata": {"name": "db-0", "labels": {"team": "blue"}},
+                      "spec": {"retention": {"keep": "Forever"}}});
+    api.patch("db-0", &PatchParams::apply("person").force(), &Patch::Apply(word)).await.unwrap();
+    let status = json!({"status": {"mac": "02:00:00:00:00:01"}});
+    let before = api.patch_status("db-0", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    node.add(&sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await)).await.unwrap();
+    let after = api.get("db-0").await.unwrap();
+    assert_eq!((&after.spec, &after.metadata.labels), (&before.spec, &before.metadata.labels));
+    assert_eq!(after.status.as_ref().unwrap().mac.as_deref(), Some("02:00:00:00:00:01"));
+    let of_person = |object: &StickyIP| {
+        let mut owners = object.metadata.managed_fields.clone().unwrap().into_iter();
+        owners.find(|owner| owner.manager.as_deref() == Some("person")).and_then(|owner| owner.fields_v1)
+    };
+    assert!(of_person(&before).is_some());
+    assert_eq!(of_person(&after), of_person(&before));
+}
+
+#[tokio::test]
 async fn every_question_of_a_verb_goes_over_one_connection() {
     let case = case().await;
     let mut node = TestNode::ready(&case, "n1", parts(&case).await[0]).await;
@@ -532,7 +558,7 @@ async fn launched(case: &Case<'_>, name: &str, machine: &str, node: &str) -> Pod
     owned(case, name, node, json!({"sticky": "yes"}), owner).await
 }
 
-async fn deployed(case: &Case<'_>, name: &str, node: &str) -> Pod {
+pub async fn deployed(case: &Case<'_>, name: &str, node: &str) -> Pod {
     deployed_by(case, name, "web", node).await
 }
 

@@ -16,7 +16,7 @@ use sticky_ipam::policy::facts::Moment;
 use crate::bench::ApiServer;
 use crate::bench::case::Case;
 use crate::node::{
-    EndAt, TestNode, assert_in_step, claims, ended_by_the_witness, sandbox, stickies, sticky_pod,
+    EndAt, TestNode, assert_in_step, claims, ended_by_the_witness, sandbox, stickies, sticky_pod, sticky_pool,
 };
 
 /// Everything is old enough at once.
@@ -182,9 +182,21 @@ async fn a_claim_rests_as_long_as_a_pod_shows_its_address() {
 }
 
 #[tokio::test]
-async fn a_repairer_in_a_hurry_never_keeps_a_pod_from_its_address() {
+async fn a_repairer_in_a_hurry_never_keeps_a_pod_from_its_address_of_the_nodes_block() {
+    a_repairer_in_a_hurry(false).await;
+}
+
+#[tokio::test]
+async fn a_repairer_in_a_hurry_never_keeps_a_pod_from_its_address_of_a_sticky_pool() {
+    a_repairer_in_a_hurry(true).await;
+}
+
+async fn a_repairer_in_a_hurry(of_a_pool: bool) {
     let case = case().await;
     let quarters: Vec<_> = case.range().subnets(26).unwrap().collect();
+    if of_a_pool {
+        sticky_pool(&case, quarters[2]).await;
+    }
     let node = TestNode::ready(&case, "n1", quarters[0]).await;
     let stop = Arc::new(tokio::sync::Notify::new());
     let mending = async {

@@ -149,14 +149,65 @@ impl Overseer for Latecomer {
         }
         let Some(access) = self.access.lock().unwrap().take() else { return };
         let namespace = self.namespace.clone();
-        let starting = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async move {
-                running(access.client().await, &namespace, "late", "n1", "10.1.1.99").await;
-            });
+        meanwhile(async move {
+            running(access.client().await, &namespace, "late", "n1", "10.1.1.99").await;
         });
-        starting.join().unwrap();
     }
+}
+
+/// On a thread of its own: the command's runtime stands still.
+fn meanwhile(deed: impl Future<Output = ()> + Send + 'static) {
+    let doing = std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(deed);
+    });
+    doing.join().unwrap();
+}
+
+/// Writes the CiliumNode of n1 just before the command does, as often as it has something to write.
+struct Rival {
+    access: Access,
+    patches: Mutex<Vec<Value>>,
+}
+
+impl Overseer for Rival {
+    fn before(&self, what: &str) {
+        if what != "patch CiliumNode n1" {
+            return;
+        }
+        let Some(patch) = self.patches.lock().unwrap().pop() else { return };
+        let access = self.access.clone();
+        meanwhile(async move {
+            let nodes: Api<CiliumNode> = Api::all(access.client().await);
+            nodes.patch("n1", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        });
+    }
+}
+
+#[tokio::test]
+async fn what_others_write_meanwhile_is_planned_for_anew_and_never_overwritten() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    node(&case, 1).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    let key = |address: &str, owner: &str| json!({"spec": {"ipam": {"pool": {address: {"owner": owner}}}}});
+    let beside = async |patches: Vec<Value>| {
+        let rival = Rival { access: case.admin(), patches: Mutex::new(patches) };
+        let hands = hands(&case, Box::new(rival)).await;
+        adopt(&hands, &settings(&case, &[]), APPLY).await.unwrap()
+    };
+    // 10.1.1.1 would have been offered to anybody.
+    let noted = json!({"metadata": {"annotations": {"noted": "yes"}}});
+    let report = beside(vec![key("10.1.1.1", "db/db-0"), noted]).await;
+    assert!(report.clear, "{}", report.text);
+    let stands = pool(&case, "n1").await;
+    assert_eq!(stands["10.1.1.1"]["owner"], "db/db-0", "{stands}");
+    assert_eq!((stands.as_object().unwrap().len(), &stands["10.1.1.5"]), (8, &json!({})), "{stands}");
+
+    running(case.client(), case.namespace(), "late", "n1", "10.1.1.99").await;
+    let report = beside(vec![key("10.1.1.99", "db/db-1")]).await;
+    assert!(!report.clear && report.text.contains("is kept for db/db-1"), "{}", report.text);
+    assert_eq!(pool(&case, "n1").await["10.1.1.99"]["owner"], "db/db-1");
 }
 
 #[tokio::test]

@@ -1,14 +1,30 @@
 //! Another plugin run in our place, as the specification's section on delegation has it.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
+use std::process::ChildStderr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::json;
 
-use crate::net::{Net, Seen, env};
+use crate::net::{Net, Seen, env, start};
 
 /// A delegate that writes down its verbs and does what `body` says.
 fn delegating(verb: &str, body: &str) -> (Seen, Vec<String>) {
+    let (net, env) = with_delegate(verb, body);
+    let seen = net.call(&env);
+    let calls = fs::read_to_string(net.beside("calls")).unwrap_or_default();
+    (seen, calls.lines().map(str::to_owned).collect())
+}
+
+fn with_delegate(verb: &str, body: &str) -> (Net, BTreeMap<String, String>) {
     let mut net = Net::new();
     let (folder, calls) = (net.beside("bin"), net.beside("calls"));
     fs::create_dir(&folder).unwrap();
@@ -20,9 +36,7 @@ fn delegating(verb: &str, body: &str) -> (Seen, Vec<String>) {
     let mut env = env(verb, "a");
     env.insert("CNI_PATH".into(), folder.display().to_string());
     env.insert("PATH".into(), "/usr/bin:/bin".into());
-    let seen = net.call(&env);
-    let calls = fs::read_to_string(calls).unwrap_or_default();
-    (seen, calls.lines().map(str::to_owned).collect())
+    (net, env)
 }
 
 #[test]
@@ -45,4 +59,33 @@ fn a_delegate_whose_add_failed_is_told_to_clean_up() {
         seen.fails(7, &["no"]);
         assert_eq!(calls, [verb]);
     }
+}
+
+/// Whether everybody who could write there is gone.
+fn is_at_its_end(stderr: &ChildStderr) -> bool {
+    let mut looked_at = [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)];
+    poll(&mut looked_at, PollTimeout::ZERO).unwrap();
+    looked_at[0].revents().unwrap().contains(PollFlags::POLLHUP)
+}
+
+#[test]
+fn a_runtime_hears_the_end_of_a_killed_plugin_only_with_its_delegates() {
+    // By itself it ends after a minute, should this test fail before it opens the gate.
+    let (net, env) = with_delegate("ADD", "timeout 60 cat ${0%/*}/../gate");
+    let gate = net.beside("gate");
+    mkfifo(&gate, Mode::S_IRWXU).unwrap();
+    let mut plugin = start(&env);
+    plugin.stdin.take().unwrap().write_all(net.config.to_string().as_bytes()).unwrap();
+    let since = Instant::now();
+    while !fs::read_to_string(net.beside("calls")).is_ok_and(|calls| calls.contains("ADD")) {
+        assert!(since.elapsed() < Duration::from_secs(60), "the delegate does not start");
+        sleep(Duration::from_millis(5));
+    }
+    plugin.kill().unwrap();
+    plugin.wait().unwrap();
+    let mut stderr = plugin.stderr.take().unwrap();
+    assert!(!is_at_its_end(&stderr), "a DEL would come while the delegate's ADD is at work");
+    fs::write(&gate, "go on").unwrap();
+    stderr.read_to_end(&mut Vec::new()).unwrap();
+    assert!(is_at_its_end(&stderr));
 }

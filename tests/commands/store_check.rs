@@ -83,10 +83,11 @@ fn leftovers_of_a_process_that_ended_are_found_and_removed() {
 fn what_the_way_to_the_cluster_leaves_under_the_store_is_not_wrong() {
     let node = Node::new();
     node.add("c1", "db-0");
-    for folder in ["notes", "turns"] {
+    for folder in ["notes", "drafts"] {
         fs::create_dir(node.path(".sticky").join(folder)).unwrap();
         fs::write(node.path(".sticky").join(folder).join("c1,eth0"), b"{}").unwrap();
     }
+    fs::write(node.path(".sticky/turns.lock"), b"").unwrap();
     node.store(&["check"]).well().has("net: in order, 1 addresses");
     node.store(&["check", "--fix"]).well();
     assert!(

@@ -8,6 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
 
 use super::certificates::{Pair, write_private};
+use super::front::Front;
 use super::proxy::Proxy;
 
 /// How the server learns who asks.
@@ -38,6 +39,11 @@ impl Access {
     /// The same identity, by way of a proxy.
     pub fn through(&self, proxy: &Proxy) -> Self {
         Self { url: format!("https://{}", proxy.address()), ..self.clone() }
+    }
+
+    /// The same identity, by way of a stand-in.
+    pub fn through_front(&self, front: &Front) -> Self {
+        Self { url: format!("https://{}", front.address()), ..self.clone() }
     }
 
     /// The server's address as this way in sees it.

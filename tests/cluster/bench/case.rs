@@ -10,13 +10,17 @@ use ipnet::Ipv4Net;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
-use kube::api::{Api, DynamicObject, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use serde_json::json;
+use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
 
 use super::access::{Access, Credentials};
+use super::front::Front;
 use super::proxy::Proxy;
 use super::roles;
 use super::server::ApiServer;
+use super::tokens;
 
 /// One test's share of a server.
 pub struct Case<'a> {
@@ -112,11 +116,16 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Creates everything of packaging/rbac.yaml, with this test's namespace in the place of kube-system and names of its
-    /// own for what is cluster-scoped.
-    pub async fn shipped_roles(&self) {
-        for mut object in roles::manifest("rbac.yaml") {
-            if object["kind"].as_str().is_some_and(|kind| kind.starts_with("Cluster")) {
+    /// Creates everything of a manifest under packaging/ but for workloads, with this test's namespaces in the place of its own and names
+    /// of its own for what is cluster-scoped.
+    pub async fn shipped(&self, manifest: &str) {
+        for mut object in roles::manifest(manifest) {
+            if object["kind"] == "Deployment" {
+                continue;
+            }
+            let of_the_cluster =
+                |kind: &str| kind.starts_with("Cluster") || kind.starts_with("ValidatingAdmission");
+            if object["kind"].as_str().is_some_and(of_the_cluster) {
                 let name = self.unique(object["metadata"]["name"].as_str().expect("every object has one"));
                 object["metadata"]["name"] = name.into();
             }
@@ -124,7 +133,11 @@ impl<'a> Case<'a> {
                 let name = self.unique(object["roleRef"]["name"].as_str().expect("every role has one"));
                 object["roleRef"]["name"] = name.into();
             }
+            if let Some(policy) = object["spec"]["policyName"].as_str() {
+                object["spec"]["policyName"] = self.unique(policy).into();
+            }
             let text = object.to_string().replace("kube-system", &self.namespace);
+            let text = text.replace("sticky-ipam-blocks", &self.block_namespace());
             let object: DynamicObject = serde_json::from_str(&text).expect("an object");
             let api = roles::api_of(self.client(), &object);
             let created = api.create(&PostParams::default(), &object).await;
@@ -132,9 +145,20 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The controller: a service account of this test with the controller's roles.
+    /// Everything of packaging/rbac.yaml.
+    pub async fn shipped_roles(&self) {
+        self.shipped("rbac.yaml").await;
+    }
+
+    /// The namespace of block locks; there once the controller's roles are.
+    pub fn block_namespace(&self) -> String {
+        format!("{}-blocks", self.namespace)
+    }
+
+    /// The controller: a service account of this test with the very roles that are shipped.
     pub async fn controller(&self) -> Access {
-        self.service_account("controller", roles::controller()).await
+        self.shipped("controller.yaml").await;
+        self.token("sticky-ipam-controller", None).await
     }
 
     /// A service account of this test that may do what the rules say, in every namespace.
@@ -165,6 +189,21 @@ impl<'a> Case<'a> {
         self.server.access(Credentials::Token(token), &self.namespace)
     }
 
+    /// The same as of so many seconds before. Tokens live for an hour.
+    pub async fn token_of_before(
+        &self,
+        account: &str,
+        bound: Option<BoundObjectReference>,
+        seconds: i64,
+    ) -> Access {
+        let Credentials::Token(fresh) = self.token(account, bound).await.credentials else {
+            panic!("a token was asked for")
+        };
+        let key = std::fs::read_to_string(self.server.folder().join("accounts.key")).expect("it was written");
+        let earlier = tokens::given_out_earlier(&fresh, seconds, &key);
+        self.server.access(Credentials::Token(earlier), &self.namespace)
+    }
+
     /// A token that nobody gave out.
     pub fn forged_token(&self) -> Access {
         self.server.access(Credentials::Token("made.up.token".to_owned()), &self.namespace)
@@ -173,6 +212,11 @@ impl<'a> Case<'a> {
     /// A proxy of this test's own in front of the server.
     pub fn proxy(&self) -> Proxy {
         Proxy::before(self.server.address())
+    }
+
+    /// A stand-in of this test's own in front of the server, on this test's runtime.
+    pub async fn front(&self) -> Front {
+        Front::before(self.server.address(), self.server.folder()).await
     }
 
     /// Creates a pod that is bound to `node`, if one is given. Nothing runs it.
@@ -191,6 +235,36 @@ impl<'a> Case<'a> {
         account.metadata.name = Some(name.to_owned());
         create(Api::namespaced(self.client(), &self.namespace), account).await;
     }
+}
+
+/// Every question by a field or label is answered by reading all objects of the kind, so what a test leaves on the shared server
+/// makes those after it slower.
+impl Drop for Case<'_> {
+    fn drop(&mut self) {
+        if !self.server.is_shared() {
+            return;
+        }
+        let (access, namespace) = (self.admin(), self.namespace.clone());
+        // Nobody waits for it, and a test that has failed has more to say than this.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async { leave(&access.client().await, &namespace).await });
+        });
+    }
+}
+
+/// Takes away what is read by such questions: pods, StickyIPs and claims of a namespace, and the nodes that bear its label.
+async fn leave(client: &kube::Client, namespace: &str) {
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    let every = ListParams::default();
+    let of_case = ListParams::default().labels(&format!("case={namespace}"));
+    let held = ListParams::default().fields(&format!("spec.holder.namespace={namespace}"));
+    // Kinds that no test has installed are not found.
+    let _ = Api::<Pod>::namespaced(client.clone(), namespace).delete_collection(&at_once, &every).await;
+    let _ = Api::<StickyIP>::namespaced(client.clone(), namespace).delete_collection(&at_once, &every).await;
+    let _ = Api::<AddressClaim>::all(client.clone()).delete_collection(&at_once, &held).await;
+    let _ = Api::<CiliumNode>::all(client.clone()).delete_collection(&at_once, &of_case).await;
+    let _ = Api::<Node>::all(client.clone()).delete_collection(&at_once, &of_case).await;
 }
 
 async fn create<K>(api: Api<K>, object: K) -> K

@@ -9,11 +9,13 @@
 pub mod access;
 pub mod case;
 pub mod certificates;
+pub mod front;
 pub mod keeper;
 pub mod objects;
 pub mod proxy;
 pub mod roles;
 pub mod server;
+pub mod tokens;
 pub mod tools;
 pub mod whereabouts;
 

@@ -46,8 +46,8 @@ fn shipped(name: &str) -> Vec<PolicyRule> {
     role.rules.expect("it has rules")
 }
 
-/// The same for an account of one node alone: of Cilium's nodes it writes its own. Shipped accounts are shared, so that
-/// is left to an admission policy there.
+/// The same for an account of one node alone: of Cilium's nodes it writes its own. Shipped accounts are shared, and
+/// packaging/admission.yaml sees to that there.
 fn of_node(mut rules: Vec<PolicyRule>, node: &str) -> Vec<PolicyRule> {
     let mut narrowed = Vec::new();
     for rule in &mut rules {
@@ -63,19 +63,5 @@ fn of_node(mut rules: Vec<PolicyRule>, node: &str) -> Vec<PolicyRule> {
     }
     rules.extend(narrowed);
     rules.retain(|rule| !rule.verbs.is_empty());
-    rules
-}
-
-/// The controller: its ClusterRole, and the Role of its own namespace.
-pub fn controller() -> Vec<PolicyRule> {
-    let all = manifest("controller.yaml").into_iter();
-    let roles = all.filter(|object| {
-        object["metadata"]["name"] == "sticky-ipam-controller"
-            && ["ClusterRole", "Role"].iter().any(|kind| object["kind"] == *kind)
-    });
-    let rules: Vec<PolicyRule> = roles
-        .flat_map(|role| serde_json::from_value::<Vec<PolicyRule>>(role["rules"].clone()).expect("rules"))
-        .collect();
-    assert!(!rules.is_empty(), "packaging/controller.yaml has no role");
     rules
 }

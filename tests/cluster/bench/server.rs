@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
 use super::access::{Access, Credentials, Files};
@@ -28,6 +30,7 @@ pub struct ApiServer {
     keeper: Keeper,
     address: SocketAddr,
     _port: Socket,
+    flags: Vec<String>,
     authority: Authority,
     admin: Pair,
     files: Arc<Files>,
@@ -45,10 +48,25 @@ impl ApiServer {
 
     /// A server of one's own, for a test that stops it. Returns when it is ready.
     pub async fn start() -> Self {
+        Self::start_on(Etcd::Hasty, &[]).await
+    }
+
+    /// A server of one's own that is started with these flags, too.
+    pub async fn start_with(flags: &[&str]) -> Self {
+        Self::start_on(Etcd::Hasty, flags).await
+    }
+
+    /// A server of one's own, for what is measured: its etcd writes as a cluster's does.
+    pub async fn start_durable() -> Self {
+        Self::start_on(Etcd::Durable, &[]).await
+    }
+
+    async fn start_on(etcd: Etcd, flags: &[&str]) -> Self {
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         // Asked before anything is started: a missing program must leave nothing behind.
         let program = tools::group("kubernetes").join("bin").join(API_SERVER);
         let keeper = Keeper::start(&std::env::temp_dir());
-        start_etcd(&keeper).await;
+        start_etcd(&keeper, etcd).await;
 
         let (port, address) = held_port();
         let authority = Authority::fresh();
@@ -59,7 +77,7 @@ impl ApiServer {
             write_private(&folder.join(format!("{name}.crt")), &pair.certificate);
             write_private(&folder.join(format!("{name}.key")), &pair.key);
         }
-        keeper.run(API_SERVER, &arguments(&program, folder, address));
+        keeper.run(API_SERVER, &arguments(&program, folder, address, &flags));
 
         let files = Arc::new(Files { folder: folder.to_owned(), written: AtomicUsize::new(0) });
         let installed = [const { OnceCell::const_new() }; objects::SETS];
@@ -67,6 +85,7 @@ impl ApiServer {
             keeper,
             address,
             _port: port,
+            flags,
             authority,
             admin,
             files,
@@ -80,6 +99,11 @@ impl ApiServer {
     /// A namespace, names and addresses for one test.
     pub async fn case(&self) -> Case<'_> {
         Case::open(self, self.cases.fetch_add(1, Ordering::Relaxed)).await
+    }
+
+    /// Whether other tests of this binary use it too.
+    pub(super) fn is_shared(&self) -> bool {
+        SHARED.get().is_some_and(|shared| std::ptr::eq(shared, self))
     }
 
     /// Where it listens, without any proxy.
@@ -123,8 +147,20 @@ impl ApiServer {
     pub async fn restart(&self) {
         self.stop();
         let program = tools::group("kubernetes").join("bin").join(API_SERVER);
-        self.keeper.run(API_SERVER, &arguments(&program, self.folder(), self.address));
+        self.keeper.run(API_SERVER, &arguments(&program, self.folder(), self.address, &self.flags));
         self.wait_until_ready().await;
+    }
+
+    /// Has etcd forget what was before this resourceVersion: nobody can watch from there any more.
+    pub async fn compact(&self, version: &str) {
+        let mut etcd = UnixStream::connect(self.folder().join("etcd:0")).await.expect("etcd listens");
+        let body = format!(r#"{{"revision": "{version}", "physical": true}}"#);
+        let head = "POST /v3/kv/compaction HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n";
+        let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        etcd.write_all(request.as_bytes()).await.expect("etcd reads");
+        let mut answer = String::new();
+        etcd.read_to_string(&mut answer).await.expect("etcd answers");
+        assert!(answer.starts_with("HTTP/1.1 200"), "etcd does not compact at {version}: {answer}");
     }
 
     /// Freezes it: connections stay open, nothing is answered.
@@ -157,8 +193,17 @@ impl ApiServer {
     }
 }
 
+/// How etcd writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Etcd {
+    /// It does not wait for the disk. The data ends with the test; a power cut is not among its cases.
+    Hasty,
+    /// What it has said is on the disk.
+    Durable,
+}
+
 /// Starts etcd alone in a keeper's folder and waits until it answers.
-pub async fn start_etcd(keeper: &Keeper) {
+pub async fn start_etcd(keeper: &Keeper, etcd: Etcd) {
     let program = tools::on_path(ETCD, "apt-get install etcd-server");
     // A name with a port is what etcd takes for a socket file of that name in its working folder.
     let (client, peer) = ("unix://etcd:0", "unix://peer:0");
@@ -171,14 +216,13 @@ pub async fn start_etcd(keeper: &Keeper) {
         format!("--listen-peer-urls={peer}"),
         format!("--initial-advertise-peer-urls={peer}"),
         format!("--initial-cluster=bench={peer}"),
-        // The data ends with the test; a power cut is not among its cases.
-        "--unsafe-no-fsync=true".to_owned(),
+        format!("--unsafe-no-fsync={}", etcd == Etcd::Hasty),
     ]);
     keeper.run(ETCD, &argv);
     let socket = keeper.folder().join("etcd:0");
     let answers = comes_true(READY_DEADLINE, || async {
         assert!(keeper.is_running(ETCD), "etcd ended: {}", keeper.log(ETCD));
-        tokio::net::UnixStream::connect(&socket).await.is_ok()
+        UnixStream::connect(&socket).await.is_ok()
     });
     assert!(answers.await, "etcd does not listen after {READY_DEADLINE:?}: {}", keeper.log(ETCD));
 }
@@ -192,9 +236,9 @@ fn held_port() -> (Socket, SocketAddr) {
     (socket, address.expect("it is bound"))
 }
 
-fn arguments(program: &Path, folder: &Path, address: SocketAddr) -> Vec<String> {
+fn arguments(program: &Path, folder: &Path, address: SocketAddr, flags: &[String]) -> Vec<String> {
     let file = |name: &str| folder.join(name).display().to_string();
-    vec![
+    let mut all = vec![
         program.display().to_string(),
         format!("--etcd-servers=unix://{}", file("etcd:0")),
         format!("--bind-address={}", address.ip()),
@@ -215,5 +259,7 @@ fn arguments(program: &Path, folder: &Path, address: SocketAddr) -> Vec<String> 
         format!("--service-account-signing-key-file={}", file("accounts.key")),
         // A token ends when it says so, not a year later.
         "--service-account-extend-token-expiration=false".to_owned(),
-    ]
+    ];
+    all.extend_from_slice(flags);
+    all
 }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::CiliumNode;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
@@ -29,6 +29,13 @@ impl Desk {
 
     async fn cilium_node(&self, name: &str) -> CiliumNode {
         Api::<CiliumNode>::all(self.case.client()).get(name).await.unwrap()
+    }
+
+    /// A CiliumNode with this specification.
+    pub async fn make_cilium_node(&self, name: &str, ipam: Value) {
+        let node = json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": name}, "spec": {"ipam": ipam}});
+        let api: Api<CiliumNode> = Api::all(self.case.client());
+        api.create(&Default::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
     }
 }
 

@@ -7,11 +7,15 @@ use std::sync::{Arc, Mutex};
 use futures_util::StreamExt;
 use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
+use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
 use sticky_ipam::controller::act::Overseer;
 use sticky_ipam::controller::run;
 use sticky_ipam::controller::world::World;
+use sticky_ipam::policy::retention::Keep;
 
+use super::owners::fleet;
+use super::repairing::steal;
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::bench::Weather;
 use crate::bench::access::Access;
@@ -68,51 +72,169 @@ async fn is_done(desk: &Desk, mark: &str) -> bool {
     attached && !names.contains(&format!("gone-{mark}")) && desk.claims().await.len() == names.len()
 }
 
-#[tokio::test]
-async fn a_controller_that_ends_at_any_write_is_followed_by_one_that_finishes() {
+/// In a hurry, but for claims, which may stand without their StickyIP for as long as a node takes to answer.
+const PATIENT: &[&str] =
+    &["--proof-gap=0s", "--quarantine=0s", r#"--label-selector={"matchLabels":{"sticky":"yes"}}"#];
+
+/// What stands around all of the other duties' work: a node that lives, and what makes workloads.
+async fn with_others() -> (Desk, Value) {
     let desk = Desk::take().await;
     sticky_pool(&desk.case, desk.case.range()).await;
+    desk.node("alive").await;
+    let (_, operator) = fleet(&desk, "red").await;
+    (desk, operator)
+}
+
+/// One of each other duty: a time that runs, an annotation, an owner, a dead node's key and route, an attachment to a node that
+/// is gone, and a pod to mark with an address that its node is to grant.
+async fn prepare_others(desk: &Desk, operator: &Value, mark: &str, n: u8) {
+    let address = |which: u8| desk.address(10 + 5 * n + which);
+    let named = |what: &str| format!("{what}-{mark}");
+    let own = set(&named("own"));
+    desk.owned_set(&named("own"), 1, &[operator]).await;
+    let nine_years = json!({"retention": {"keep": "TTL", "ttlSeconds": 9 * 365 * 86_400}});
+    desk.retained(&named("waits"), &address(0), set("gone"), nine_years).await;
+    let says = json!({"sticky-ipam.io/retention": "Forever"});
+    let pod = desk.pod(&named("kept"), "alive", None, says).await;
+    desk.retained(&named("kept"), &address(1), own.clone(), json!({})).await;
+    desk.attached(&named("kept"), "alive", &pod.metadata.uid.unwrap()).await;
+    let numbered = json!({"claimant": {"kind": "Pod", "ordinal": 0}});
+    desk.retained(&named("owned"), &address(2), own.clone(), numbered).await;
+    desk.retained(&named("moved"), &address(3), own.clone(), json!({})).await;
+    desk.attached(&named("moved"), "alive", "u").await;
+    let owner = format!("{}/{}", desk.case.namespace(), named("moved"));
+    let shown = json!({"podCIDRs": [format!("{}/32", address(3))], "pool": {address(3): {"owner": owner}}});
+    desk.make_cilium_node(&named("dead"), shown).await;
+    desk.retained(&named("left"), &address(4), own, json!({})).await;
+    desk.attached(&named("left"), "vanished", "u").await;
+    desk.pod(&named("asked"), "alive", None, json!({})).await;
+    desk.runs(&named("asked"), &of_a_block(n)).await;
+}
+
+/// An address of no pool, which a node of its own answers for.
+fn of_a_block(n: u8) -> String {
+    format!("10.251.{n}.7")
+}
+
+/// Answers as the home node's agent would, and looks.
+async fn others_are_done(desk: &Desk, mark: &str, n: u8) -> bool {
+    let asked = desk.claim(&of_a_block(n)).await;
+    if asked.is_some_and(|claim| claim.spec.phase == ClaimPhase::Requested) {
+        desk.answer(&of_a_block(n), json!({"phase": "Granted"})).await;
+    }
+    let get = async |what: &str| desk.stickies().get_opt(&format!("{what}-{mark}")).await.unwrap();
+    let is_attached =
+        |sticky: &StickyIP| sticky.status.as_ref().is_some_and(|status| status.attachment.is_some());
+    let nodes: Api<CiliumNode> = Api::all(desk.case.client());
+    let dead = nodes.get(&format!("dead-{mark}")).await.unwrap().spec.ipam;
+    get("waits").await.unwrap().status.is_some_and(|status| !status.conditions.is_empty())
+        && get("kept").await.unwrap().spec.retention.keep == Keep::Forever
+        && !get("owned").await.unwrap().spec.owners.is_empty()
+        && dead.pool.is_empty()
+        && dead.pod_cidrs.is_empty()
+        && !is_attached(&get("left").await.unwrap())
+        && get("asked").await.as_ref().is_some_and(is_attached)
+        && desk.claims().await.len() == desk.names().await.len()
+}
+
+/// Ends a controller at each of its writes, before and after; what is prepared for it must come to its end by the next one.
+async fn ends_at_any_write(
+    desk: &Desk,
+    flags: &[&str],
+    least: usize,
+    prepare: impl AsyncFn(&str, u8),
+    is_done: impl AsyncFn(&str, u8) -> bool,
+) {
     let mut round = 0;
     for after in [false, true] {
         let mut number = 1;
         loop {
             let mark = format!("{after}-{number}");
-            prepare(&desk, &mark, round).await;
-            round += 1;
+            prepare(&mark, round).await;
             let overseer = Box::new(EndAt { number, after, seen: AtomicUsize::new(0) });
-            let first = desk.world_of(desk.case.client(), HURRIED, overseer);
+            let first = desk.world_of(desk.case.client(), flags, overseer);
             let ended = ended_by(ENDED, async {
-                while_at_work(&first, until("the end", || is_done(&desk, &mark))).await;
+                while_at_work(&first, until("the end", || async { is_done(&mark, round).await })).await;
             })
             .await;
-            let second = desk.world(HURRIED);
-            while_at_work(&second, until("the second's end", || is_done(&desk, &mark))).await;
+            let second = desk.world(flags);
+            while_at_work(&second, until("the second's end", || async { is_done(&mark, round).await })).await;
             assert_in_step(&desk.case, &[]).await;
             if !ended {
                 break;
             }
             number += 1;
+            round += 1;
         }
-        assert!(number > 7, "delete, rest and delete the claim; claim, bind, seal, attach: it was {number}");
+        round += 1;
+        assert!(number > least, "it wrote {number} times only");
     }
 }
 
-/// Writes the object that is about to be written, so that its precondition fails, the first three times of each write.
+#[tokio::test]
+async fn a_controller_that_ends_at_any_write_is_followed_by_one_that_finishes() {
+    let desk = Desk::take().await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    // Delete, rest and delete the claim; claim, bind, seal, attach.
+    let (prepare, is_done) = (
+        async |mark: &str, n| prepare(&desk, mark, n).await,
+        async |mark: &str, _| is_done(&desk, mark).await,
+    );
+    ends_at_any_write(&desk, HURRIED, 7, prepare, is_done).await;
+}
+
+#[tokio::test]
+async fn one_that_ends_at_any_write_of_its_other_duties_is_followed_by_one_that_finishes() {
+    let (desk, operator) = with_others().await;
+    // Condition, retention, owners, key and route, detach; claim, bind, seal, attach.
+    let prepare = async |mark: &str, n| prepare_others(&desk, &operator, mark, n).await;
+    let is_done = async |mark: &str, n| others_are_done(&desk, mark, n).await;
+    ends_at_any_write(&desk, PATIENT, 9, prepare, is_done).await;
+}
+
+/// The writes that rest on what was read: everything but creations, events and what is said of nodes and pools.
+const WITH_PRECONDITION: &[&str] = &[
+    "delete StickyIP",
+    "rest claim",
+    "delete claim",
+    "seal claim",
+    "attach",
+    "detach",
+    "patch the conditions of StickyIP",
+    "patch the retention of StickyIP",
+    "patch the owners of StickyIP",
+    "patch CiliumNode",
+    MARK_CONFLICT,
+];
+/// Of two StickyIPs with one address, which do not come to rest: it has a test of its own.
+const MARK_CONFLICT: &str = "mark conflict";
+/// How often each of them meets a conflict.
+const MEDDLED: usize = 3;
+
+/// Writes the object that is about to be written, so that its precondition fails, the first times of each kind of write.
 struct Meddler {
     access: Access,
     namespace: String,
-    met: Mutex<BTreeMap<String, usize>>,
+    met: Arc<Mutex<BTreeMap<&'static str, usize>>>,
+}
+
+impl Meddler {
+    fn of(desk: &Desk) -> Self {
+        let namespace = desk.case.namespace().to_owned();
+        Self { access: desk.case.admin(), namespace, met: Arc::default() }
+    }
 }
 
 impl Overseer for Meddler {
     fn before(&self, what: &str) {
+        let Some(kind) = WITH_PRECONDITION.iter().find(|kind| what.starts_with(**kind)) else { return };
         let times = {
             let mut met = self.met.lock().unwrap();
-            let times = met.entry(what.to_owned()).or_default();
+            let times = met.entry(kind).or_default();
             *times += 1;
             *times
         };
-        if times > 3 {
+        if times > MEDDLED {
             return;
         }
         let (access, namespace) = (self.access.clone(), self.namespace.clone());
@@ -122,34 +244,62 @@ impl Overseer for Meddler {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let client = access.client().await;
-                let (params, mark) = (PatchParams::default(), Patch::Merge(&mark));
-                let stickies: Api<StickyIP> = Api::namespaced(client.clone(), &namespace);
-                for sticky in stickies.list(&ListParams::default()).await.unwrap() {
-                    let _ = stickies.patch(&sticky.metadata.name.unwrap(), &params, &mark).await;
-                }
-                let claims: Api<AddressClaim> = Api::all(client);
-                for claim in claims.list(&ListParams::default()).await.unwrap() {
-                    let _ = claims.patch(&claim.metadata.name.unwrap(), &params, &mark).await;
-                }
+                touch::<StickyIP>(Api::namespaced(client.clone(), &namespace), &mark).await;
+                touch::<AddressClaim>(Api::all(client.clone()), &mark).await;
+                touch::<CiliumNode>(Api::all(client), &mark).await;
             });
         });
         work.join().unwrap();
     }
 }
 
+/// Writes all of them.
+async fn touch<K>(api: Api<K>, mark: &Value)
+where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    for object in api.list(&ListParams::default()).await.unwrap() {
+        let name = object.meta().name.clone().unwrap();
+        let _ = api.patch(&name, &PatchParams::default(), &Patch::Merge(mark)).await;
+    }
+}
+
 #[tokio::test]
 async fn conflicts_on_each_write_delay_and_change_nothing() {
-    let desk = Desk::take().await;
-    sticky_pool(&desk.case, desk.case.range()).await;
+    let (desk, operator) = with_others().await;
     prepare(&desk, "a", 0).await;
-    let overseer = Meddler {
-        access: desk.case.admin(),
-        namespace: desk.case.namespace().to_owned(),
-        met: Mutex::default(),
-    };
-    let world = desk.world_of(desk.case.client(), HURRIED, Box::new(overseer));
-    while_at_work(&world, until("the end in spite of it", || is_done(&desk, "a"))).await;
+    prepare_others(&desk, &operator, "b", 0).await;
+    let overseer = Meddler::of(&desk);
+    let met = Arc::clone(&overseer.met);
+    let world = desk.world_of(desk.case.client(), PATIENT, Box::new(overseer));
+    // `is_done` counts claims, among which are those of the others.
+    let both = || async { others_are_done(&desk, "b", 0).await && is_done(&desk, "a").await };
+    while_at_work(&world, until("the end in spite of it", both)).await;
     assert_in_step(&desk.case, &[]).await;
+    let met = met.lock().unwrap().clone();
+    for kind in WITH_PRECONDITION.iter().filter(|kind| **kind != MARK_CONFLICT) {
+        // Each of the first tries met a conflict, or it would not have been tried again.
+        assert!(met.get(kind).is_some_and(|times| *times > MEDDLED), "{kind}: {met:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_theft_that_others_write_about_is_told_all_the_same() {
+    let desk = Desk::take().await;
+    steal(&desk).await;
+    let overseer = Meddler::of(&desk);
+    let met = Arc::clone(&overseer.met);
+    let flags = [HURRIED, &["--mark=false"]].concat();
+    let world = desk.world_of(desk.case.client(), &flags, Box::new(overseer));
+    while_at_work(&world, async {
+        until("the mark in spite of it", || async {
+            desk.stickies().get("thief").await.unwrap().status.unwrap().phase == Some(StickyPhase::Conflict)
+        })
+        .await;
+    })
+    .await;
+    let met = met.lock().unwrap().clone();
+    assert!(met.get(MARK_CONFLICT).is_some_and(|times| *times > MEDDLED), "{met:?}");
 }
 
 #[tokio::test]

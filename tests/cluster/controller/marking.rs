@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
+use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
 use sticky_ipam::controller::act::Overseer;
+use sticky_ipam::policy::retention::Keep;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::node::{TestNode, assert_in_step, delete_pod, sandbox, set_ready, sticky_pool};
@@ -20,12 +21,12 @@ impl Desk {
     }
 
     /// What the agent of the home node would say.
-    async fn answer(&self, address: &str, spec: Value) {
+    pub async fn answer(&self, address: &str, spec: Value) {
         let api: Api<AddressClaim> = Api::all(self.case.client());
         api.patch(address, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.unwrap();
     }
 
-    async fn claim(&self, address: &str) -> Option<AddressClaim> {
+    pub async fn claim(&self, address: &str) -> Option<AddressClaim> {
         Api::<AddressClaim>::all(self.case.client()).get_opt(address).await.unwrap()
     }
 }
@@ -42,7 +43,8 @@ async fn an_address_of_a_sticky_pool_is_bound_at_once() {
     let owner = desk.stateful_set("db", 1).await;
     let world = desk.world(&HURRIED[1..]);
     while_at_work(&world, async {
-        let pod = desk.pod("db-0", "n1", Some(&owner), json!({})).await;
+        let says = json!({"sticky-ipam.io/retention": "Forever"});
+        let pod = desk.pod("db-0", "n1", Some(&owner), says).await;
         desk.pod("plain", "n1", None, json!({"sticky-ipam.io/sticky": "false"})).await;
         desk.runs("plain", &desk.address(8)).await;
         desk.runs("db-0", &desk.address(7)).await;
@@ -59,6 +61,8 @@ async fn an_address_of_a_sticky_pool_is_bound_at_once() {
         );
         let adopted = format!("adopted-{}", pod.metadata.uid.unwrap());
         assert_eq!(attachment(&sticky), Some(("n1".to_owned(), adopted)));
+        let as_made = (sticky.spec.retention.keep, sticky.metadata.generation);
+        assert_eq!(as_made, (Keep::Forever, Some(1)), "made with what its pod asks for");
         assert_eq!(desk.names().await, ["db-0"], "the other one is not sticky");
         until("the event", || async { desk.told("Marked").await.len() == 1 }).await;
     })
@@ -174,6 +178,38 @@ async fn a_pod_that_the_plugin_attached_is_left_alone() {
 }
 
 #[tokio::test]
+async fn marking_with_an_address_of_a_sticky_pool_is_three_writes_and_an_event() {
+    let desk = Desk::take().await;
+    sticky_pool(&desk.case, desk.case.range()).await;
+    let set = desk.stateful_set("db", 9).await;
+    let fleet = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web", "uid": "f", "controller": true});
+    let written: Written = Arc::default();
+    // The times are those of every day: repair has patience with what has just begun.
+    let world = desk.world_of(desk.case.client(), &HURRIED[3..], Box::new(Recorder(written.clone())));
+    while_at_work(&world, async {
+        for (number, (name, owner)) in
+            (0u8..).zip([("db-0", &set), ("db-1", &set), ("web-x", &fleet), ("web-y", &fleet)])
+        {
+            desk.pod(name, "n1", Some(owner), json!({})).await;
+            desk.runs(name, &desk.address(20 + number)).await;
+        }
+        until("the events", || async { desk.told("Marked").await.len() == 4 }).await;
+        let so_far = rounds(&world, "repair");
+        until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+    })
+    .await;
+    // How much of a pool is used is written now and then, for all of its claims.
+    let mut written = written.lock().unwrap().clone();
+    written.retain(|what| !what.contains("status of IPPool"));
+    let of_it = |what: &str| written.iter().filter(|one| *one == what).count();
+    for what in ["create StickyIP", "create claim", "attach", "create Event"] {
+        assert_eq!(of_it(what), 4, "{what}: {written:?}");
+    }
+    assert_eq!(written.len(), 16, "nothing else is written: {written:?}");
+    assert_in_step(&desk.case, &[]).await;
+}
+
+#[tokio::test]
 async fn pods_of_a_deployment_get_a_slot_each() {
     let desk = Desk::take().await;
     sticky_pool(&desk.case, desk.case.range()).await;
@@ -197,4 +233,38 @@ async fn pods_of_a_deployment_get_a_slot_each() {
     })
     .await;
     assert_in_step(&desk.case, &[]).await;
+}
+
+#[tokio::test]
+async fn a_pods_second_family_is_bound_only_where_it_is_asked_for() {
+    let ipv6 = ["--enable-ipv6=true", "--enable-static-pod-ipv6=true"];
+    for (flags, families) in [(&ipv6[..], 2), (&[][..], 1)] {
+        let desk = Desk::take().await;
+        let pool = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool", "metadata": {"name": desk.case.unique("both")},
+            "spec": {"cidrs": [desk.case.range().to_string(), "fd00:51::/112"], "use": "Sticky"}});
+        let pools: Api<IPPool> = Api::all(desk.case.client());
+        pools.create(&Default::default(), &serde_json::from_value(pool).unwrap()).await.unwrap();
+        let world = desk.world(&[HURRIED, flags].concat());
+        while_at_work(&world, async {
+            desk.pod("db-0", "n1", None, json!({})).await;
+            let (v4, v6) = (desk.address(7), "fd00:51::7");
+            let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());
+            let status =
+                json!({"status": {"phase": "Running", "podIP": v4, "podIPs": [{"ip": v4}, {"ip": v6}]}});
+            pods.patch_status("db-0", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+            until("the binding", || async {
+                let found = desk.stickies().get_opt("db-0").await.unwrap();
+                found.as_ref().and_then(attachment).is_some()
+            })
+            .await;
+            let bound = desk.stickies().get("db-0").await.unwrap().spec.addresses;
+            let bound: Vec<String> = bound.iter().map(ToString::to_string).collect();
+            assert_eq!(bound, [v4.as_str(), v6][..families]);
+            let claims = desk.claims().await;
+            assert_eq!(claims.len(), families);
+            assert!(claims.iter().all(|claim| claim.spec.phase == ClaimPhase::Bound));
+        })
+        .await;
+        assert_in_step(&desk.case, &[]).await;
+    }
 }

@@ -1,15 +1,18 @@
-//! The controller on a real API server. It acts on every object of a kind, so these tests have a server of their own, and one
-//! has it at a time.
+//! The controller on a real API server. It acts on every object of a kind, so these tests have servers of their own, and one test
+//! has a server at a time.
 
+mod compaction;
 mod dead_nodes;
 mod faults;
 mod leading;
 mod marking;
 mod marking_nodes;
+mod metrics;
 mod owners;
 mod program;
 mod recycling;
 mod repairing;
+mod unreadable;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,19 +49,46 @@ pub const HURRIED: &[&str] = &[
     r#"--label-selector={"matchLabels":{"sticky":"yes"}}"#,
 ];
 
-static SERVER: OnceCell<ApiServer> = OnceCell::const_new();
-static TURN: Mutex<()> = Mutex::const_new(());
+/// A server for whoever is in the room. It is started for the first who is.
+struct Room {
+    server: OnceCell<ApiServer>,
+    turn: Mutex<()>,
+}
 
-/// A test's place at the controllers' server, which is empty when it comes.
+/// The controllers' servers. Two, because what these tests do most is wait: for ticks, leases and watches.
+static ROOMS: [Room; 2] = [const { Room { server: OnceCell::const_new(), turn: Mutex::const_new(()) } }; 2];
+
+impl Room {
+    /// The first that is free.
+    async fn take() -> (&'static Self, MutexGuard<'static, ()>) {
+        let [one, two] = &ROOMS;
+        tokio::select! {
+            biased;
+            turn = one.turn.lock() => (one, turn),
+            turn = two.turn.lock() => (two, turn),
+        }
+    }
+}
+
+/// A test's place at one of the controllers' servers, which is empty when it comes.
 pub struct Desk {
     pub case: Case<'static>,
-    _turn: MutexGuard<'static, ()>,
+    server: &'static ApiServer,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Desk {
     pub async fn take() -> Self {
-        let turn = TURN.lock().await;
-        let server = SERVER.get_or_init(ApiServer::start).await;
+        let (room, turn) = Room::take().await;
+        Self::cleared(room.server.get_or_init(ApiServer::start).await, Some(turn)).await
+    }
+
+    /// At a server that no other test has.
+    pub async fn at(server: &'static ApiServer) -> Self {
+        Self::cleared(server, None).await
+    }
+
+    async fn cleared(server: &'static ApiServer, turn: Option<MutexGuard<'static, ()>>) -> Self {
         server.install_our_kinds().await;
         server.install_cilium_kinds().await;
         let case = server.case().await;
@@ -77,12 +107,12 @@ impl Desk {
         Api::<IPPool>::all(client.clone()).delete_collection(&all(), &every).await.unwrap();
         Api::<CiliumNode>::all(client.clone()).delete_collection(&all(), &every).await.unwrap();
         Api::<Node>::all(client).delete_collection(&all(), &every).await.unwrap();
-        Self { case, _turn: turn }
+        Self { case, server, _turn: turn }
     }
 
     /// The server, which nobody else has now.
     pub fn server(&self) -> &'static ApiServer {
-        SERVER.get().expect("the desk stands there")
+        self.server
     }
 
     /// A controller's world, with the administrator's rights.

@@ -15,7 +15,7 @@ fn numbered() -> Value {
 }
 
 /// An operator's kind, and one object of it.
-async fn fleet(desk: &Desk, name: &str) -> (Api<DynamicObject>, Value) {
+pub async fn fleet(desk: &Desk, name: &str) -> (Api<DynamicObject>, Value) {
     let api = desk.of_foreign_kind("owner.example", "v1", "Operator", name).await;
     let uid = api.get(name).await.unwrap().metadata.uid;
     (
@@ -121,4 +121,30 @@ async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named
     })
     .await;
     operators.delete("green", &Default::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_kind_whose_definition_comes_after_the_controller_is_learnt_and_keeps_until_then() {
+    let desk = Desk::take().await;
+    let slot = json!({"claimant": {"kind": "Slot", "ordinal": 0}});
+    let workload = json!({"apiVersion": "late.example/v1", "kind": "Convoy", "name": "red"});
+    desk.retained("red-0", &desk.address(1), workload, slot).await;
+    seen_now(&desk, "red-0").await;
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("the doubt", || async { !conditions(&desk, "red-0").await.is_empty() }).await;
+        let (kind, message) = conditions(&desk, "red-0").await.remove(0);
+        assert!(kind == "KeptInDoubt" && message.contains("no kind Convoy"), "{kind}: {message}");
+        let boss = desk.stateful_set("boss", 1).await;
+        let convoys = desk.of_foreign_kind("late.example", "v1", "Convoy", "red").await;
+        let owned = Patch::Merge(json!({"metadata": {"ownerReferences": [boss]}}));
+        convoys.patch("red", &PatchParams::default(), &owned).await.unwrap();
+        until("what made it", || async { owners(&desk, "red-0").await == ["StatefulSet boss"] }).await;
+        until("the doubt's end", || async { conditions(&desk, "red-0").await.is_empty() }).await;
+        assert_eq!(desk.names().await, ["red-0"]);
+        desk.delete_set("boss").await;
+        convoys.delete("red", &Default::default()).await.unwrap();
+        until("the release", || async { desk.names().await.is_empty() }).await;
+    })
+    .await;
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,13 +18,13 @@ use crate::bench::free_address;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sticky-ipam-controller");
 
 /// A running controller; ended with the test.
-struct Replica {
+pub struct Replica {
     child: Child,
     pages: SocketAddr,
 }
 
 impl Replica {
-    fn start(kubeconfig: &Path, namespace: &str, more: &[&str]) -> Self {
+    pub fn start(kubeconfig: &Path, namespace: &str, more: &[&str]) -> Self {
         let pages = free_address();
         let mut command = Command::new(PROGRAM);
         command.env_clear().arg("run").arg(format!("--metrics-address={pages}")).args(more);
@@ -33,7 +34,7 @@ impl Replica {
     }
 
     /// The status and body of a page; none while nobody listens.
-    async fn page(&self, path: &str) -> Option<(u16, String)> {
+    pub async fn page(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = tokio::net::TcpStream::connect(self.pages).await.ok()?;
         stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.ok()?;
         let mut text = String::new();
@@ -42,7 +43,7 @@ impl Replica {
         Some((status, text.split_once("\r\n\r\n")?.1.to_owned()))
     }
 
-    async fn leads(&self) -> bool {
+    pub async fn leads(&self) -> bool {
         self.page("/metrics").await.is_some_and(|(_, page)| page.contains("\nleader_election_status 1"))
     }
 
@@ -70,6 +71,11 @@ impl Drop for Replica {
     }
 }
 
+/// Where the roles let it keep the locks of blocks.
+pub fn blocks(desk: &Desk) -> String {
+    format!("--block-namespace={}", desk.case.block_namespace())
+}
+
 fn once(given: &[&str]) -> Output {
     Command::new(PROGRAM).env_clear().args(given).output().unwrap()
 }
@@ -83,6 +89,7 @@ async fn of_two_replicas_one_works_and_the_other_follows_after_a_clean_stop_and_
         "--leader-election-renew-deadline=3s",
         "--leader-election-retry-period=500ms",
         "--proof-gap=0s",
+        &blocks(&desk),
     ];
     let start = || Replica::start(&access.kubeconfig(), desk.case.namespace(), &short);
     let (mut first, mut second) = (start(), start());
@@ -159,6 +166,24 @@ async fn the_guides_deployment_works_with_only_the_image_changed() {
         node["spec"]["ipam"]["podCIDRs"] == json!(["10.240.0.0/24"])
     })
     .await;
+    // A pod as its selector says, with an address of that block: bound once the node's agent has granted it.
+    let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());
+    for (name, label, address) in [("fixed", "fixed-ip-pod", "10.240.0.7"), ("other", "other", "10.240.0.8")]
+    {
+        let pod = json!({"metadata": {"name": name, "labels": {"app": label}},
+            "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "none"}]}});
+        pods.create(&Default::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        desk.runs(name, address).await;
+    }
+    until("the request", || async { desk.claim("10.240.0.7").await.is_some() }).await;
+    desk.answer("10.240.0.7", json!({"phase": "Granted"})).await;
+    until("the binding", || async {
+        let found = desk.stickies().get_opt("fixed").await.unwrap();
+        found.is_some_and(|sticky| sticky.status.is_some_and(|status| status.attachment.is_some()))
+    })
+    .await;
+    assert_eq!(desk.names().await, ["fixed"], "the selector does not pick the other one");
+    assert!(desk.claim("10.240.0.8").await.is_none());
 }
 
 #[tokio::test]
@@ -170,6 +195,7 @@ async fn a_leader_whose_server_is_cut_off_ends_with_status_one() {
         "--leader-election-lease-duration=3s",
         "--leader-election-renew-deadline=2s",
         "--leader-election-retry-period=300ms",
+        &blocks(&desk),
     ];
     let mut only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &short);
     until("a leader", || only.leads()).await;
@@ -183,10 +209,22 @@ async fn a_missing_permission_is_told_with_verb_and_resource() {
     let rules = json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]);
     let access = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
     let only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &[]);
+    // It names what it may not watch; which of them was refused last is chance.
+    let resources = [
+        "pods",
+        "namespaces",
+        "nodes",
+        "stickyips",
+        "addressclaims",
+        "ippools",
+        "ciliumnodes",
+        "ciliumendpoints",
+    ];
+    let names_one = |text: &str| {
+        resources.iter().any(|resource| text.contains(&format!("cannot list resource \"{resource}\"")))
+    };
     until("the word", || async {
-        only.page("/readyz")
-            .await
-            .is_some_and(|(status, text)| status == 503 && text.contains("cannot list resource"))
+        only.page("/readyz").await.is_some_and(|(status, text)| status == 503 && names_one(&text))
     })
     .await;
 }
@@ -222,7 +260,7 @@ async fn a_changed_settings_file_ends_the_program_and_a_bad_one_does_not() {
     std::fs::write(&file, "quarantine: 1h\n").unwrap();
     let config = format!("--config={}", file.display());
     let access = desk.case.controller().await;
-    let mut only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &[&config]);
+    let mut only = Replica::start(&access.kubeconfig(), desk.case.namespace(), &[&config, &blocks(&desk)]);
     until("a leader", || only.leads()).await;
     std::fs::write(&file, "quarantine: soon\n").unwrap();
     until("the refusal", || async {

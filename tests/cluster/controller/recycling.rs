@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 use sticky_ipam::controller::act::Overseer;
+use sticky_ipam::policy::retention::Keep;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::node::{TestNode, delete_pod, sandbox};
@@ -225,6 +226,35 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
         })
         .await;
         assert_eq!(retention("odd").await, json!({"keep": "WithWorkload", "onScaleDown": "Retain"}));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pods_word_about_retention_counts_if_no_controller_ran_in_its_life_and_is_no_persons() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let owner = desk.stateful_set("db", 1).await;
+    let says = |text: &str| json!({"sticky-ipam.io/retention": text});
+    let first = sandbox(&desk.pod("db-0", &node.name, Some(&owner), says("Forever")).await);
+    node.add(&first).await.unwrap();
+    node.del(&first).await;
+    delete_pod(&desk.case, "db-0").await;
+    desk.delete_set("db").await;
+    desk.retained("bait", &desk.address(200), set("gone"), json!({})).await;
+    let world = desk.world(&[HURRIED, &["--on-scale-down=Release"]].concat());
+    while_at_work(&world, async {
+        until("the release of another", || async { !desk.names().await.contains(&"bait".to_owned()) }).await;
+        let kept = desk.stickies().get("db-0").await.unwrap();
+        assert_eq!(kept.spec.retention.keep, Keep::Forever);
+        // It was a pod's word: another pod may say something else.
+        let second = sandbox(&desk.pod("db-0", &node.name, Some(&owner), says("90m")).await);
+        node.add(&second).await.unwrap();
+        let wanted = json!({"keep": "TTL", "ttlSeconds": 5400, "onScaleDown": "Release"});
+        until("the other word", || async {
+            json!(desk.stickies().get("db-0").await.unwrap().spec.retention) == wanted
+        })
+        .await;
     })
     .await;
 }

@@ -11,9 +11,8 @@ fn set() -> Value {
     json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"})
 }
 
-#[tokio::test]
-async fn two_bindings_of_one_address_are_told_with_both_names() {
-    let desk = Desk::take().await;
+/// A StickyIP with the address of another, attached as if it were its own: neither can be cured, so it is told.
+pub(super) async fn steal(desk: &Desk) {
     desk.stateful_set("db", 9).await;
     desk.retained("rightful", &desk.address(1), set(), json!({})).await;
     let api = desk.stickies();
@@ -25,6 +24,13 @@ async fn two_bindings_of_one_address_are_told_with_both_names() {
     api.patch_status("thief", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     // A node that is there: of one that is gone, the attachment would end.
     desk.node("n").await;
+}
+
+#[tokio::test]
+async fn two_bindings_of_one_address_are_told_with_both_names() {
+    let desk = Desk::take().await;
+    steal(&desk).await;
+    let api = desk.stickies();
     let world = desk.world(&[HURRIED, &["--mark=false"]].concat());
     while_at_work(&world, async {
         until("the mark", || async {
