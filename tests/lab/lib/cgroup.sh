@@ -3,7 +3,7 @@
 # that nothing a node makes lies outside of it.
 
 CGROUP_ROOT=/sys/fs/cgroup
-CGROUP_NAME=sticky-ipam-lab
+CGROUP_NAME=$LAB_LABEL
 
 # cgroup_hierarchies: the mount points; on v2 there is one.
 cgroup_hierarchies() {
@@ -38,12 +38,14 @@ cgroup_make() {
 
 # cgroup_join NODE PID. On v2 a group with children holds no processes once controllers are on, so a node's go to `init`.
 cgroup_join() {
-    local hierarchy dir
+    local hierarchies hierarchy dir
+    # In a variable: a process that feeds the loop could outlive it, and become a child of the program that takes this shell's place.
+    hierarchies=$(cgroup_hierarchies)
     while read -r hierarchy; do
         dir=$hierarchy/$CGROUP_NAME/$1
         [[ ! -d $dir/init ]] || dir=$dir/init
         echo "$2" >"$dir/cgroup.procs"
-    done < <(cgroup_hierarchies)
+    done <<<"$hierarchies"
 }
 
 # cgroup_remove [NODE]: ends what is left in them and removes them.

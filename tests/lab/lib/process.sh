@@ -5,6 +5,8 @@
 PROCESS_MARK=STICKY_IPAM_LAB_PROCESS
 # A component that ignores SIGTERM is killed after this.
 STOP_SECONDS=10
+# One that was killed may wait for the disk of a busy machine before it is gone.
+DEATH_SECONDS=60
 
 # start_time PID: the kernel's start time, which tells a process from a later one with the same pid.
 start_time() {
@@ -28,12 +30,21 @@ recorded_pid() {
     echo "$pid"
 }
 
-# inner_pid PID: on a node the recorded process is nsenter or unshare, which waits for the one in the node's pid namespace.
+# inner_pid PID: on a node the recorded process is nsenter or unshare, which waits for the one in the node's pid namespace. Before it is,
+# it is a shell with children of its own, and one of those may stay its child for ever: dead, and buried by nobody.
 inner_pid() {
-    local child
-    read -r child _ 2>/dev/null <"/proc/$1/task/$1/children" || true
-    [[ -n ${child-} ]] || return 1
-    echo "$child"
+    local children child namespace name
+    read -r name 2>/dev/null <"/proc/$1/comm" || return 1
+    [[ $name == nsenter || $name == unshare ]] || return 1
+    read -r -a children 2>/dev/null <"/proc/$1/task/$1/children" || true
+    for child in "${children[@]}"; do
+        namespace=$(readlink "/proc/$child/ns/pid" 2>/dev/null) || continue
+        if [[ $namespace != "$(readlink /proc/self/ns/pid)" ]]; then
+            echo "$child"
+            return 0
+        fi
+    done
+    return 1
 }
 
 # place_pid PLACE: the process that holds the namespaces of `fabric` or of a node.
@@ -75,15 +86,19 @@ enter() {
 
 # spawn NAME PLACE COMMAND…: starts COMMAND in a session of its own, in the cgroup of PLACE, and records it.
 spawn() {
-    local name=$1 place=$2
+    local name=$1 place=$2 go_memory=() variable
     shift 2
+    # How Go's programs treat memory is the caller's to say; nothing else of the environment comes along.
+    for variable in GOGC GOMEMLIMIT; do
+        [[ -z ${!variable-} ]] || go_memory+=("$variable=${!variable}")
+    done
     (
         cd /
         [[ -z $lock_fd ]] || exec {lock_fd}>&-
         if [[ $place != fabric ]]; then
             cgroup_join "$place" "$BASHPID"
         fi
-        exec setsid env -i "PATH=$PATH" HOME=/root LANG=C.UTF-8 "$PROCESS_MARK=$LAB_DIR" "$@"
+        exec setsid env -i "PATH=$PATH" HOME=/root LANG=C.UTF-8 "$PROCESS_MARK=$LAB_DIR" "${go_memory[@]}" "$@"
     ) </dev/null >>"$LAB_DIR/log/$name.log" 2>&1 &
     record "$name" $!
 }
@@ -141,11 +156,18 @@ stop_component() {
     wait_for "$STOP_SECONDS" "the end of $name" is_gone "$name" || kill_component "$name"
 }
 
+# is_dead NAME: told again as long as it is not. A paused nsenter must wake to see that its child is gone, and it may pause itself late.
+is_dead() {
+    local pid
+    is_gone "$1" && return 0
+    pid=$(component_pid "$1") && kill -KILL "$pid" 2>/dev/null
+    pid=$(recorded_pid "$1") && kill -CONT "$pid" 2>/dev/null
+    return 1
+}
+
 kill_component() {
     signal_component KILL "$1" 2>/dev/null || return 0
-    # A paused nsenter must wake to see that its child is gone.
-    kill -CONT "$(recorded_pid "$1")" 2>/dev/null || true
-    wait_for "$STOP_SECONDS" "the death of $1" is_gone "$1"
+    wait_for "$DEATH_SECONDS" "the death of $1" is_dead "$1"
 }
 
 # died NAME: says so, with the end of its log; a wait for a component must not outlive it.
