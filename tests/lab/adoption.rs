@@ -151,13 +151,37 @@ fn there_and_back(flavour: Flavour, mode: &str) {
     lab.delete_namespace(NAMESPACE);
 }
 
-#[test]
-fn from_cluster_pool_and_back_running_pods_lose_nothing() {
-    there_and_back(Flavour::ClusterPool, "cluster-pool");
+/// The tests of a mode share its lab.
+mod cluster_pool {
+    use super::{Flavour, Lab, there_and_back};
+
+    /// Cilium's own operator, which the others start from.
+    #[test]
+    fn each_node_gets_a_block_of_the_operator_and_pods_reach_each_other() {
+        let lab = Lab::of(Flavour::ClusterPool);
+        lab.proves_reach("reach");
+        let blocks = lab.kubectl(&["get", "ciliumnodes", "-o", "jsonpath={.items[*].spec.ipam.podCIDRs[0]}"]);
+        let mut blocks: Vec<&str> = blocks.split(' ').collect();
+        blocks.dedup();
+        assert_eq!(blocks.len(), 2, "two nodes with two blocks, not {blocks:?}");
+        assert!(
+            blocks.iter().all(|block| block.starts_with("10.200.")),
+            "blocks of the pool, not {blocks:?}"
+        );
+    }
+
+    #[test]
+    fn from_cluster_pool_and_back_running_pods_lose_nothing() {
+        there_and_back(Flavour::ClusterPool, "cluster-pool");
+    }
 }
 
-/// The blocks are those of the Nodes, and Cilium's agents write them on the CiliumNodes; no operator has a part in it.
-#[test]
-fn from_kubernetes_and_back_running_pods_lose_nothing() {
-    there_and_back(Flavour::Kubernetes, "kubernetes");
+mod kubernetes {
+    use super::{Flavour, there_and_back};
+
+    /// The blocks are those of the Nodes, and Cilium's agents write them on the CiliumNodes; no operator has a part in it.
+    #[test]
+    fn from_kubernetes_and_back_running_pods_lose_nothing() {
+        there_and_back(Flavour::Kubernetes, "kubernetes");
+    }
 }

@@ -54,6 +54,8 @@ pub struct Seen {
     pub uid: String,
     pub node: String,
     pub addresses: Vec<String>,
+    /// How often its containers were started anew.
+    pub restarts: i32,
 }
 
 impl Seen {
@@ -286,6 +288,7 @@ fn ready(pod: &Pod) -> Option<Seen> {
         uid: pod.metadata.uid.clone()?,
         node: pod.spec.as_ref()?.node_name.clone()?,
         addresses: status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect(),
+        restarts: status.container_statuses.iter().flatten().map(|container| container.restart_count).sum(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! `up` and `down` leave nothing behind, whenever they are interrupted or killed, and never mix two labs.
 
-use crate::cluster::{FreeMachine, command, eventually, folder, run, text};
+use crate::cluster::{FreeMachine, command, eventually, folder, name, run, text};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -57,14 +57,11 @@ impl Traces {
                 .collect(),
             cgroups: hierarchies
                 .chain([PathBuf::from("/sys/fs/cgroup")])
-                .map(|hierarchy| hierarchy.join("sticky-ipam-lab"))
+                .map(|hierarchy| hierarchy.join(name()))
                 .filter(|group| group.exists())
                 .collect(),
             processes: names("/proc").into_iter().filter(marked).collect(),
-            files: [lab, PathBuf::from("/run/sticky-ipam-lab")]
-                .into_iter()
-                .filter(|file| file.exists())
-                .collect(),
+            files: [lab, Path::new("/run").join(name())].into_iter().filter(|file| file.exists()).collect(),
         }
     }
 }

@@ -36,8 +36,10 @@ pub enum Flavour {
     DualStack,
     /// All of ours, with agents and the cluster's policy: pods with the label `sticky: yes` keep their addresses over nodes.
     Ours(Mode),
-    /// The same in `crd` with both families.
-    OursDualStack,
+    /// The same with both families.
+    OursDualStack(Mode),
+    /// The same in `crd` with native routing and direct routes between the nodes.
+    OursNative,
     /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint routes: hosts need them
     /// to reach what is of no node's first block.
     Controllers,
@@ -80,7 +82,10 @@ impl Flavour {
             Self::Controllers => &["--mode", "crd", "--endpoint-routes"],
             Self::Ours(Mode::Delegated) => &["--mode", "delegated"],
             Self::Ours(Mode::Chained) => &["--mode", "chained"],
-            Self::OursDualStack => &["--mode", "crd", "--dual-stack"],
+            Self::OursDualStack(Mode::Crd) => &["--mode", "crd", "--dual-stack"],
+            Self::OursDualStack(Mode::Delegated) => &["--mode", "delegated", "--dual-stack"],
+            Self::OursDualStack(Mode::Chained) => &["--mode", "chained", "--dual-stack"],
+            Self::OursNative => &["--mode", "crd", "--routing", "native"],
         }
     }
 
@@ -105,6 +110,11 @@ fn root() -> &'static Path {
 /// The folder of the tests' lab: not the one that a person works with.
 pub fn folder() -> PathBuf {
     std::env::var_os("LAB_DIR").map_or_else(|| std::env::temp_dir().join("sticky-ipam-e2e"), PathBuf::from)
+}
+
+/// The name that the tests' lab has on the machine.
+pub fn name() -> String {
+    std::env::var("LAB_LABEL").unwrap_or_else(|_| "sticky-ipam-lab".to_owned())
 }
 
 /// `tests/lab/lab` with these arguments, not yet started.

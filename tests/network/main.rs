@@ -1,5 +1,5 @@
-//! Real network namespaces: cnitool and ptp with sticky-ipam, packets between pods. Needs root and the feature
-//! `root-tests`; `make e2e` runs it. STICKY_IPAM_CNI_BIN names the folder with cnitool, ptp and host-local.
+//! Real network namespaces: cnitool and ptp with sticky-ipam, packets between pods. Needs root, so `cargo test`
+//! alone does not run it; `make e2e` does. STICKY_IPAM_CNI_BIN names the folder with cnitool, ptp and host-local.
 
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]

@@ -33,7 +33,7 @@ fn pod_cidrs(stage: &Stage, node: &str) -> Vec<String> {
 /// The node that a block's Lease names.
 fn locked_for(stage: &Stage, block: &str) -> Option<String> {
     let name = format!("sticky-ipam-block-{}", block.replace('/', "-"));
-    let lease = stage.api.get(named("coordination.k8s.io/v1", "Lease", "kube-system", &name))?;
+    let lease = stage.api.get(named("coordination.k8s.io/v1", "Lease", "sticky-ipam-blocks", &name))?;
     Some(lease["spec"]["holderIdentity"].as_str()?.to_owned())
 }
 

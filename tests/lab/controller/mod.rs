@@ -3,6 +3,7 @@
 mod blocks;
 mod election;
 mod ledger;
+mod marking;
 mod recycling;
 
 use std::thread;

@@ -3,6 +3,10 @@
 
 # The blocks of all nodes lie in this.
 NATIVE_CIDR=10.240.0.0/12
+NATIVE_CIDR6=fd24::/16
+# What Cilium's router has where it may not take an address of the node's block.
+ROUTER=169.254.23.0
+ROUTER6=fe80::23
 # The name of the network, and of the store's folder.
 NETWORK=lab
 # Addresses of a node's block that the harness offers to Cilium in `crd` mode; with the agent only those for a start.
@@ -27,7 +31,7 @@ cilium_crds() {
         tail -n 5 "$LAB_DIR/log/crds.log" >&2
         die "Cilium's CRDs were refused by the API server"
     }
-    kubectl_admin wait --for=condition=Established crd --all --timeout=60s >>"$LAB_DIR/log/crds.log" 2>&1
+    kinds_established "$LAB_DIR/log/crds.log"
 }
 
 # cilium_pool NODE: the keys of a pool, without owners.
@@ -56,6 +60,16 @@ cilium_node() {
 JSON
 }
 
+# cilium_router6 NODE: in `chained` the gateway that ptp gives to the pods. Cilium answers a pod that looks for its router, and drops
+# what looks for any other neighbour that is no pod of the node.
+cilium_router6() {
+    if [[ $mode == chained ]]; then
+        echo "fd24:$(node_number "$1")::1"
+    else
+        echo "$ROUTER6"
+    fi
+}
+
 cilium_define() {
     local node=$1 flags
     flags=("--k8s-kubeconfig-path=$ADMIN_KUBECONFIG" "--lib-dir=$LAB_DIR/lib" --devices=eth0 --identity-allocation-mode=crd
@@ -65,9 +79,13 @@ cilium_define() {
         --socket-path=/var/run/cilium/cilium.sock --cni-exclusive=false --write-cni-conf-when-ready=)
     case $mode in
     crd | cluster-pool | kubernetes) flags+=("--ipam=$mode") ;;
-    delegated) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0) ;;
-    chained) flags+=(--ipam=delegated-plugin --local-router-ipv4=169.254.23.0 --cni-chaining-mode=generic-veth) ;;
+    delegated) flags+=(--ipam=delegated-plugin) ;;
+    chained) flags+=(--ipam=delegated-plugin --cni-chaining-mode=generic-veth) ;;
     esac
+    if [[ $mode == delegated || $mode == chained ]]; then
+        flags+=("--local-router-ipv4=$ROUTER")
+        ! $dual_stack || flags+=("--local-router-ipv6=$(cilium_router6 "$node")")
+    fi
     if [[ $routing == vxlan ]]; then
         flags+=(--routing-mode=tunnel --tunnel-protocol=vxlan "--enable-endpoint-routes=$endpoint_routes")
     else
@@ -75,6 +93,7 @@ cilium_define() {
     fi
     if $dual_stack; then
         flags+=(--enable-ipv6=true --enable-ipv6-masquerade=false)
+        [[ $routing == vxlan ]] || flags+=("--ipv6-native-routing-cidr=$NATIVE_CIDR6")
     else
         flags+=(--enable-ipv6=false)
     fi
@@ -97,10 +116,15 @@ operator_define() {
 
 # cni_install NODE: the plugins and the network configuration of the mode, on the node's disk.
 cni_install() {
-    local node=$1 disk plugin ranges sticky ipam plugins
+    local node=$1 disk plugin ranges routes sticky ipam plugins
     disk=$(node_folder "$node")/disk
     cp "$cilium_bin/cilium-cni" "$cni_bin"/{loopback,host-local,ptp,bridge} "$disk/opt/cni/bin/"
     ranges="[{\"subnet\":\"$(node_cidr "$node")\"$(ours_range_end "$node")}]"
+    routes='{"dst":"0.0.0.0/0"}'
+    if $dual_stack; then
+        ranges+=",[{\"subnet\":\"$(node_cidr6 "$node")\"}]"
+        routes+=',{"dst":"::/0"}'
+    fi
     plugin=host-local
     ipam=
     if ! $stock; then
@@ -109,7 +133,7 @@ cni_install() {
         sticky=$(ours_sticky "$node")
         ipam=", \"sticky\": $sticky"
     fi
-    ipam="{\"type\":\"$plugin\",\"dataDir\":\"/var/lib/cni/networks\",\"ranges\":[$ranges],\"routes\":[{\"dst\":\"0.0.0.0/0\"}]$ipam}"
+    ipam="{\"type\":\"$plugin\",\"dataDir\":\"/var/lib/cni/networks\",\"ranges\":[$ranges],\"routes\":[$routes]$ipam}"
     plugins='{"type":"cilium-cni","enable-debug":false}'
     case $mode in
     cluster-pool | kubernetes) ;;

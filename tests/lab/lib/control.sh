@@ -6,14 +6,15 @@ kubectl_admin() {
 }
 
 control_define() {
-    local pki=$LAB_DIR/pki services=10.96.0.0/16
+    local pki=$LAB_DIR/pki services=10.96.0.0/16 etcd_flags=()
+    read -ra etcd_flags <<<"${LAB_ETCD_FLAGS-}"
     if $dual_stack; then
         services+=,fd96::/112
     fi
     define etcd fabric etcd --name lab --data-dir "$LAB_DIR/etcd" \
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
-        --initial-cluster lab=http://127.0.0.1:2380
+        --initial-cluster lab=http://127.0.0.1:2380 "${etcd_flags[@]}"
     # Advertised on the bridge: a loopback address would be refused for the service `kubernetes`.
     define apiserver fabric "$kubernetes_bin/kube-apiserver" \
         --etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=6443 "--advertise-address=$API_ADDRESS" \
@@ -59,6 +60,14 @@ control_up() {
     wait_for_component 60 etcd enter fabric curl -sf --max-time 5 http://127.0.0.1:2379/health
     start_component apiserver
     wait_for_component 120 apiserver apiserver_ready
+}
+
+# kinds_established LOG: a kind that was just made may not have conditions yet, which `kubectl wait` takes for an error.
+kinds_established() {
+    wait_for 60 "every kind: served by the API server" kubectl_admin wait --for=condition=Established crd --all --timeout=5s || {
+        kubectl_admin get crd >>"$1" 2>&1 || true
+        die "the API server does not serve every kind; which there are is in $1"
+    }
 }
 
 managers_up() {

@@ -4,8 +4,10 @@
 
 CONTROLLERS=(sticky-controller-1 sticky-controller-2)
 CONTROLLER_ACCOUNT=sticky-ipam-controller
-# Where the Lease is that they elect one on, and the locks of blocks.
+# Where the Lease is that they elect one on.
 CONTROLLER_NAMESPACE=kube-system
+# Where the locks of blocks are.
+BLOCK_NAMESPACE=sticky-ipam-blocks
 # Blocks that nobody chose come from here, as those of the lab's nodes do.
 CONTROLLER_CIDR=$NATIVE_CIDR
 
@@ -59,6 +61,7 @@ controllers_define() {
     for name in "${CONTROLLERS[@]}"; do
         define "$name" fabric "$controller_bin" --kubeconfig "$LAB_DIR/ours/$name.kubeconfig" \
             --metrics-address "127.0.0.1:$(controllers_port "$name")" --leader-election-namespace "$CONTROLLER_NAMESPACE" \
+            --block-namespace "$BLOCK_NAMESPACE" \
             --label-selector "$OURS_SELECTOR" --cilium-ipam "$ipam" --cluster-pool-ipv4-cidr "$CONTROLLER_CIDR" \
             "${families[@]}" "$@" run
     done

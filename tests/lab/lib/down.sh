@@ -8,7 +8,7 @@ command_down() {
     local owner
     owner=$(machine_owner)
     if [[ -n $owner && $owner != "$LAB_DIR" ]]; then
-        die "the lab of this machine is in $owner; run: LAB_DIR=$owner tests/lab/lab down"
+        die "the lab of this machine is in $owner; run: $(call_of "$owner") down"
     fi
     take_machine "$LOCK_SECONDS" || die "another lab command still runs after $LOCK_SECONDS s; interrupt it, then try again"
     down_everything

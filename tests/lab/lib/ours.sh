@@ -86,7 +86,7 @@ ours_objects() {
         tail -n 5 "$LAB_DIR/log/objects.log" >&2
         die "what is in packaging was refused by the API server"
     fi
-    kubectl_admin wait --for=condition=Established crd --all --timeout=60s >>"$LAB_DIR/log/objects.log" 2>&1
+    kinds_established "$LAB_DIR/log/objects.log"
 }
 
 # ours_kubeconfig ACCOUNT NODE FILE: a token of the account, bound to the node if one is given.

@@ -2,8 +2,10 @@
 # The lab's folder, its settings, the lock of the machine, and the way it speaks. Nothing here starts a process.
 
 LAB_DIR=${LAB_DIR:-${XDG_RUNTIME_DIR:-/tmp}/sticky-ipam-lab}
-# One file for the whole machine: a lab's commands lock it, its content is the folder of the lab that is up.
-MACHINE_FILE=/run/sticky-ipam-lab
+# The name that a lab has on its machine, of its lock and of its cgroups. Labs of two names have nothing in common and may be up at once.
+LAB_LABEL=${LAB_LABEL:-sticky-ipam-lab}
+# One file for all labs of that name: a lab's commands lock it, its content is the folder of the lab that is up.
+MACHINE_FILE=/run/$LAB_LABEL
 # Only a folder with this file in it is ever removed.
 FOLDER_MARK=.sticky-ipam-lab
 # A `down` waits this long for another command to end.
@@ -44,6 +46,12 @@ take_machine() {
     done
 }
 
+# call_of FOLDER: how the commands of the lab in that folder begin.
+call_of() {
+    [[ $LAB_LABEL == sticky-ipam-lab ]] || printf 'LAB_LABEL=%s ' "$LAB_LABEL"
+    printf 'LAB_DIR=%s tests/lab/lab' "$1"
+}
+
 machine_owner() { cat "$MACHINE_FILE" 2>/dev/null || true; }
 
 # need_lab: the commands that act on a lab say so when there is none.
@@ -53,7 +61,7 @@ need_lab() {
     if [[ -z $owner ]]; then
         die "no lab is up; run: tests/lab/lab up"
     elif [[ $owner != "$LAB_DIR" ]]; then
-        die "the lab of this machine is in $owner, not in $LAB_DIR; run: LAB_DIR=$owner tests/lab/lab …"
+        die "the lab of this machine is in $owner, not in $LAB_DIR; run: $(call_of "$owner") …"
     fi
     load_settings
 }

@@ -17,7 +17,7 @@ usage: tests/lab/lab up [OPTIONS]
        cluster-pool  Cilium's own operator gives each node a block
        kubernetes    from the block that the Node names; no operator
   --routing vxlan|native        default vxlan; delegated and chained are native only
-  --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan)
+  --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan; delegated, chained)
   --endpoint-routes             with vxlan too, a route for each pod on its node (native has them always): what addresses need
                                 that are of no block, or of a node's further block
   --stock                       Cilium alone, nothing of ours
@@ -53,13 +53,12 @@ up_parse() {
     delegated | chained)
         routing=${routing:-native}
         [[ $routing == native ]] || bad_usage "$mode needs native routing: with a tunnel Cilium's agent does not start (delegated) or cannot reach a moved address (chained)"
-        ! $dual_stack || bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
         ;;
     *) bad_usage "'$mode' is no mode; there are: crd delegated chained cluster-pool kubernetes" ;;
     esac
     [[ $routing == vxlan || $routing == native ]] || bad_usage "'$routing' is no routing; there are: vxlan native"
-    if $dual_stack && [[ $routing == native || $mode == kubernetes ]]; then
-        bad_usage "--dual-stack is there for crd and cluster-pool with vxlan only"
+    if $dual_stack && [[ $mode == kubernetes || $mode/$routing == crd/native || $mode/$routing == cluster-pool/native ]]; then
+        bad_usage "--dual-stack is there for crd and cluster-pool with vxlan, for delegated and for chained"
     fi
     [[ -d $TOOLS/cilium-${cilium#v} ]] || bad_usage "Cilium $cilium is not pinned; there are: v1.19.5 v1.18.3"
     [[ -d $TOOLS/kubernetes-${kubernetes#v} ]] || bad_usage "Kubernetes $kubernetes is not pinned; there are: v1.36.3 v1.34.4"
@@ -74,7 +73,7 @@ up_refuse_second() {
     owner=$(machine_owner)
     if [[ -n $owner ]]; then
         say "a lab is up already, in $owner"
-        die "use it, or remove it first: LAB_DIR=$owner tests/lab/lab down"
+        die "use it, or remove it first: $(call_of "$owner") down"
     fi
     if [[ -e $LAB_DIR && ! -e $LAB_DIR/$FOLDER_MARK && -n $(ls -A "$LAB_DIR" 2>/dev/null) ]]; then
         die "$LAB_DIR exists and is not a lab's folder; set LAB_DIR to another one"
@@ -172,11 +171,32 @@ node_start() {
     runtime_up "$1"
 }
 
+up_node_make() {
+    node_make "$1"
+    cilium_node "$1"
+}
+
+# beside COMMAND…: runs a part of the start while the rest goes on; all_done waits for every such part, and fails with the first.
+beside() {
+    ("$@") &
+    parts+=("$!")
+}
+all_done() {
+    local part
+    for part in "${parts[@]}"; do
+        wait "$part" || exit 1
+    done
+    parts=()
+}
+
 # command_worker: what `up` runs; not for people.
 command_worker() {
-    local node started=$SECONDS name
+    local node started=$SECONDS name parts=()
     [[ -n ${LAB_SUPERVISOR-} && $PPID == "$LAB_SUPERVISOR" ]] || die "'worker' is a part of 'up'; run: tests/lab/lab up"
     up_parse "$@"
+    # A command that fails without a word of its own is named, wherever it is.
+    set -E
+    trap 'say "failed at ${BASH_SOURCE[0]##*/}:$LINENO: $BASH_COMMAND"' ERR
     rm -rf "$LAB_DIR"
     mkdir -p "$LAB_DIR"
     : >"$LAB_DIR/$FOLDER_MARK"
@@ -193,27 +213,30 @@ command_worker() {
     say "control plane"
     pki_make
     fabric_up
+    # Much of a start is waiting for one program: what does not need it goes on beside it.
+    beside cilium_prepare
+    beside images_make
     control_up
     say "Cilium's CRDs, images, nodes"
     cilium_crds
     ours_objects
     controllers_objects
-    cilium_prepare
-    images_make
+    all_done
     managers_up
     for node in "${NODES[@]}"; do
-        node_make "$node"
-        cilium_node "$node"
+        beside up_node_make "$node"
     done
+    all_done
     if [[ $mode == cluster-pool ]]; then
         operator_define
         start_component operator
     fi
     say "Cilium, containerd and kubelet on the nodes"
     for node in "${NODES[@]}"; do
-        node_start "$node"
+        beside node_start "$node"
     done
     controllers_up
+    all_done
     for node in "${NODES[@]}"; do
         wait_for_component 180 "cilium@$node" cilium_healthy "$node"
         wait_for 120 "$node: ready" node_is_ready "$node" || {

@@ -1,16 +1,30 @@
 //! Both families of a pod stay with it.
 
 use super::Stage;
-use super::moves::{in_step, other};
+use super::moves::{in_step, other, probed_well};
 use super::reach;
 use super::workloads::{probed_spec, stateful_set};
 use crate::api::ApiServer;
 use crate::cluster::{Flavour, Lab, Mode};
 
 #[test]
-fn a_dual_stack_pod_keeps_both_addresses_over_restarts_and_nodes() {
-    let lab = Lab::of(Flavour::OursDualStack);
-    let stage = Stage { lab, api: ApiServer::connect(), mode: Mode::Crd };
+fn a_pod_keeps_both_addresses_over_restarts_and_nodes_in_chained_mode() {
+    keeps_both(Mode::Chained);
+}
+
+#[test]
+fn a_pod_keeps_both_addresses_over_restarts_and_nodes_in_crd_mode() {
+    keeps_both(Mode::Crd);
+}
+
+#[test]
+fn a_pod_keeps_both_addresses_over_restarts_and_nodes_in_delegated_mode() {
+    keeps_both(Mode::Delegated);
+}
+
+fn keeps_both(mode: Mode) {
+    let lab = Lab::of(Flavour::OursDualStack(mode));
+    let stage = Stage { lab, api: ApiServer::connect(), mode };
     let namespace = "families";
     stage.lab.namespace(namespace);
     reach::start_clients(&stage, namespace);
@@ -33,5 +47,6 @@ fn a_dual_stack_pod_keeps_both_addresses_over_restarts_and_nodes() {
         reach::soon(&stage, namespace, &reach::everyone(), address);
     }
     in_step(&stage, namespace, "mysql-0", &moved);
+    probed_well(&stage, namespace, &moved);
     stage.lab.delete_namespace(namespace);
 }

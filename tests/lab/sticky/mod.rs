@@ -2,8 +2,12 @@
 //!
 //! The scenarios are functions of a lab; each mode runs all of them on one lab of its own.
 
+// Beside the module `crd` by its name, whose lab it shares.
+mod crd_mac;
+mod cut_off;
 mod dual_stack;
 mod moves;
+mod native;
 mod outages;
 pub mod reach;
 mod restarts;
@@ -31,7 +35,7 @@ impl Stage {
 macro_rules! proofs_in {
     ($name:ident, $mode:expr) => {
         mod $name {
-            use super::{Mode, Stage, moves, outages, restarts, storm};
+            use super::{Mode, Stage, cut_off, moves, outages, restarts, storm};
 
             #[test]
             fn every_kind_of_restart_keeps_the_addresses() {
@@ -51,6 +55,11 @@ macro_rules! proofs_in {
             #[test]
             fn a_pod_of_a_crashed_node_keeps_its_address_and_is_reached() {
                 moves::crash(&Stage::of($mode));
+            }
+
+            #[test]
+            fn a_pod_that_still_runs_on_a_cut_off_node_keeps_its_address_from_its_successor() {
+                cut_off::still_runs(&Stage::of($mode));
             }
 
             #[test]

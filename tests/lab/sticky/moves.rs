@@ -42,6 +42,7 @@ pub fn planned(stage: &Stage) {
     late_del(stage, namespace, &first, &old_sandbox);
     reach::soon(stage, namespace, &reach::everyone(), first.address());
     in_step(stage, namespace, "mysql-0", &by_cordon);
+    probed_well(stage, namespace, &by_cordon);
 
     let by_drain = {
         let _cordoned = Cordoned(stage, by_cordon.node.clone());
@@ -51,6 +52,7 @@ pub fn planned(stage: &Stage) {
     };
     moved(stage, namespace, &first, &by_cordon, &by_drain);
     in_step(stage, namespace, "mysql-0", &by_drain);
+    probed_well(stage, namespace, &by_drain);
 
     let handovers = stage
         .api
@@ -67,6 +69,12 @@ fn moved(stage: &Stage, namespace: &str, first: &Seen, from: &Seen, to: &Seen) {
     for address in &to.addresses {
         reach::soon(stage, namespace, &reach::everyone(), address);
     }
+}
+
+/// Fails if kubelet's TCP probe did not reach mysql-0 at some time: then it started the container anew.
+pub fn probed_well(stage: &Stage, namespace: &str, pod: &Seen) {
+    let now = stage.api.ready(namespace, "mysql-0");
+    assert_eq!((&now.uid, now.restarts), (&pod.uid, 0), "it is the same pod, and was never started anew");
 }
 
 /// The id of a pod's sandbox, as containerd has it.
@@ -168,9 +176,12 @@ pub fn crash(stage: &Stage) {
     };
     let status =
         stage.api.sticky(namespace, "mysql-0").and_then(|sticky| sticky.status).expect("it is there");
+    // Also if the controller had let go of it for the dead pod before.
+    let last = status.handovers.first().map(|last| (&*last.from, &*last.to, &*last.reason));
     assert!(
-        status.handovers.iter().any(|handover| handover.reason.contains("out-of-service")),
-        "the reason is written down: {:?}",
+        matches!(last, Some((from, to, reason)) if from == dead && to == alive
+            && reason.contains("out-of-service")),
+        "the move and its reason are written down: {:?}",
         status.handovers
     );
     // The rebooted node comes to know where the address is now.
@@ -187,5 +198,6 @@ pub fn crash(stage: &Stage) {
         "{times:?}"
     );
     in_step(stage, namespace, "mysql-0", &moved);
+    probed_well(stage, namespace, &moved);
     stage.lab.delete_namespace(namespace);
 }

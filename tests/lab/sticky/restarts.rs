@@ -21,7 +21,8 @@ pub fn keep_the_addresses(stage: &Stage) {
     let namespace = "restarts";
     stage.lab.namespace(namespace);
     let witness = Witness::start(&stage.api);
-    let kinds: [fn(&Stage, &str); 5] = [deleted_often, scaled, rolled_over, slots, without_grace];
+    let kinds: [fn(&Stage, &str); 6] =
+        [deleted_often, scaled, rolled_over, slots_rolled_over, slots_recreated, without_grace];
     thread::scope(|scope| {
         for kind in kinds {
             scope.spawn(move || kind(stage, namespace));
@@ -85,36 +86,71 @@ fn rolled_over(stage: &Stage, namespace: &str) {
     assert_eq!(by_name(stage, namespace, "rolled", 3), before, "after a rolling update");
 }
 
-/// The addresses of a Deployment's slots.
-fn slots_of(stage: &Stage, namespace: &str, deployment: &str) -> BTreeMap<String, String> {
+/// The slots of a Deployment: the address of each, and the uid of the pod that has it.
+fn slots_of(stage: &Stage, namespace: &str, deployment: &str) -> BTreeMap<String, (String, Option<String>)> {
     let api: Api<StickyIP> = Api::namespaced(stage.api.client(), namespace);
     let deployment = deployment.to_owned();
     stage.api.run(async move {
         let all = api.list(&ListParams::default()).await.expect("the administrator may look").items;
         let own = all.into_iter().filter(|sticky| sticky.spec.workload.name == deployment);
-        own.map(|slot| (slot.metadata.name.expect("a name"), slot.spec.addresses[0].to_string())).collect()
+        own.map(|slot| {
+            let holder = slot.status.and_then(|status| status.attachment).map(|held| held.pod_uid);
+            (slot.metadata.name.expect("a name"), (slot.spec.addresses[0].to_string(), holder))
+        })
+        .collect()
     })
 }
 
-/// A new pod takes a slot that is free. While old pods end, each of them still has one: there are twice as many slots as pods at most.
-fn slots(stage: &Stage, namespace: &str) {
-    stage.api.create(deployment(namespace, "web", 3, sticky("web"), spec(None)));
-    let addresses = |stage: &Stage| -> BTreeSet<String> {
-        let pods = stage.api.all_ready(namespace, "web", 3);
-        pods.into_iter().map(|(_, seen)| seen.address().to_owned()).collect()
-    };
-    let first = addresses(stage);
-    assert_eq!(first.len(), 3, "each pod has its own: {first:?}");
+/// The slots by themselves.
+fn addresses_of(slots: &BTreeMap<String, (String, Option<String>)>) -> BTreeMap<&str, &str> {
+    slots.iter().map(|(slot, (address, _))| (&**slot, &**address)).collect()
+}
+
+/// The addresses of the Deployment's three pods when no other is left, each the one of the slot that the pod holds.
+fn by_slot(stage: &Stage, namespace: &str, name: &str) -> BTreeSet<String> {
+    let pods = stage.api.all_ready(namespace, name, 3);
+    let slots = slots_of(stage, namespace, name);
+    for (pod, seen) in &pods {
+        let held: Vec<_> = slots.values().filter(|(_, holder)| *holder == Some(seen.uid.clone())).collect();
+        assert!(
+            matches!(&held[..], [(address, _)] if address == seen.address()),
+            "{pod} has {} and holds {held:?}",
+            seen.address()
+        );
+    }
+    pods.into_iter().map(|(_, seen)| seen.address().to_owned()).collect()
+}
+
+/// Three pods that are replaced one after the other, with six slots. A new pod is made while an old one ends and still has its slot: so six
+/// are enough for whatever overlaps, and none may be added; and each has its address again.
+fn slots_rolled_over(stage: &Stage, namespace: &str) {
+    stage.api.create(deployment(namespace, "web", 6, sticky("web"), spec(None)));
+    stage.api.all_ready(namespace, "web", 6);
+    stage.api.scale("Deployment", namespace, "web", 3);
+    by_slot(stage, namespace, "web");
+    let before = slots_of(stage, namespace, "web");
+    assert_eq!(before.len(), 6, "one a pod, kept when it was scaled down: {before:?}");
     for version in 2..=3 {
-        let before = slots_of(stage, namespace, "web");
         roll_over(stage, "Deployment", namespace, "web", version);
-        let (now, after) = (addresses(stage), slots_of(stage, namespace, "web"));
-        assert!(after.len() <= 6, "slots were added: {after:?}");
-        for (slot, address) in before {
-            assert_eq!(after.get(&slot), Some(&address), "slot {slot} is kept");
-        }
-        let known: BTreeSet<String> = after.into_values().collect();
-        assert!(now.is_subset(&known), "{now:?} are not all of the slots {known:?}");
+        by_slot(stage, namespace, "web");
+        let after = slots_of(stage, namespace, "web");
+        assert_eq!(addresses_of(&after), addresses_of(&before), "the slots after rollout {version}");
+    }
+}
+
+/// All old pods end before the first new one is made: the very same addresses are given out again.
+fn slots_recreated(stage: &Stage, namespace: &str) {
+    let mut anew = deployment(namespace, "anew", 3, sticky("anew"), spec(None));
+    anew["spec"]["strategy"] = json!({"type": "Recreate"});
+    stage.api.create(anew);
+    let first = by_slot(stage, namespace, "anew");
+    assert_eq!(first.len(), 3, "each pod has its own: {first:?}");
+    let before = slots_of(stage, namespace, "anew");
+    for version in 2..=3 {
+        roll_over(stage, "Deployment", namespace, "anew", version);
+        assert_eq!(by_slot(stage, namespace, "anew"), first, "the addresses after rollout {version}");
+        let after = slots_of(stage, namespace, "anew");
+        assert_eq!(addresses_of(&after), addresses_of(&before), "the slots after rollout {version}");
     }
 }
 

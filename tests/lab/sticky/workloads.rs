@@ -28,14 +28,17 @@ pub fn spec(node: Option<&str>) -> Value {
     spec
 }
 
-/// The same, with kubelet asking by HTTP whether it is ready and by TCP whether it lives.
+/// The same, with kubelet asking by HTTP and by TCP. It is Ready only when both have reached it: the TCP one once at first, because kubelet
+/// asks nothing else until a container has started. Later its failure starts the container anew, which `Seen::restarts` tells.
 pub fn probed_spec() -> Value {
     let mut spec = spec(None);
     let container = &mut spec["containers"][0];
+    let tcp = |failures: u32| json!({"tcpSocket": {"port": 7007}, "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": failures});
+    // Never given up on: the test does that.
+    container["startupProbe"] = tcp(1000);
     container["readinessProbe"] =
         json!({"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 2});
-    container["livenessProbe"] =
-        json!({"tcpSocket": {"port": 7007}, "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 5});
+    container["livenessProbe"] = tcp(5);
     spec
 }
 

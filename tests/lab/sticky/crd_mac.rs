@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
+use super::Stage;
+use super::workloads::{spec, stateful_set};
 use crate::api::Seen;
 use crate::cluster::{Mode, eventually};
-use crate::sticky::Stage;
-use crate::sticky::workloads::{spec, stateful_set};
 
 /// The MAC that the interface in the pod has.
 fn in_the_pod(stage: &Stage, namespace: &str, pod: &str) -> String {
