@@ -25,8 +25,8 @@ const NAMESPACE: &str = "bench";
 const STARTS: usize = 30;
 const RECREATES: usize = 8;
 const MOVES: usize = 6;
-/// How long the agents are left alone, to see what they cost.
-const IDLE: Duration = Duration::from_secs(120);
+/// How long the agents are left alone, to see what they cost: all that they do now and then comes once in this time.
+const IDLE: Duration = Duration::from_secs(300);
 /// Sorts before ours: the runtime takes the first.
 const STOCK: &str = "/etc/cni/net.d/00-stock.conflist";
 

@@ -99,6 +99,13 @@ impl Times {
         self.at(0.99)
     }
 
+    /// The longest, the longest first, in milliseconds: what a percentile is made of.
+    pub fn longest(&self, most: usize) -> Vec<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort();
+        sorted.iter().rev().take(most).map(|time| (time.as_secs_f64() * 1e4).round() / 10.0).collect()
+    }
+
     pub fn count(&self) -> usize {
         self.0.len()
     }
