@@ -1,10 +1,13 @@
 //! Telling the API server what a verb could not, and letting go of an attachment. Must never detach what a newer sandbox
 //! of this node lives with, and never take a key out of the pool before its endpoint is gone.
 
+use std::net::IpAddr;
+
 use super::act::{ActError, Hands, Outcome, bound, interface, list, sandbox};
 use super::ground::Here;
 use super::plan::shown;
 use super::snapshot::is_bound_to;
+use crate::alloc::Family;
 use crate::cluster::claims::ADOPTED;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::view::StickyView;
@@ -72,6 +75,14 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let Some(_turn) = self.pool_turn(store, key)? else {
             return Ok(Outcome::Later("others are at its pool keys".into()));
         };
+        // Whoever prepares a pod attaches and decides in this turn.
+        let mut ended = Vec::new();
+        for container in containers {
+            if !store.lock()?.is_awaited(container, &interface()?)? {
+                ended.push(*container);
+            }
+        }
+        let containers = ended.as_slice();
         let mut carrier = self.carrier();
         let Some(object) = walk::read_sticky(&carrier, key).await? else {
             self.forget_attachment(store, key, containers)?;
@@ -143,7 +154,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             )));
         };
         // It was made for another pod of the workload meanwhile: whoever is attached to it must live with its addresses.
-        if record.addresses.iter().any(|address| !object.spec.addresses.contains(address)) {
+        if !lives_with(&record.addresses, &object.spec.addresses) {
             return Ok(Outcome::Odd(format!(
                 "pod {pod} lives with {}, and its StickyIP {key} has {}",
                 list(&record.addresses),
@@ -251,6 +262,33 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 }
 
+/// Whether a sandbox with these addresses lives with those of a StickyIP. It may have others beside, of range sets that the StickyIP
+/// does not serve, and lack one whose family its node does not have.
+fn lives_with(has: &[IpAddr], bound: &[IpAddr]) -> bool {
+    let serves = |address: &IpAddr| has.iter().any(|own| Family::of(*own) == Family::of(*address));
+    bound.iter().any(|address| has.contains(address))
+        && bound.iter().all(|address| has.contains(address) || !serves(address))
+}
+
 fn key_of(note: &Note) -> Option<Holder> {
     Some(Holder { namespace: note.namespace.clone()?, name: note.name.clone()? })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_sandbox_lives_with_a_stickyip_whatever_else_it_has() {
+        let lives = |has: &[&str], bound: &[&str]| {
+            let parsed = |all: &[&str]| all.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+            super::lives_with(&parsed(has), &parsed(bound))
+        };
+        assert!(lives(&["10.0.0.1"], &["10.0.0.1"]));
+        assert!(lives(&["10.0.0.1", "fd00::5"], &["10.0.0.1"]), "its second family is not the StickyIP's");
+        assert!(lives(&["10.0.0.1", "10.1.0.1"], &["10.0.0.1"]), "nor its second range set");
+        assert!(lives(&["10.0.0.1"], &["10.0.0.1", "fd00::5"]), "its node has one family");
+        assert!(!lives(&["10.0.0.1"], &["10.0.0.2"]));
+        assert!(!lives(&["10.0.0.1", "fd00::5"], &["10.0.0.1", "fd00::6"]));
+        assert!(!lives(&["10.0.0.1"], &["fd00::5"]));
+        assert!(!lives(&[], &["10.0.0.1"]));
+    }
 }

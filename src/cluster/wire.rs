@@ -2,7 +2,8 @@
 //! A client with a pool would open a connection for each of several parallel requests, and a handshake costs more than
 //! most answers.
 //!
-//! Must never send a request twice: whether a broken one may be repeated is the asker's to know.
+//! Must never repeat a request that broke: whether it may be sent again is the asker's to know. What the server answers with "not now" (429, 503,
+//! 504) is sent again after a while, as kube's own client does; of a write that was done all the same the precondition tells.
 
 use std::future::Future;
 use std::pin::Pin;

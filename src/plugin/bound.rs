@@ -11,7 +11,7 @@ use super::{Scene, Story, attachment};
 use crate::cluster::client::{ApiError, Connection};
 use crate::cluster::objects::Holder;
 use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, PodIdentity, Request};
-use crate::store::{self, Binding, Decision, Disk, Locked, Note, Phase, Record, Told, Turn};
+use crate::store::{self, Decision, Disk, Locked, Note, Phase, Record, Told, Turn};
 
 /// Why the cluster's part of an ADD did not come to an end.
 pub(super) enum Why {
@@ -242,27 +242,29 @@ fn from_record<D: Disk>(
     attachment: &Attachment,
 ) -> Result<Option<Vec<IpAddr>>, CniError> {
     let Some(uid) = pod.uid() else { return Ok(None) };
-    let entries = scene.store.claimants()?;
-    let mut locked = scene.store.lock()?;
-    for entry in &entries {
-        let Some(stored) = locked.of_entry(entry)? else { continue };
-        let record = &stored.record;
-        let its_own = record.pod.as_ref().is_some_and(|known| {
+    // One that was only reserved was never attached, and one that was let go of is another's by now: neither proves anything.
+    let its_own = |record: &Record| {
+        let is_meant = record.pod.as_ref().is_some_and(|known| {
             known.uid() == Some(uid) && known.name() == pod.name() && known.namespace() == pod.namespace()
         });
-        // One that was only reserved was never attached, so it proves nothing.
-        let was_attached = |binding: &Binding| !binding.container.is_empty();
-        let binding = record.binding.clone().filter(|binding| its_own && was_attached(binding));
-        let Some(binding) = binding else { continue };
-        if record.attachment.interface != attachment.interface {
-            continue;
-        }
+        let binding = record.binding.clone().filter(|binding| is_meant && !binding.container.is_empty());
+        binding.filter(|_| record.attachment.interface == attachment.interface)
+    };
+    for entry in &scene.store.claimants()? {
+        let seen = scene.store.lock()?.of_entry(entry)?;
+        let Some(binding) = seen.and_then(|stored| its_own(&stored.record)) else { continue };
+        let claimant = store::Claimant::bound(&binding.namespace, &binding.name, &attachment.interface);
+        // The agent may be about to detach the pod's older sandbox: it has looked for a living one and found none.
+        let _turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout)?;
+        let mut locked = scene.store.lock()?;
+        let Some(stored) = locked.of_entry(entry)? else { continue };
+        let Some(binding) = its_own(&stored.record) else { continue };
         let renewed = Record {
             attachment: attachment.clone(),
             phase: Phase::Attached,
             netns: request.netns.clone(),
             since: scene.store.now().clone(),
-            ..record.clone()
+            ..stored.record.clone()
         };
         locked.put(&renewed, Some(&stored))?;
         let note = Note {

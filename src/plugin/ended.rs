@@ -59,8 +59,12 @@ pub(super) fn detach<D: Disk>(
             }
         }
         carrier.api_mut().restart_time();
-        // The sandbox may have taken the place of one that was prepared, or of its pod's older one.
+        // The sandbox may have taken the place of one that was prepared, or of its pod's older one. What is prepared for its pod's next
+        // one bears the same name: the agent attaches and decides in this turn.
         let known_as = binding.map_or(container, |binding| binding.container.as_str());
+        let awaited =
+            scene.store.lock().and_then(|mut locked| locked.is_awaited(known_as, &attachment.interface));
+        let known_as = if awaited.map_err(|error| error.to_string())? { container } else { known_as };
         let containers = [container, known_as];
         let left = leave::leave(&mut carrier, &conf.node, &shape(scene), &key, &containers).await;
         if left.is_ok() || carrier.count() > 0 {

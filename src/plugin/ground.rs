@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::Scene;
+use super::wait::may_be_there;
 use crate::alloc::RangeSet;
 use crate::alloc::range::{Family, Range};
 use crate::cluster::cilium::CiliumNode;
@@ -107,7 +108,7 @@ impl<D: Disk> Here<'_, D> {
         record.is_attached(self.scene.store.now())
             && record.attachment != *self.attachment
             && !same_pod
-            && record.netns.as_ref().is_none_or(|netns| netns.exists())
+            && record.netns.as_ref().is_none_or(|netns| may_be_there(netns))
     }
 
     /// Puts an address beside those that are reserved for the claimant already, one a family, or says anew that it is wanted.

@@ -51,7 +51,7 @@ impl OldPod {
 }
 
 /// Only what is surely gone is gone: a path that must not be looked at may be a pod's that runs.
-fn may_be_there(netns: &Path) -> bool {
+pub(super) fn may_be_there(netns: &Path) -> bool {
     netns.try_exists().unwrap_or(true)
 }
 

@@ -163,6 +163,19 @@ impl<D: Disk> Locked<'_, D> {
         Ok(Some(decision))
     }
 
+    /// Whether an ADD is yet to come for what the API server knows as attached under this container id: a decision rests on it that no
+    /// sandbox has used. Every sandbox of a pod is prepared under the same id, so what is said of an older one must not be taken
+    /// for this one.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn is_awaited(&mut self, container: &str, interface: &IfName) -> Result<bool, StoreError> {
+        let Some(uid) = Decision::uid_known_as(container) else { return Ok(false) };
+        let this_boot = self.store.now.boot().to_owned();
+        let decision = self.prepared(uid, interface)?.filter(|decision| decision.at.boot() == this_boot);
+        Ok(decision.and_then(|decision| decision.sticky).is_some_and(|sticky| sticky.known_as == container))
+    }
+
     /// Has a record take a decision over: the record is put in place, then the file goes. Whoever finds both after a crash
     /// finds the decision used up. Durable with the commit.
     ///

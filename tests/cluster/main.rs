@@ -13,6 +13,7 @@ mod agent_install;
 mod agent_leaks;
 mod agent_mac;
 mod agent_marking;
+mod agent_notes;
 mod agent_weather;
 mod bench;
 mod bench_cleanup;
