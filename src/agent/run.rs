@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::DefaultBackoff;
 use thiserror::Error;
@@ -25,7 +24,7 @@ use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::projection::home_blocks;
-use crate::process::client::IN_CLUSTER;
+use crate::process::client::{IN_CLUSTER, of_config};
 use crate::process::pages::{Pages, PagesError, Ready};
 use crate::process::signals::End;
 use crate::store::RealDisk;
@@ -83,23 +82,17 @@ pub async fn connect(
                 |why: String| AgentError::Credentials(format!("--kubeconfig {}: {why}", path.display()));
             let read = Kubeconfig::read_from(path).map_err(|error| broken(error.to_string()))?;
             let options = KubeConfigOptions::default();
-            let mut config = kube::Config::from_custom_kubeconfig(read, &options)
-                .await
-                .map_err(|error| broken(error.to_string()))?;
-            // A proxy of the environment is meant for images, not for the cluster's own API server.
-            config.proxy_url = None;
-            config
+            let config = kube::Config::from_custom_kubeconfig(read, &options).await;
+            config.map_err(|error| broken(error.to_string()))?
         }
     };
     let counted = metrics.clone();
-    let count = tower::util::MapRequestLayer::new(move |request: hyper::Request<Body>| {
-        let what = What { what: request.method().as_str().to_lowercase() };
-        counted.requests.get_or_create(&what).inc();
-        request
-    });
-    let builder = ClientBuilder::try_from(config.clone())
+    let count = move |sort: &str| {
+        counted.requests.get_or_create(&What { what: sort.to_owned() }).inc();
+    };
+    let client = of_config(config.clone(), count)
         .map_err(|error| AgentError::Credentials(format!("cannot use the credentials: {error}")))?;
-    Ok((builder.with_layer(&count).build(), config))
+    Ok((client, config))
 }
 
 /// Installs once.

@@ -5,12 +5,18 @@ use std::time::Duration;
 
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use tower::timeout::TimeoutLayer;
 use tower::util::MapRequestLayer;
 
 use crate::cluster::client::ApiError;
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long an answer may take to begin: a little more than the API server gives itself (60 s). Without it a list or the start of a watch
+/// that a hanging server took would be waited for, and nothing else would be known of its kind, for ever.
+const ANSWER: Duration = Duration::from_secs(70);
+/// How long an answer that has begun may be silent: more than a watch may be, which is started anew before that.
+const SILENCE: Duration = Duration::from_secs(300);
 /// What stands for the path of a kubeconfig where the cluster gives the credentials.
 pub const IN_CLUSTER: &str = "(in the cluster)";
 
@@ -24,7 +30,7 @@ pub async fn client(
 ) -> Result<kube::Client, ApiError> {
     let path = kubeconfig.map_or_else(|| PathBuf::from(IN_CLUSTER), Path::to_owned);
     let broken = |why: String| ApiError::Kubeconfig { path: path.clone(), why };
-    let mut config = match kubeconfig {
+    let config = match kubeconfig {
         Some(file) => {
             let read = Kubeconfig::read_from(file).map_err(|error| broken(error.to_string()))?;
             let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
@@ -34,15 +40,37 @@ pub async fn client(
             broken(format!("{error}; name one with --kubeconfig (KUBECONFIG) outside of a cluster"))
         })?,
     };
+    of_config(config, count).map_err(|error| broken(error.to_string()))
+}
+
+/// Makes a client of a configuration.
+///
+/// # Errors
+/// The credentials are of no use.
+pub fn of_config(
+    config: kube::Config,
+    count: impl Fn(&str) + Clone + Send + Sync + 'static,
+) -> Result<kube::Client, kube::Error> {
+    with_limits(config, count, (ANSWER, SILENCE))
+}
+
+fn with_limits(
+    mut config: kube::Config,
+    count: impl Fn(&str) + Clone + Send + Sync + 'static,
+    (answer, silence): (Duration, Duration),
+) -> Result<kube::Client, kube::Error> {
     // A proxy of the environment is meant for the world outside, not for the cluster's own API server.
     config.proxy_url = None;
     config.connect_timeout = Some(CONNECT);
+    config.read_timeout = Some(silence);
+    // A connection that was at rest before this request is not silent for that.
+    config.reset_reader_on_write = true;
     let counted = MapRequestLayer::new(move |request: hyper::Request<Body>| {
         count(sort(&request));
         request
     });
-    let builder = ClientBuilder::try_from(config).map_err(|error| broken(error.to_string()))?;
-    Ok(builder.with_layer(&counted).build())
+    let builder = ClientBuilder::try_from(config)?;
+    Ok(builder.with_layer(&TimeoutLayer::new(answer)).with_layer(&counted).build())
 }
 
 /// The sort of a request: its method, but `WATCH` for one that stays open, and `LEASE` for the looks at and renewals of a lease
@@ -62,6 +90,41 @@ fn sort<B>(request: &hyper::Request<B>) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use futures_util::StreamExt;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Api;
+    use tokio::net::TcpListener;
+
+    /// Servers that took a request and say nothing more: before the answer, and in the middle of it.
+    #[tokio::test]
+    async fn a_list_that_a_hanging_server_took_is_given_up_and_tried_again() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let half = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{";
+        for said in ["", half] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            tokio::spawn(async move {
+                let mut open = Vec::new();
+                while let Ok((mut stream, _)) = listener.accept().await {
+                    let mut request = [0; 4096];
+                    let _ = stream.read(&mut request).await;
+                    let _ = stream.write_all(said.as_bytes()).await;
+                    open.push(stream);
+                }
+            });
+            let limits = (Duration::from_millis(100), Duration::from_millis(100));
+            let client = super::with_limits(kube::Config::new(url.parse().unwrap()), |_| (), limits).unwrap();
+            let watched = kube::runtime::watcher(Api::<Pod>::all(client), Default::default());
+            let mut failed = std::pin::pin!(watched.filter(|event| std::future::ready(event.is_err())));
+            for _ in 0..2 {
+                let told = tokio::time::timeout(Duration::from_secs(60), failed.next()).await;
+                assert!(told.expect("a hanging server was waited for").is_some(), "{said:?}");
+            }
+        }
+    }
+
     #[test]
     fn watches_and_renewals_are_told_from_what_is_asked_for_a_reason() {
         let sort = |method: &str, uri: &str| {

@@ -62,7 +62,7 @@ async fn an_agent_becomes_ready_prepares_on_an_event_and_shows_what_it_did() {
     for part in [
         "decisions_prepared_total{what=\"sticky\"} 1",
         "pool_addresses{family=\"IPv4\",state=\"Free\"} 8",
-        "api_requests_total{what=\"get\"}",
+        "api_requests_total{what=\"GET\"}",
         "last_success_timestamp_seconds",
     ] {
         assert!(page.contains(part), "{part} is not in {page}");
