@@ -316,6 +316,8 @@ pub struct Index {
     doubled: BTreeSet<IpAddr>,
     /// How many pods that have not ended a workload has, by namespace, kind and name.
     pods_of: BTreeMap<(String, String, String), u32>,
+    /// The kinds whose watch has broken off.
+    silent: BTreeSet<Kind>,
 }
 
 impl Index {
@@ -333,6 +335,24 @@ impl Index {
             (Kind::CiliumEndpoint, self.endpoints.is_listed()),
         ];
         listed.into_iter().filter(|(_, listed)| !listed).map(|(kind, _)| kind).collect()
+    }
+
+    /// The watch of a kind has broken off: what is known of it may be old.
+    pub fn falls_silent(&mut self, kind: Kind) {
+        self.silent.insert(kind);
+    }
+
+    /// A watch tells something. The beginning of a list is no news yet: the rest of it may never come.
+    pub fn hears<T>(&mut self, kind: Kind, told: &Told<T>) {
+        if !matches!(told, Told::Listing | Told::Listed(_)) {
+            self.silent.remove(&kind);
+        }
+    }
+
+    /// Whether the watch of a kind has broken off, and nothing was heard of it since.
+    #[must_use]
+    pub fn is_silent(&self, kind: Kind) -> bool {
+        self.silent.contains(&kind)
     }
 
     /// The names of all objects of a kind.

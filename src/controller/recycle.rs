@@ -47,6 +47,7 @@ const WHILE_PODS_REMAIN: Duration = Duration::from_secs(5);
 pub struct Recycle<'a> {
     workloads: &'a Workloads,
     proof: Proof,
+    unattached: Unattached,
     absences: BTreeMap<String, Absence>,
     doubts: BTreeMap<String, u32>,
     bucket: Mutex<Bucket>,
@@ -89,7 +90,8 @@ fn is_suspect(index: &Index, name: &str, sticky: &StickyIP) -> bool {
         && !(sticky.spec.claimant.kind == ClaimantKind::Pod && index.pods.is_there(name))
 }
 
-fn kept(sticky: &StickyIP) -> Kept {
+/// `left` is when this process saw its pod let go of it.
+fn kept(sticky: &StickyIP, left: Option<Moment>) -> Kept {
     let status = sticky.status.as_ref();
     Kept {
         uid: sticky.metadata.uid.clone().unwrap_or_default(),
@@ -98,11 +100,41 @@ fn kept(sticky: &StickyIP) -> Kept {
         workload_uid: sticky.spec.workload.uid.clone(),
         ordinal: sticky.spec.claimant.ordinal,
         retention: sticky.spec.retention,
-        last_seen: status
-            .and_then(|status| status.last_seen.as_ref())
-            // One that was never attached counts from its making.
-            .or(sticky.metadata.creation_timestamp.as_ref())
-            .map(|time| Moment(time.0.as_second())),
+        last_seen: left.or_else(|| {
+            status
+                .and_then(|status| status.last_seen.as_ref())
+                // One that was never attached counts from its making.
+                .or(sticky.metadata.creation_timestamp.as_ref())
+                .map(|time| Moment(time.0.as_second()))
+        }),
+    }
+}
+
+/// The StickyIPs that nobody has, each with the time at which this process saw that begin. A time that a node has written is by that
+/// node's clock, which may be wrong by hours: it counts only where nobody looked.
+#[derive(Debug, Default)]
+struct Unattached {
+    since: BTreeMap<String, Option<Moment>>,
+    looked: bool,
+}
+
+impl Unattached {
+    fn look(&mut self, index: &Index, due: &[Key], now: Moment) {
+        for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
+            match index.stickies.get(&key.name) {
+                Some(sticky) if attached_uid(sticky).is_none() => {
+                    // What is so at the first look may have been so for long.
+                    let began = self.looked.then_some(now);
+                    self.since.entry(key.name.clone()).or_insert(began);
+                }
+                _ => drop(self.since.remove(&key.name)),
+            }
+        }
+        self.looked = true;
+    }
+
+    fn left(&self, name: &str) -> Option<Moment> {
+        self.since.get(name).copied().flatten()
     }
 }
 
@@ -123,6 +155,7 @@ impl<'a> Recycle<'a> {
         Self {
             workloads,
             proof: settings.proof(),
+            unattached: Unattached::default(),
             absences: BTreeMap::new(),
             doubts: BTreeMap::new(),
             bucket: Mutex::new(Bucket::new(settings.recycle_rate, settings.recycle_rate.div_ceil(10))),
@@ -144,7 +177,7 @@ impl<'a> Recycle<'a> {
     }
 
     async fn look(&self, world: &World, name: &str, sticky: &StickyIP, round: &Round) -> Looked {
-        let kept = kept(sticky);
+        let kept = kept(sticky, self.unattached.left(name));
         let before = self.absences.get(name);
         let proves = before.is_some_and(|absence| {
             absence.resource_version == kept.resource_version
@@ -312,6 +345,7 @@ impl Duty for Recycle<'_> {
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
         let (suspects, settled) = {
             let index = world.index();
+            self.unattached.look(&index, &due, world.now());
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
                 index.stickies.get(name).is_some_and(|sticky| attached_uid(sticky).is_none())
@@ -399,6 +433,37 @@ mod tests {
             ["db/free"],
             "the end of its pod wakes it"
         );
+    }
+
+    #[test]
+    fn an_address_that_was_seen_to_be_left_counts_from_then_whatever_its_node_takes_for_the_time() {
+        let (mut index, mut unattached) = (Index::default(), Unattached::default());
+        let written = |name: &str, node: Option<&str>| {
+            let (name, mut sticky) = sticky(name, "10.0.0.1", node);
+            let status = sticky.status.get_or_insert_default();
+            // Two hours behind.
+            status.last_seen =
+                Some(serde_json::from_value(serde_json::json!("1970-01-01T00:00:00Z")).unwrap());
+            Event::Here((name, sticky))
+        };
+        let due = |name: &str| [Key::new(Kind::StickyIP, format!("db/{name}"))];
+        let since = |index: &Index, unattached: &Unattached, name: &str| {
+            let name = format!("db/{name}");
+            kept(index.stickies.get(&name).unwrap(), unattached.left(&name)).last_seen
+        };
+        index.stickies.take(written("old", None));
+        index.stickies.take(written("new", Some("n1")));
+        unattached.look(&index, &[due("old"), due("new")].concat(), Moment(7_200));
+        assert_eq!(since(&index, &unattached, "old"), Some(Moment(0)), "nobody saw when it was left");
+        index.stickies.take(written("new", None));
+        unattached.look(&index, &due("new"), Moment(7_300));
+        unattached.look(&index, &due("new"), Moment(7_400));
+        assert_eq!(since(&index, &unattached, "new"), Some(Moment(7_300)));
+        index.stickies.take(written("new", Some("n1")));
+        unattached.look(&index, &due("new"), Moment(7_500));
+        index.stickies.take(written("new", None));
+        unattached.look(&index, &due("new"), Moment(7_600));
+        assert_eq!(since(&index, &unattached, "new"), Some(Moment(7_600)));
     }
 
     #[test]

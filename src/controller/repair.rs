@@ -107,8 +107,13 @@ impl<'a> Around<'a> {
 }
 
 impl Surroundings for Around<'_> {
+    /// What nobody shows is given to the next owner. So it counts as shown while one of those who would show it cannot be heard.
     fn shown(&self, address: IpAddr) -> bool {
-        self.index.is_shown(address) || self.index.endpoints.with(&address).next().is_some()
+        let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
+        witnesses.into_iter().any(|kind| self.index.is_silent(kind))
+            || self.index.is_shown(address)
+            || self.index.endpoints.with(&address).next().is_some()
+            || self.may_be_with_a_pod(address)
     }
 
     /// A controller is no node: whatever is of a block is asked of its home node, which knows what it has given out.
@@ -263,6 +268,25 @@ mod tests {
         assert_eq!(origin("10.0.8.70"), Origin::Nowhere, "it is excluded");
         assert_eq!(origin("10.0.77.1"), Origin::Nowhere, "the younger pool is refused");
         assert!(matches!(origin("10.0.9.5"), Origin::ForeignBlock { home, .. } if home == "n9"));
+    }
+
+    #[test]
+    fn nothing_counts_as_shown_by_nobody_while_somebody_who_would_show_it_cannot_be_heard() {
+        let mut index = Index::default();
+        let shown = |index: &Index| Around::of(index).shown("10.0.0.1".parse().unwrap());
+        assert!(!shown(&index));
+        for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
+            index.falls_silent(kind);
+            assert!(shown(&index), "{kind:?}");
+            // A list that has begun may never come to its end.
+            index.hears(kind, &Event::<()>::Listing);
+            index.hears(kind, &Event::Listed(()));
+            assert!(shown(&index), "{kind:?}");
+            index.hears(kind, &Event::<()>::Complete);
+            assert!(!shown(&index), "{kind:?}");
+        }
+        index.falls_silent(Kind::Namespace);
+        assert!(!shown(&index));
     }
 
     #[test]

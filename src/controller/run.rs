@@ -160,7 +160,12 @@ fn watches(world: &World) -> Vec<Part<'_>> {
                 Api::<$object>::all(client()),
                 calm(),
                 $trim,
-                move |told| world.told($kind, |index| index.$field.take(told)),
+                move |told| {
+                    world.told($kind, |index| {
+                        index.hears($kind, &told);
+                        index.$field.take(told)
+                    })
+                },
                 trouble(world, $kind),
             ))
         };
@@ -172,7 +177,10 @@ fn watches(world: &World) -> Vec<Part<'_>> {
                 calm(),
                 move |told| {
                     let told = map(told, $trim);
-                    world.told($kind, |index| index.$field.take(told))
+                    world.told($kind, |index| {
+                        index.hears($kind, &told);
+                        index.$field.take(told)
+                    })
                 },
                 trouble(world, $kind),
             ))
@@ -184,7 +192,12 @@ fn watches(world: &World) -> Vec<Part<'_>> {
             Api::<Pod>::all(client()),
             calm(),
             PodSeen::from,
-            move |told| world.told(Kind::Pod, |index| index.take_pod(told)),
+            move |told| {
+                world.told(Kind::Pod, |index| {
+                    index.hears(Kind::Pod, &told);
+                    index.take_pod(told)
+                })
+            },
             trouble(world, Kind::Pod),
         )),
         theirs!(Node, nodes, Kind::Node, NodeSeen::from),
@@ -237,9 +250,13 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
         }
         Trouble::Forbidden(why) => {
             tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
+            world.index().falls_silent(kind);
             not_ready(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
         }
-        Trouble::Broken(error) => tracing::warn!(?kind, %error, "the watch broke off; listing anew"),
+        Trouble::Broken(error) => {
+            tracing::warn!(?kind, %error, "the watch broke off; listing anew");
+            world.index().falls_silent(kind);
+        }
     }
 }
 

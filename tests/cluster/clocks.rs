@@ -1,4 +1,4 @@
-//! Nodes whose clocks are hours apart: no decision rests on two machines' clocks.
+//! Nodes whose clocks are hours apart: no handover rests on two machines' clocks.
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;

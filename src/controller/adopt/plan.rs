@@ -112,6 +112,13 @@ pub enum Obstacle {
         /// The address.
         address: IpAddr,
     },
+    /// Nobody can say which address the object keeps, or what it offers already.
+    Unreadable {
+        /// Its kind.
+        kind: String,
+        /// Its name.
+        name: String,
+    },
     /// Cilium gets its addresses in a way from which there is none to `crd`.
     Mode {
         /// How.
@@ -160,12 +167,34 @@ impl fmt::Display for Obstacle {
                 "node {node}: its CiliumNode still routes {address} to it; the pod that had it must go home, then the agent \
                  takes it out"
             ),
+            Self::Unreadable { kind, name } => write!(
+                f,
+                "{kind} {name} cannot be read (the note above says why), so an address that it keeps might be offered; correct \
+                 or delete it"
+            ),
             Self::Mode { mode } => write!(
                 f,
                 "Cilium gets its addresses by ipam: {mode}; the way leads from cluster-pool or kubernetes only"
             ),
         }
     }
+}
+
+/// The objects that would say which addresses are kept or shown, and cannot be read.
+fn unreadable(index: &Index) -> Vec<Obstacle> {
+    let of = |kind: &str, names: Vec<&String>| {
+        let kind = kind.to_owned();
+        names
+            .into_iter()
+            .map(move |name| Obstacle::Unreadable { kind: kind.clone(), name: name.clone() })
+            .collect()
+    };
+    let all: [Vec<Obstacle>; 3] = [
+        of("AddressClaim", index.claims.broken().collect()),
+        of("StickyIP", index.stickies.broken().collect()),
+        of("CiliumNode", index.cilium_nodes.broken().collect()),
+    ];
+    all.concat()
 }
 
 /// Plans the way into `crd` mode. `free` addresses a node are offered to any pod; none are while agents may go by the pools
@@ -175,7 +204,8 @@ pub fn into_crd(index: &Index, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obsta
     let kept: BTreeSet<IpAddr> = index.claims.values().map(|claim| claim.spec.address).collect();
     let live = live(index);
     let shown: BTreeSet<IpAddr> = live.values().flatten().map(|(_, _, address)| *address).collect();
-    let mut obstacles = Vec::new();
+    let mut obstacles = unreadable(index);
+    let free = free.filter(|_| obstacles.is_empty());
     for (node, pods) in &live {
         if index.cilium_nodes.get(node).is_none()
             && let Some((pod, ..)) = pods.first()

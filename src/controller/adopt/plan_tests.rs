@@ -177,3 +177,22 @@ fn kubernetes_mode_takes_back_only_what_the_node_itself_names() {
     index.cilium_nodes.take(Told::Here(cilium("n2", json!({"ipam": {"podCIDRs": ["10.3.0.0/28"]}}))));
     assert!(matches!(&back(&index, BackTo::Kubernetes)[..], [Obstacle::NoRange { node }] if node == "n2"));
 }
+
+#[test]
+fn while_a_claim_cannot_be_read_nothing_is_offered_and_one_may_not_go_on() {
+    let mut index = index(
+        vec![node("n1", &["10.1.0.0/28"])],
+        vec![cilium("n1", json!({"ipam": {"podCIDRs": ["10.1.0.0/28"]}}))],
+        vec![pod("web", "n1", &["10.1.0.1"])],
+    );
+    assert!(into_crd(&index, Some(3)).0[0].free > 0);
+    index.claims.take(Told::Broken("10.1.0.2".into()));
+    let (plans, obstacles) = into_crd(&index, Some(3));
+    assert_eq!(plans[0].put.keys().collect::<Vec<_>>(), [&ip("10.1.0.1")]);
+    let unread = |kind: &str, name: &str| Obstacle::Unreadable { kind: kind.into(), name: name.into() };
+    assert_eq!(obstacles, [unread("AddressClaim", "10.1.0.2")]);
+    assert!(obstacles[0].to_string().contains("AddressClaim 10.1.0.2"), "{}", obstacles[0]);
+    index.claims.take(Told::Gone("10.1.0.2".into()));
+    index.cilium_nodes.take(Told::Broken("n2".into()));
+    assert_eq!(into_crd(&index, Some(3)).1, [unread("CiliumNode", "n2")]);
+}
