@@ -113,6 +113,19 @@ pub struct Lock {
     pub version: String,
 }
 
+/// A lock whose object cannot be read: nobody knows for which node it stands, but nobody can make another. So its block is taken.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BrokenLock {
+    /// The block, by the object's name.
+    pub block: IpNet,
+    /// The object's kind and name.
+    pub object: String,
+    /// The object's uid.
+    pub uid: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
 /// Everything that a decision rests on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
@@ -120,8 +133,10 @@ pub struct View {
     pub pools: Vec<Pool>,
     /// Everyone of whom there is a Node or a CiliumNode.
     pub nodes: Vec<NodeFacts>,
-    /// Every lock.
+    /// Every lock, as the API server has told: one that was not read would be taken for one that is not there.
     pub locks: Vec<Lock>,
+    /// The locks that cannot be read.
+    pub broken: Vec<BrokenLock>,
     /// Addresses that are kept for somebody: those under a claim.
     pub kept: BTreeSet<IpAddr>,
     /// Ranges of which no block is given: those of Sticky pools, and the addresses of nodes themselves.
@@ -222,17 +237,11 @@ pub enum Trouble {
         /// The other node, and what it has of it.
         other: String,
     },
+    /// A lock cannot be read.
+    Broken(BrokenLock),
 }
 
 impl Trouble {
-    /// The node that it is about.
-    #[must_use]
-    pub fn node(&self) -> &str {
-        match self {
-            Self::NoRoom { node, .. } | Self::NoPool { node } | Self::Contested { node, .. } => node,
-        }
-    }
-
     /// A word for a metric's label and an event's reason.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -240,6 +249,7 @@ impl Trouble {
             Self::NoRoom { .. } => "PoolsFull",
             Self::NoPool { .. } => "NoPoolForNode",
             Self::Contested { .. } => "BlockContested",
+            Self::Broken(_) => "Unreadable",
         }
     }
 }
@@ -260,6 +270,11 @@ impl fmt::Display for Trouble {
                 f,
                 "block {block} is kept for node {node}, but node {other} says that it has addresses of it; correct \
                  one of them, or delete the Lease of the block"
+            ),
+            Self::Broken(BrokenLock { block, object, why, .. }) => write!(
+                f,
+                "{object} cannot be read: {why}; block {block} is not given and not returned until the Lease is corrected \
+                 or deleted (a node that has the block gets a new Lease)"
             ),
         }
     }
@@ -294,6 +309,7 @@ pub fn decide(view: &View, terms: Terms, memory: &mut Memory, now: Moment) -> Pl
         giver.give(node, terms, &mut plan);
     }
     returns(view, terms, memory, now, &mut plan);
+    plan.troubles.extend(view.broken.iter().cloned().map(Trouble::Broken));
     plan
 }
 
@@ -305,6 +321,8 @@ struct Giver<'a> {
     taken: Taken,
     owned: Owned,
     locks: BTreeMap<IpNet, &'a Lock>,
+    /// The blocks whose locks cannot be read: making or taking one would come to nothing, over and over.
+    broken: Taken,
     locked_for: BTreeMap<&'a str, Vec<&'a Lock>>,
 }
 
@@ -325,11 +343,13 @@ impl<'a> Giver<'a> {
         for lock in &view.locks {
             locked_for.entry(&lock.node).or_default().push(lock);
         }
-        let given: Vec<IpNet> = stands.chain(locked).collect();
+        let broken: Vec<IpNet> = view.broken.iter().map(|broken| broken.block).collect();
+        let given: Vec<IpNet> = stands.chain(locked).chain(broken.iter().copied()).collect();
         Self {
             given: given.iter().copied().collect(),
             taken: given.into_iter().chain(kept).chain(view.closed.iter().copied()).collect(),
             locks: view.locks.iter().map(|lock| (lock.block, lock)).collect(),
+            broken: broken.into_iter().collect(),
             pools,
             owned,
             locked_for,
@@ -359,6 +379,7 @@ impl<'a> Giver<'a> {
                 }),
                 None if self.pool_of(*block).is_some()
                     && self.owned.other_than(&node.name, *block).is_none()
+                    && !self.broken.overlaps(*block)
                     && !self.locks.values().any(|lock| clash(lock.block, *block)) =>
                 {
                     plan.steps.push(Step::Lock { block: *block, node: node.name.clone() });
@@ -383,7 +404,7 @@ impl<'a> Giver<'a> {
             let kept: Vec<&Lock> = self.locked_for.get(node.name.as_str()).cloned().unwrap_or_default();
             let mut gives = Vec::new();
             for lock in kept.into_iter().filter(|lock| of_family(&&lock.block)) {
-                if has.iter().any(|block| clash(*block, lock.block)) {
+                if has.iter().any(|block| clash(*block, lock.block)) || self.broken.overlaps(lock.block) {
                     continue;
                 }
                 match self.owned.other_than(&node.name, lock.block) {
@@ -440,6 +461,7 @@ impl<'a> Giver<'a> {
                 && range.prefix_len() < range.max_prefix_len()
                 && serving.iter().any(|pool| pool.contains(*range))
                 && self.owned.other_than(&node.name, *range).is_none()
+                && !self.broken.overlaps(*range)
                 && !self.locks.values().any(|lock| clash(lock.block, *range))
         });
         let next = || {

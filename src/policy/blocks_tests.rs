@@ -29,6 +29,11 @@ fn lock(block: &str, node: &str) -> Lock {
     Lock { block: net(block), node: node.into(), uid: format!("lock-{block}"), version: "7".into() }
 }
 
+fn broken(block: &str) -> BrokenLock {
+    let (object, uid) = (format!("Lease {block}"), format!("broken-{block}"));
+    BrokenLock { block: net(block), object, uid, why: "it is torn".into() }
+}
+
 fn plan(view: &View) -> Plan {
     decide(view, Terms::default(), &mut Memory::default(), Moment(0))
 }
@@ -104,13 +109,35 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
         pools: vec![first],
         nodes: vec![said, node("z")],
         locks: vec![lock("10.1.1.0/24", "a"), lock("10.1.4.0/25", "gone")],
+        broken: vec![broken("10.1.7.0/26")],
         kept: ["10.1.5.77".parse().unwrap()].into(),
         closed: vec![net("10.1.6.0/25")],
     };
     let decided = plan(&view);
-    assert_eq!(given(&decided), ["z 10.1.7.0/24"]);
-    // 10.1.1, .2, .3 and .4 of 256 less the excluded one.
-    assert_eq!(decided.fill["p"], Fill { given: 4, total: 255 });
+    assert_eq!(given(&decided), ["z 10.1.8.0/24"]);
+    // 10.1.1, .2, .3, .4 and .7 of 256 less the excluded one.
+    assert_eq!(decided.fill["p"], Fill { given: 5, total: 255 });
+}
+
+#[test]
+fn a_lock_that_cannot_be_read_stands_in_no_nodes_way_and_a_person_is_told() {
+    let mut said = node("said");
+    said.said = vec![net("10.1.0.0/24")];
+    let view = View {
+        pools: vec![pool("p", 0, &["10.1.0.0/16"])],
+        nodes: vec![said, with("stands", &["10.1.1.0/24"]), node("locked")],
+        locks: vec![lock("10.1.2.0/25", "locked")],
+        broken: ["10.1.0.0/24", "10.1.1.0/24", "10.1.2.0/24"].map(broken).into(),
+        ..View::default()
+    };
+    let decided = plan(&view);
+    assert_eq!(given(&decided), ["said 10.1.3.0/24", "locked 10.1.4.0/24"]);
+    assert_eq!(decided.steps.len(), 2, "no lock is made where one stands: {:?}", decided.steps);
+    assert_eq!(decided.troubles, view.broken.iter().cloned().map(Trouble::Broken).collect::<Vec<_>>());
+    let told = decided.troubles[0].to_string();
+    for part in ["Lease 10.1.0.0/24", "torn", "block 10.1.0.0/24", "corrected or deleted"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
 }
 
 #[test]
@@ -215,6 +242,30 @@ fn a_block_returns_when_its_node_was_gone_for_long_and_nothing_is_kept_in_it() {
     assert_eq!(at(&view, 602), (0, None));
     view.nodes.clear();
     assert_eq!(at(&view, 603), (0, Some(600)));
+}
+
+#[test]
+fn what_other_nodes_get_and_give_back_does_not_prolong_the_time_of_one_that_is_gone() {
+    let mut view = View {
+        pools: vec![pool("p", 0, &["10.1.0.0/16"])],
+        locks: vec![lock("10.1.0.0/24", "first")],
+        ..View::default()
+    };
+    let mut memory = Memory::default();
+    let mut at = |view: &View, time| {
+        let decided = decide(view, Terms::default(), &mut memory, Moment(time));
+        (decided.steps.len(), decided.again)
+    };
+    assert_eq!(at(&view, 0), (0, Some(600)));
+    view.locks.push(lock("10.1.1.0/24", "second"));
+    view.nodes = vec![node("new")];
+    assert_eq!(at(&view, 500), (1, Some(100)), "a block for the new node");
+    view.nodes = vec![with("new", &["10.1.2.0/24"])];
+    view.locks.push(lock("10.1.2.0/24", "new"));
+    assert_eq!(at(&view, 600), (1, Some(500)), "the first comes back");
+    view.locks.remove(0);
+    assert_eq!(at(&view, 1099), (0, Some(1)));
+    assert_eq!(at(&view, 1100), (1, None), "and the second in its own time");
 }
 
 proptest! {

@@ -1,6 +1,7 @@
 //! Node blocks on a real API server: given once, whoever else gives, wherever a controller ends; returned with a proof.
 
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node};
@@ -17,11 +18,15 @@ use sticky_ipam::process::known::Told;
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
-use crate::desk::{Desk, EndAt, bare_node, case, cilium_node, claim, locks, node, pool, ranges, remove_node};
+use crate::desk::{
+    Desk, EndAt, apply, bare_node, case, cilium_node, claim, locks, node, pool, ranges, remove_node,
+};
 use crate::node::ended_by_the_witness;
 
 /// Nobody waits.
 const HURRIED: Terms = Terms { low: 4, most: 8, rest: 0 };
+/// Longer than any rest here.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// More rounds than anything here needs.
 const MOST_ROUNDS: usize = 20;
 
@@ -237,6 +242,106 @@ async fn a_block_returns_only_when_its_node_is_gone_and_nothing_is_kept_in_it() 
     given(&case).await;
     let label = block(&case, 1).replace('/', "-");
     assert_eq!(locks(&case).await, [(label, other)]);
+}
+
+#[tokio::test]
+async fn a_block_returns_after_its_rest_though_every_round_has_steps_for_other_nodes() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let (gone, busy) = (node(&case, "a", json!({}), &[]).await, node(&case, "b", json!({}), &[]).await);
+    given(&case).await;
+    remove_node(&case, &gone).await;
+    let desk = Desk::new(&case, &[]).await;
+    let terms = Terms { rest: 1, ..HURRIED };
+    let mut blocks = Blocks::new(Place::CiliumNode, case.namespace(), terms, &desk.world.metrics);
+    let deadline = Instant::now() + PATIENCE;
+    while locks(&case).await.iter().any(|(_, node)| *node == gone) {
+        assert!(Instant::now() < deadline, "the block of a node that is gone does not come back");
+        // Somebody writes its object anew, so its block is written on it again.
+        cilium_node(&case, &busy, &[]).await;
+        desk.look().await;
+        assert_eq!(blocks.round(&desk.world, Vec::new()).await.failures, 0);
+        assert_eq!(ranges(&case).await, [(busy.clone(), vec![block(&case, 1)])], "a step in every round");
+    }
+}
+
+/// A Lease named as the lock on a block, made by hand.
+async fn lease_by_hand(case: &Case<'_>, namespace: &str, block: &str, spec: Value) -> String {
+    let name = format!("sticky-ipam-block-{}", block.replace('/', "-"));
+    let object = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec});
+    apply::<Lease>(Api::namespaced(case.client(), namespace), object).await;
+    name
+}
+
+#[tokio::test]
+async fn a_lease_that_cannot_be_read_keeps_its_block_is_told_and_stands_in_no_nodes_way() {
+    let case = case().await;
+    let stands = block(&case, 1);
+    let first = node(&case, "a", json!({}), &[]).await;
+    let second = node(&case, "b", json!({}), &[&stands]).await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let flags = ["--block-low=4", &format!("--block-namespace={}", case.block_namespace())];
+    let desk = Desk::as_shipped(&case, &flags).await;
+    let mut torn = Vec::new();
+    for block in [&block(&case, 0), &stands] {
+        torn.push(lease_by_hand(&case, &case.block_namespace(), block, json!({})).await);
+    }
+    settle(&desk, &mut Blocks::for_world(&desk.world).unwrap()).await;
+    assert_eq!(ranges(&case).await, [(first, vec![block(&case, 2)]), (second, vec![stands])]);
+    let events: Api<Event> = Api::namespaced(case.client(), &case.block_namespace());
+    let told = events.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(told.len(), torn.len());
+    for name in &torn {
+        let about = |event: &&Event| event.involved_object.name.as_ref() == Some(name);
+        let event = told.iter().find(about).unwrap();
+        assert_eq!(event.reason.as_deref(), Some("Unreadable"));
+        let message = event.message.clone().unwrap();
+        assert!(message.contains(name) && message.contains("corrected or deleted"), "{message}");
+    }
+    assert!(desk.world.metrics.page().contains(r#"block_troubles{what="Unreadable"} 2"#));
+    // As the event says: what nobody has is free then, and what stands on a node gets its lock.
+    let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());
+    for name in &torn {
+        leases.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    let third = node(&case, "c", json!({}), &[]).await;
+    settle(&desk, &mut Blocks::for_world(&desk.world).unwrap()).await;
+    assert!(ranges(&case).await.contains(&(third, vec![block(&case, 0)])));
+    assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 3);
+}
+
+#[tokio::test]
+async fn a_lease_that_lost_its_label_and_annotations_is_a_lock_by_its_name_and_returns_as_one() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let back = node(&case, "back", json!({}), &[]).await;
+    for (number, holder) in [(0, case.unique("gone")), (3, back.clone())] {
+        lease_by_hand(&case, case.namespace(), &block(&case, number), json!({"holderIdentity": holder}))
+            .await;
+    }
+    let new = node(&case, "new", json!({}), &[]).await;
+    given(&case).await;
+    assert_eq!(ranges(&case).await, [(back, vec![block(&case, 3)]), (new, vec![block(&case, 1)])]);
+    let leases: Api<Lease> = Api::namespaced(case.client(), case.namespace());
+    assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 2, "one was given back");
+}
+
+#[tokio::test]
+async fn a_pool_that_is_gone_is_not_counted_any_more() {
+    let case = case().await;
+    pool(&case, "p", blocks_of(&case)).await;
+    let desk = Desk::new(&case, &[]).await;
+    let mut blocks = duty(&desk, &case, Place::CiliumNode);
+    settle(&desk, &mut blocks).await;
+    let counted = |what: &str| {
+        let line = format!("sticky_ipam_controller_{what}{{what=\"{}\"}}", case.unique("p"));
+        desk.world.metrics.page().contains(&line)
+    };
+    assert!(counted("blocks") && counted("blocks_given"));
+    let pools: Api<IPPool> = Api::all(case.client());
+    pools.delete(&case.unique("p"), &DeleteParams::default()).await.unwrap();
+    settle(&desk, &mut blocks).await;
+    assert!(!counted("blocks") && !counted("blocks_given"));
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::Resource;
 use kube::api::{Api, ListParams};
 use prometheus_client::metrics::counter::Counter;
@@ -20,7 +20,7 @@ use prometheus_client::metrics::family::Family as MetricFamily;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::json;
 
-pub use locks::{Locks, name as lock_name};
+pub use locks::{Listed, Locks, name as lock_name};
 pub use view::{Place, RefusedPool, Seen, seen};
 
 use super::act::Hands;
@@ -33,7 +33,7 @@ use crate::cluster::claims::write::Unchanged;
 use crate::cluster::client::ApiError;
 use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{AddressClaim, labels};
-use crate::policy::blocks::{Lock, Memory, Plan, Step, Terms, Why, decide};
+use crate::policy::blocks::{BrokenLock, Lock, Memory, Plan, Step, Terms, Trouble, Why, decide};
 
 /// The annotations in which Cilium's `kubernetes` mode finds a node's range, the newer spelling first.
 const IPV4: [&str; 2] = ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"];
@@ -41,6 +41,9 @@ const IPV4: [&str; 2] = ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.i
 const IPV6: [&str; 2] = ["network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"];
 /// Before a step that came to nothing is tried again.
 const RETRY: Duration = Duration::from_secs(2);
+/// While a lock cannot be read, all are read again after so long: a person corrects or deletes it, and nobody tells. Less than a
+/// tick, so that every tick does.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Steps and nodes side by side: the API server answers in milliseconds, and a thousand nodes may come at once.
 const SIDE_BY_SIDE: usize = 16;
 
@@ -49,7 +52,8 @@ pub struct Blocks {
     place: Place,
     terms: Terms,
     memory: Memory,
-    locks: Option<Vec<Lock>>,
+    /// The locks as they were read last, and when; none if steps were carried out since.
+    locks: Option<(Listed, Duration)>,
     namespace: String,
     given: MetricFamily<What, Gauge>,
     total: MetricFamily<What, Gauge>,
@@ -108,7 +112,15 @@ impl Blocks {
         Some(Self::new(place, settings.block_namespace(), terms, &world.metrics))
     }
 
-    fn decide(&mut self, world: &World, locks: Vec<Lock>) -> (Seen, Plan) {
+    /// The locks as they were read last, if that is enough to see whether anything is to be done.
+    fn remembered(&self, now: Duration) -> Option<Listed> {
+        let (listed, at) = self.locks.as_ref()?;
+        let is_enough = listed.broken.is_empty() || now.saturating_sub(*at) < LOOK_AGAIN;
+        is_enough.then(|| listed.clone())
+    }
+
+    /// Decides on locks that were read: without them, every node that is gone would be forgotten.
+    fn decide(&mut self, world: &World, locks: Listed) -> (Seen, Plan) {
         let pool = world.settings.cluster_pool();
         let seen = seen(&world.index(), self.place, pool.as_ref(), locks);
         let mut plan = decide(&seen.view, self.terms, &mut self.memory, world.now());
@@ -144,7 +156,10 @@ impl Blocks {
         let mut came = std::pin::pin!(futures_util::stream::iter(came).buffered(SIDE_BY_SIDE));
         while let Some((step, came)) = came.next().await {
             match came {
-                Ok(Came::Overtaken) => overtaken += 1,
+                Ok(Came::Overtaken) => {
+                    tracing::info!(step = ?step, "somebody was faster, or the world is not as it was seen; looking again");
+                    overtaken += 1;
+                }
                 Ok(done) => {
                     Metrics::count(&self.steps, word(step));
                     if let Came::Held(hold, why) = done {
@@ -233,7 +248,7 @@ impl Blocks {
         &self,
         world: &World,
         locks: &Locks,
-        all: &[Lock],
+        all: &Listed,
         held: Vec<(Hold, Why)>,
     ) -> Result<usize, ApiError> {
         let hands = &world.hands;
@@ -241,9 +256,9 @@ impl Blocks {
         let mut held = held.into_iter().peekable();
         while let Some((hold, why)) = held.next() {
             let block = hold.lock.block;
-            let rival = all.iter().find(|other| other.uid != hold.lock.uid && clash(other.block, block));
-            if let Some(rival) = rival {
-                tracing::warn!(%block, node = hold.lock.node, rival = %rival.block, "another block overlaps; letting go");
+            let rival = all.blocks().find(|(other, uid)| *uid != hold.lock.uid && clash(*other, block));
+            if let Some((rival, _)) = rival {
+                tracing::warn!(%block, node = hold.lock.node, %rival, "another block overlaps; letting go");
                 if why != Why::Locked {
                     locks.remove(hands, &hold.lock).await?;
                 }
@@ -302,6 +317,9 @@ impl Blocks {
     }
 
     async fn report(&mut self, world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiError> {
+        // A pool that is gone has none.
+        self.given.clear();
+        self.total.clear();
         for (pool, fill) in &plan.fill {
             let label = What { what: pool.clone() };
             self.given.get_or_create(&label).set(i64::try_from(fill.given).unwrap_or(i64::MAX));
@@ -310,10 +328,14 @@ impl Blocks {
         self.troubles.clear();
         for trouble in &plan.troubles {
             self.troubles.get_or_create(&What { what: trouble.reason().to_owned() }).inc();
-            let uid =
-                world.index().nodes.get(trouble.node()).map(|node| node.uid.clone()).unwrap_or_default();
-            let about = events::node(trouble.node(), &uid);
             let message = trouble.to_string();
+            let about = match trouble {
+                Trouble::Broken(broken) => self.lease(broken),
+                Trouble::NoRoom { node, .. } | Trouble::NoPool { node } | Trouble::Contested { node, .. } => {
+                    let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
+                    events::node(node, &uid)
+                }
+            };
             world.tell(Told { about, reason: trouble.reason(), message, warning: true }).await;
         }
         for refused in &seen.refused {
@@ -331,6 +353,18 @@ impl Blocks {
         }
         status::write(world, seen, plan).await
     }
+
+    /// A lock that cannot be read, as an event names it.
+    fn lease(&self, broken: &BrokenLock) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("coordination.k8s.io/v1".into()),
+            kind: Some("Lease".into()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(lock_name(broken.block)),
+            uid: Some(broken.uid.clone()),
+            ..ObjectReference::default()
+        }
+    }
 }
 
 impl Duty for Blocks {
@@ -346,20 +380,28 @@ impl Duty for Blocks {
             return Done { again: again(RETRY), failures: 0 };
         }
         // Most rounds change nothing, and the locks as they were read last are enough to see that.
-        let remembered = self.locks.clone();
-        let (mut seen, mut plan) = self.decide(world, remembered.clone().unwrap_or_default());
+        let remembered = self.remembered(world.elapsed()).map(|locks| self.decide(world, locks));
         let mut tried = (0, 0);
-        if remembered.is_none() || !plan.steps.is_empty() {
-            match Locks::new(world.hands.client(), &self.namespace).list(&world.hands).await {
-                Ok(locks) => (seen, plan) = self.decide(world, locks),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read the locks of blocks; trying again");
-                    return Done { again: again(RETRY), failures: 1 };
+        let (seen, plan) = match remembered {
+            Some((seen, plan)) if plan.steps.is_empty() => (seen, plan),
+            _ => {
+                let read_at = world.elapsed();
+                let locks = match Locks::new(world.hands.client(), &self.namespace).list(&world.hands).await {
+                    Ok(locks) => locks,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot read the locks of blocks; trying again");
+                        return Done { again: again(RETRY), failures: 1 };
+                    }
+                };
+                let (seen, plan) = self.decide(world, locks.clone());
+                for trouble in plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Broken(_))) {
+                    tracing::warn!(namespace = self.namespace, "{trouble}");
                 }
+                tried = self.carry(world, &plan.steps).await;
+                self.locks = plan.steps.is_empty().then_some((locks, read_at));
+                (seen, plan)
             }
-            tried = self.carry(world, &plan.steps).await;
-            self.locks = if plan.steps.is_empty() { Some(seen.view.locks.clone()) } else { None };
-        }
+        };
         let told = self.report(world, &seen, &plan).await;
         if let Err(error) = &told {
             tracing::warn!(%error, "cannot write how full the pools are; trying again");
@@ -426,5 +468,24 @@ fn word(step: &Step) -> &'static str {
         Step::Lock { .. } => "locked",
         Step::Give { .. } => "given",
         Step::Return { .. } => "returned",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_that_were_read_are_enough_for_ever_at_rest_and_for_a_while_if_one_cannot_be_read() {
+        let mut duty = Blocks::new(Place::CiliumNode, "x", Terms::default(), &Metrics::default());
+        assert_eq!(duty.remembered(Duration::ZERO), None, "nothing was read");
+        duty.locks = Some((Listed::default(), Duration::ZERO));
+        assert_eq!(duty.remembered(Duration::MAX), Some(Listed::default()));
+        let block = "10.1.2.0/24".parse().unwrap();
+        let torn = BrokenLock { block, object: "Lease".into(), uid: "u".into(), why: "torn".into() };
+        let listed = Listed { broken: vec![torn], ..Listed::default() };
+        duty.locks = Some((listed.clone(), Duration::ZERO));
+        assert_eq!(duty.remembered(Duration::from_secs(1)), Some(listed));
+        assert_eq!(duty.remembered(Blocks::TICK.unwrap()), None, "a tick looks whether somebody mended it");
     }
 }

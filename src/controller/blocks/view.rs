@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::locks::Listed;
 use super::status::addresses;
 use crate::alloc::Family;
 use crate::alloc::blocks::Taken;
@@ -13,7 +14,7 @@ use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
 use crate::controller::index::Index;
 use crate::controller::settings::CiliumIpam;
-use crate::policy::blocks::{Fill, Lock, NodeFacts, Pool, View};
+use crate::policy::blocks::{Fill, NodeFacts, Pool, View};
 use crate::policy::selector::Selector;
 
 /// Where blocks are written.
@@ -61,7 +62,7 @@ pub struct Seen {
 
 /// What the index says, with the locks as they were read.
 #[must_use]
-pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, locks: Vec<Lock>) -> Seen {
+pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, listed: Listed) -> Seen {
     let objects: Vec<IPPool> = index.pools.values().cloned().collect();
     let (mut pools, mut refused) = usable(&objects);
     let named: Vec<IpNet> = objects.iter().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
@@ -73,7 +74,8 @@ pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, locks: V
     let view = View {
         pools,
         nodes,
-        locks,
+        locks: listed.locks,
+        broken: listed.broken,
         kept: index.claims.values().map(|claim| claim.spec.address).collect(),
         closed: sticky.chain(own).collect(),
     };
@@ -138,8 +140,11 @@ fn over_a_block(pool: &IPPool, view: &View) -> Option<RefusedPool> {
         let kept = format!("that Lease {} keeps for node {}", super::lock_name(lock.block), lock.node);
         (lock.block, kept)
     });
-    let (block, whose, range) =
-        of_nodes.chain(locked).find_map(|(block, whose)| Some((block, whose, clash(block)?)))?;
+    let broken = view.broken.iter().map(|broken| (broken.block, format!("of {}", broken.object)));
+    let (block, whose, range) = of_nodes
+        .chain(locked)
+        .chain(broken)
+        .find_map(|(block, whose)| Some((block, whose, clash(block)?)))?;
     let name = pool.metadata.name.clone().unwrap_or_default();
     let why = format!(
         "IPPool {name} is not used: its range {range} overlaps block {block} {whose}; name other ranges, or put {block} into \
@@ -259,7 +264,7 @@ fn used(index: &Index) -> BTreeMap<String, BTreeMap<Family, u128>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::blocks::{Memory, Step, Terms, decide};
+    use crate::policy::blocks::{BrokenLock, Lock, Memory, Step, Terms, decide};
     use crate::policy::facts::Moment;
     use crate::process::known::Told;
     use k8s_openapi::api::core::v1::Node;
@@ -288,8 +293,9 @@ mod tests {
     }
 
     fn refused(index: &Index, locks: &[Lock]) -> Vec<RefusedPool> {
+        let listed = Listed { locks: locks.to_vec(), ..Listed::default() };
         let both = [Place::CiliumNode, Place::Annotations]
-            .map(|place| seen(index, place, None, locks.to_vec()).refused);
+            .map(|place| seen(index, place, None, listed.clone()).refused);
         assert_eq!(both[0], both[1]);
         both[0].clone()
     }
@@ -304,7 +310,7 @@ mod tests {
             json!({"metadata": {"name": "n9", "uid": "u"}, "status": {"addresses": addresses}}),
         );
         take_blocks(&mut index, &[]);
-        let seen = seen(&index, Place::CiliumNode, None, Vec::new());
+        let seen = seen(&index, Place::CiliumNode, None, Listed::default());
         let plan = decide(&seen.view, Terms::default(), &mut Memory::default(), Moment(0));
         let given: Vec<String> = plan
             .steps
@@ -342,6 +348,15 @@ mod tests {
                 assert!(refused[0].why.contains(part), "{part}: {}", refused[0].why);
             }
         }
+        let torn = BrokenLock {
+            block: "10.0.9.0/24".parse().unwrap(),
+            object: "Lease torn".into(),
+            uid: "t".into(),
+            why: "it is torn".into(),
+        };
+        let torn = Listed { broken: vec![torn], ..Listed::default() };
+        let refused = seen(&over(), Place::CiliumNode, None, torn).refused;
+        assert!(refused[0].why.contains("10.0.9.0/24 of Lease torn"), "{}", refused[0].why);
     }
 
     #[test]
