@@ -102,6 +102,25 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
 }
 
 #[tokio::test]
+async fn a_pool_may_have_more_addresses_than_255() {
+    let case = case().await;
+    // A case's own range has no more than that.
+    let node = TestNode::ready_crd(&case, "n1", "100.64.0.0/22".parse().unwrap()).await;
+    let many = &["--ip-rate-num", "300", "--max-allocated-ip", "500"];
+    let mut agent = Stepped::new(&case, &node, "crd", many).await;
+    agent.settle().await;
+    let offered = unowned(&case, &node).await;
+    assert_eq!(offered.len(), 300);
+    let used: serde_json::Map<String, Value> =
+        offered.iter().map(|ip| (ip.to_string(), json!({"owner": "x/y"}))).collect();
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let status = json!({"status": {"ipam": {"used": used}}});
+    nodes.patch_status(&node.name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    agent.settle().await;
+    assert_eq!(unowned(&case, &node).await.len(), 500, "the upper watermark");
+}
+
+#[tokio::test]
 async fn an_address_that_is_claimed_of_a_sticky_pool_over_the_block_is_not_offered() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::ResourceExt;
@@ -10,12 +11,12 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::controller::act::{Hands, Overseer, Unwatched};
-use sticky_ipam::controller::adopt::{Order, Report, adopt};
+use sticky_ipam::controller::adopt::{Order, Report, adopt, follow};
 use sticky_ipam::controller::settings::BackTo;
 
-use crate::bench::ApiServer;
 use crate::bench::access::Access;
 use crate::bench::case::Case;
+use crate::bench::{ApiServer, comes_true};
 use crate::desk::{EndAt, apply, bare_node, settings};
 use crate::node::ended_by_the_witness;
 
@@ -208,6 +209,33 @@ async fn what_others_write_meanwhile_is_planned_for_anew_and_never_overwritten()
     let report = beside(vec![key("10.1.1.99", "db/db-1")]).await;
     assert!(!report.clear && report.text.contains("is kept for db/db-1"), "{}", report.text);
     assert_eq!(pool(&case, "n1").await["10.1.1.99"]["owner"], "db/db-1");
+}
+
+#[tokio::test]
+async fn a_pod_that_starts_while_agents_are_restarted_is_put_into_its_nodes_pool_and_nothing_more_is_offered()
+{
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    node(&case, 1).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    assert!(run(&case, APPLY).await.0.clear);
+    let before = pool(&case, "n1").await;
+    // The operator has written the new mode, and restarts one agent after the other.
+    mode(&case, "crd").await;
+    let (hands, flags) = (hands(&case, Box::new(Unwatched)).await, settings(&case, &[]));
+    let starting = async {
+        running(case.client(), case.namespace(), "late", "n1", "10.1.1.99").await;
+        let is_there = || async { pool(&case, "n1").await.get("10.1.1.99").is_some() };
+        assert!(comes_true(Duration::from_secs(60), is_there).await, "the late pod's address is missing");
+    };
+    tokio::select! {
+        () = follow(&hands, &flags, APPLY) => panic!("it goes on until it is told to end"),
+        () = starting => {}
+    }
+    let mut after = pool(&case, "n1").await;
+    after.as_object_mut().unwrap().remove("10.1.1.99");
+    assert_eq!(after, before);
 }
 
 #[tokio::test]

@@ -187,6 +187,40 @@ async fn the_guides_deployment_works_with_only_the_image_changed() {
 }
 
 #[tokio::test]
+async fn the_variables_of_the_guide_count_and_a_log_in_json_is_json_in_every_line() {
+    let desk = Desk::take().await;
+    let (pages, log) = (free_address(), tempfile::NamedTempFile::new().unwrap());
+    let mut command = Command::new(PROGRAM);
+    command.env_clear().stderr(log.reopen().unwrap());
+    command.env("KUBECONFIG", desk.case.admin().kubeconfig()).env("METRICS_ADDRESS", pages.to_string());
+    command.env("CLUSTER_POOL_IPV4_CIDR", "10.241.0.0/16").env("CLUSTER_POOL_IPV4_MASK_SIZE", "26");
+    command.env("POD_NAMESPACE", desk.case.namespace()).env("LOG_FORMAT", "json");
+    let only = Replica { child: command.spawn().unwrap(), pages };
+    until("a leader", || only.leads()).await;
+    desk.node("n1").await;
+    let nodes: Api<CiliumNode> = Api::all(desk.case.client());
+    let bare =
+        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n1"}, "spec": {}});
+    nodes.create(&Default::default(), &serde_json::from_value(bare).unwrap()).await.unwrap();
+    until("a block of the variables' pool", || async {
+        let node = serde_json::to_value(nodes.get("n1").await.unwrap()).unwrap();
+        node["spec"]["ipam"]["podCIDRs"] == json!(["10.241.0.0/26"])
+    })
+    .await;
+    let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
+        Api::namespaced(desk.case.client(), desk.case.namespace());
+    assert!(
+        leases.get_opt("cilium-ipam-leader").await.unwrap().is_some(),
+        "POD_NAMESPACE is where it is elected"
+    );
+    let text = std::fs::read_to_string(log.path()).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let says = |level: &str| lines.iter().any(|line| line["level"] == level && line["message"].is_string());
+    assert!(says("INFO"), "{text}");
+}
+
+#[tokio::test]
 async fn a_leader_whose_server_is_cut_off_ends_with_status_one() {
     let desk = Desk::take().await;
     let proxy = desk.case.proxy();
