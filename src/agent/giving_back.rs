@@ -64,7 +64,11 @@ impl<D: Disk + Clone> Hands<'_, D> {
         }
         match &there {
             Some(there) if there.record.is_offered() => {}
-            Some(there) => locked.offer_instead_of(there, &Self::marks(&store, &[address])?, true)?,
+            Some(there) => {
+                let mut others = there.record.addresses.clone();
+                others.retain(|other| *other != address);
+                locked.keep_only(there, others, &Self::marks(&store, &[address])?)?;
+            }
             None => {
                 for mark in Self::marks(&store, &[address])? {
                     locked.put(&mark, None)?;

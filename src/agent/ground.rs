@@ -81,10 +81,9 @@ impl<D: Disk> Here<'_, D> {
         self.barred.as_ref().ok_or_else(unknown)
     }
 
-    fn own(&self, address: IpAddr, barred: &BTreeSet<IpAddr>) -> Option<Origin> {
+    fn own(&self, address: IpAddr) -> Option<Origin> {
         let range = self.sets.iter().find_map(|set| set.contains(address))?;
-        let usable = range.usable(address) && !barred.contains(&address);
-        usable.then(|| Origin::OwnBlock { node: self.node.to_owned(), block: range.subnet() })
+        range.usable(address).then(|| Origin::OwnBlock { node: self.node.to_owned(), block: range.subnet() })
     }
 }
 
@@ -145,9 +144,10 @@ impl<D: Disk> Ground for Here<'_, D> {
         let mut locked = self.store.lock().map_err(ground)?;
         let kept = self.kept(&mut locked)?;
         let kept = kept.iter().flat_map(|stored| stored.record.addresses.iter().copied());
-        let mut mine = kept.filter(|address| Family::of(*address) == family && !avoid.contains(address));
-        if let Some((address, origin)) = mine.find_map(|address| Some((address, self.own(address, &barred)?)))
-        {
+        // What is barred, Cilium may have given to anybody since it was kept.
+        let passed = |address: &IpAddr| avoid.contains(address) || barred.contains(address);
+        let mut mine = kept.filter(|address| Family::of(*address) == family && !passed(address));
+        if let Some((address, origin)) = mine.find_map(|address| Some((address, self.own(address)?))) {
             self.keep(locked, address)?;
             return Ok(Some(Candidate { address, origin }));
         }
@@ -155,10 +155,10 @@ impl<D: Disk> Ground for Here<'_, D> {
             for _ in 0..MOST_PASSED {
                 let Some(address) = locked.next_free(index, set).map_err(ground)? else { break };
                 locked.move_cursor(index, address);
-                if avoid.contains(&address) {
+                if passed(&address) {
                     continue;
                 }
-                let Some(origin) = self.own(address, &barred) else { continue };
+                let Some(origin) = self.own(address) else { continue };
                 self.keep(locked, address)?;
                 return Ok(Some(Candidate { address, origin }));
             }
@@ -167,11 +167,18 @@ impl<D: Disk> Ground for Here<'_, D> {
     }
 
     fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
-        let Some(origin) = self.own(address, self.barred()?) else { return Ok(Origin::Nowhere) };
+        let is_barred = self.barred()?.contains(&address);
+        let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
         let mut locked = self.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
+            // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if !there.record.is_for(&self.claimant()) => {
                 Err(WalkError::HeldHere { address, holder: there.record.holder() })
+            }
+            // Own, and not to be had: from nowhere it would be taken unreserved, by a claim of an earlier attempt.
+            _ if is_barred => {
+                let holder = "Cilium, which gives it to any pod".to_owned();
+                Err(WalkError::HeldHere { address, holder })
             }
             // Nobody frees what a sandbox lives with.
             Some(there) if there.record.is_attached(self.store.now()) => Ok(origin),

@@ -31,12 +31,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
             }
         }
         if let (Some(pod), Some(uid)) = (&seen.pod, uid_of(seen)) {
-            let replaced = self
-                .store()?
-                .walk()?
-                .into_iter()
-                .filter_map(|look| look.record)
-                .any(|record| uid_of(&record) == Some(uid) && record.attachment != seen.attachment);
+            let store = self.store()?;
+            // By a sandbox: what is only kept bears the name of whoever wanted it last.
+            let replaced = store.walk()?.into_iter().filter_map(|look| look.record).any(|record| {
+                record.is_attached(store.now())
+                    && uid_of(&record) == Some(uid)
+                    && record.attachment != seen.attachment
+            });
             if !replaced && self.pod_exists(pod.namespace(), pod.name(), uid).await? {
                 return Ok(Outcome::Later("its pod still exists".into()));
             }
@@ -118,7 +119,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Ok(outcome)
     }
 
-    /// Forgets a record that is kept for nobody.
+    /// Forgets a record that is kept for nobody, or those of its addresses that its StickyIP neither has nor claims: they served range
+    /// sets for which it has none.
     pub(super) async fn free(&self, seen: &Record) -> Result<Outcome, ActError> {
         let Some(binding) = &seen.binding else {
             return Ok(Outcome::Needless("the cluster does not bind it".into()));
@@ -126,24 +128,27 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
         let home = [self.index.blocks(), self.terms.shape.ranges.clone()].concat();
         let of_home = seen.addresses.iter().any(|address| contains(&home, *address));
-        let mut unclaimed = Vec::new();
+        let (mut unclaimed, mut wanted) = (Vec::new(), Vec::new());
         if of_home {
-            let carrier = self.carrier();
-            if let Some(found) = walk::read_sticky(&carrier, &key).await?
-                && seen.addresses.iter().any(|address| found.spec.addresses.contains(address))
-            {
-                return Ok(Outcome::Later(format!("StickyIP {key} has it")));
-            }
+            let found = walk::read_sticky(&self.carrier(), &key).await?;
+            let bound = found.map(|found| found.spec.addresses).unwrap_or_default();
             for address in &seen.addresses {
+                if bound.contains(address) {
+                    wanted.push(*address);
+                    continue;
+                }
                 match self.holder_of(*address).await? {
-                    Some(holder) if holder == key => {
-                        return Ok(Outcome::Later(format!("{address} is claimed for {key}")));
-                    }
+                    Some(holder) if holder == key => wanted.push(*address),
                     // What the pool shows of it is that one's business.
                     Some(_) => {}
                     None => unclaimed.push(*address),
                 }
             }
+        }
+        // Its own pod's next sandbox gets what is remembered whole, or not at all.
+        let pod_is_there = uid_of(seen).is_some_and(|uid| self.index.pod_of(uid).is_some());
+        if wanted.len() == seen.addresses.len() || (pod_is_there && !wanted.is_empty()) {
+            return Ok(Outcome::Later(format!("StickyIP {key} has or claims {}", list(&wanted))));
         }
         let store = self.store()?;
         let mut turns = Vec::new();
@@ -194,13 +199,16 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return changed();
         }
         anybodys.retain(|address| standing.contains(address));
-        locked.offer_instead_of(&stored, &Self::marks(&store, &anybodys)?, false)?;
+        standing.retain(|address| wanted.contains(address));
+        locked.keep_only(&stored, standing, &Self::marks(&store, &anybodys)?)?;
         locked.commit()?;
         if !anybodys.is_empty() {
             self.disown(&mut carrier, &anybodys, |entry| is_of_its_namespace(seen, entry)).await?;
         }
         Metrics::count(&self.metrics.leaks, "record");
-        Ok(Outcome::Done(format!("{} was kept for {key}, which does not want it", list(&standing))))
+        let mut freed = seen.addresses.clone();
+        freed.retain(|address| !wanted.contains(address));
+        Ok(Outcome::Done(format!("{} was kept for {key}, which does not want it", list(&freed))))
     }
 
     /// The claim on an address, by a live look.

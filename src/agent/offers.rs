@@ -250,15 +250,22 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let store = self.store()?;
         let mut locked = store.lock()?;
         let claimant = bound(holder)?;
+        let kept = locked.of_claimant(&claimant)?;
+        let granted = sandbox("granted")?;
         match locked.at(address)? {
-            Some(there) if there.record.is_for(&claimant) => return Ok(Ok(())),
+            // In the name of this grant from now on: a refused walk of this node that reserved it, and saw no claim, must not free it.
+            Some(there) if there.record.is_for(&claimant) => {
+                let its_own = kept.filter(|kept| kept.record.addresses.contains(&address));
+                locked.renew(&its_own.unwrap_or(there), &granted)?;
+                locked.commit()?;
+                return Ok(Ok(()));
+            }
             Some(there) if there.record.is_offered() => {
                 return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
             }
             Some(there) => return Ok(Err(format!("{} has it", there.record.holder()))),
             None => {}
         }
-        let kept = locked.of_claimant(&claimant)?;
         if let Some(kept) = kept.as_ref().filter(|kept| kept.record.is_attached(store.now())) {
             return Ok(Err(format!(
                 "{} lives here with {}",
@@ -270,7 +277,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
             kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();
         // Beside what is kept already, also of the same family: that may be claimed for it too.
         addresses.push(address);
-        let record = Record::reserved(addresses, &claimant, None, &sandbox("granted")?, store.now());
+        let record = Record::reserved(addresses, &claimant, None, &granted, store.now());
         locked.put(&record, kept.as_ref())?;
         locked.commit()?;
         Ok(Ok(()))

@@ -99,7 +99,7 @@ pub enum Action {
         /// The record as it was seen.
         record: Record,
     },
-    /// Forget a record that is kept for nobody.
+    /// Forget a record that is kept for nobody, or those of its addresses that are.
     Free {
         /// The record as it was seen.
         record: Record,
@@ -489,13 +489,16 @@ fn records(sight: &Sight<'_>, suspects: &mut Suspects, actions: &mut Vec<Action>
         // Where home is not known, nothing can be said of what is kept.
         let Some(binding) = record.binding.as_ref().filter(|_| !home.is_empty()) else { continue };
         let key = Holder { namespace: binding.namespace.clone(), name: binding.name.clone() };
-        let claimed = record
-            .addresses
-            .iter()
-            .any(|address| index.claim_on(*address).is_some_and(|claim| claim.holder == key));
-        let of_home = record.addresses.iter().any(|address| contains(&home, *address));
-        // An address from elsewhere is remembered for its own pod's next sandbox, and for nobody else.
-        let wanted = claimed || (!of_home && pod_is_there) || store.prepared(&key).is_some();
+        let addresses = || record.addresses.iter().copied();
+        let is_of_home = |address| contains(&home, address);
+        let is_claimed = |address| index.claim_on(address).is_some_and(|claim| claim.holder == key);
+        let claimed = addresses().any(is_claimed);
+        // One that served a range set for which the StickyIP has none, for example.
+        let stray = addresses().any(|address| is_of_home(address) && !is_claimed(address));
+        // An address from elsewhere is remembered for its own pod's next sandbox, and for nobody else; so is what stands beside one
+        // that is wanted.
+        let remembered = pod_is_there && (claimed || !addresses().all(is_of_home));
+        let wanted = (claimed && !stray) || remembered || store.prepared(&key).is_some();
         let what = format!("kept {:?}", record.addresses);
         if !wanted && is_bound_to(record, &key) && suspects.ripe(what, state, LONG, *now) {
             actions.push(Action::Free { record: record.clone() });

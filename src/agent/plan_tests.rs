@@ -230,8 +230,17 @@ fn what_is_kept_stays_as_long_as_it_is_claimed_and_from_elsewhere_as_long_as_its
     assert_eq!(twice(&terms(false), &index, &kept("10.7.0.5")), (vec![], vec!["free"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     assert_eq!(twice(&terms(false), &index, &kept("10.7.0.5")), (vec![], vec![]));
+    put_claim(&mut index, "10.0.0.5");
+    assert_eq!(twice(&terms(false), &index, &kept("10.0.0.5")), (vec![], vec![]));
+    let mut homeless = terms(false);
+    homeless.shape.ranges.clear();
+    assert_eq!(twice(&homeless, &listed(), &kept("10.0.0.5")), (vec![], vec![]), "home is not known");
+}
+
+/// A claim of db-0's, whose home is this node.
+fn put_claim(index: &mut Index, address: &str) {
     let claim = crate::cluster::claims::view::ClaimView {
-        address: "10.0.0.5".parse().unwrap(),
+        address: address.parse().unwrap(),
         uid: "c".into(),
         resource_version: "1".into(),
         phase: ClaimPhase::Bound,
@@ -241,11 +250,24 @@ fn what_is_kept_stays_as_long_as_it_is_claimed_and_from_elsewhere_as_long_as_its
         reason: None,
         pod: None,
     };
-    index.take(Update::Claim(Word::Here(("10.0.0.5".into(), claim))));
-    assert_eq!(twice(&terms(false), &index, &kept("10.0.0.5")), (vec![], vec![]));
-    let mut homeless = terms(false);
-    homeless.shape.ranges.clear();
-    assert_eq!(twice(&homeless, &listed(), &kept("10.0.0.5")), (vec![], vec![]), "home is not known");
+    index.take(Update::Claim(Word::Here((address.into(), claim))));
+}
+
+#[test]
+fn what_nobody_claims_is_freed_beside_what_is_claimed_or_from_elsewhere_once_its_pod_is_gone() {
+    for wanted in ["10.0.0.5", "10.7.0.5"] {
+        let mut store = store();
+        let mut both = record(wanted, "c1", "u1", Phase::Kept, Some("db-0"));
+        both.addresses.push("10.0.0.6".parse().unwrap());
+        store.held.push(Held { record: both, netns: Netns::MayBeThere });
+        let mut index = listed();
+        if wanted == "10.0.0.5" {
+            put_claim(&mut index, wanted);
+        }
+        assert_eq!(twice(&terms(false), &index, &store), (vec![], vec!["free"]), "{wanted}");
+        put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
+        assert_eq!(twice(&terms(false), &index, &store), (vec![], vec![]), "{wanted}: for its next sandbox");
+    }
 }
 
 #[test]

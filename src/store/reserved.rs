@@ -55,7 +55,7 @@ impl<D: Disk> Locked<'_, D> {
         tried: &[IpAddr],
     ) -> Result<bool, StoreError> {
         if let Some(kept) = kept.filter(|kept| kept.record.addresses.contains(&address)) {
-            self.renew(kept)?;
+            self.renew(kept, attachment)?;
             self.commit()?;
             return Ok(false);
         }
@@ -70,14 +70,40 @@ impl<D: Disk> Locked<'_, D> {
         Ok(left.is_none())
     }
 
-    /// Writes down that what is kept is wanted now. A record that a sandbox lives with is freed by nobody.
-    fn renew(&mut self, kept: &Stored) -> Result<(), StoreError> {
+    /// Writes down that what is kept is wanted now, and in whose name: whoever reserved it before, and gives up, does not let go of it
+    /// any more ([`Store::unreserve`]). A record that a sandbox lives with is freed by nobody.
+    ///
+    /// # Errors
+    /// As [`Locked::put`].
+    pub fn renew(&mut self, kept: &Stored, attachment: &Attachment) -> Result<(), StoreError> {
         let now = self.store.now.clone();
         if kept.record.is_attached(&now) {
             return Ok(());
         }
-        let record = Record { phase: Phase::Kept, netns: None, since: now, ..kept.record.clone() };
+        // The pod stays: the record speaks for the one that had the address last, and for no other.
+        let (attachment, known) = (attachment.clone(), kept.record.clone());
+        let record = Record { attachment, phase: Phase::Kept, netns: None, since: now, ..known };
         self.put(&record, Some(kept))
+    }
+
+    /// Has a record keep these of its addresses alone, and puts the marks in place of some of the others. The rest is free. Whoever ends
+    /// in between leaves it with those that are not marked yet.
+    ///
+    /// # Errors
+    /// As [`Locked::put`].
+    pub fn keep_only(
+        &mut self,
+        stored: &Stored,
+        addresses: Vec<IpAddr>,
+        marks: &[Record],
+    ) -> Result<(), StoreError> {
+        for mark in marks {
+            self.put_over_its_own_names(mark, stored)?;
+        }
+        if addresses.is_empty() {
+            return self.free(stored);
+        }
+        self.put(&Record { addresses, ..stored.record.clone() }, Some(stored))
     }
 
     /// Marks those of a claimant's addresses that its next record will not have: they may still be claimed for it, and who picks by
@@ -121,10 +147,8 @@ impl<D: Disk> Store<D> {
         let Some(stored) = locked.of_claimant(claimant)?.filter(its_own) else { return Ok(()) };
         let mut others = stored.record.addresses.clone();
         others.retain(|address| !addresses.contains(address));
-        if others.is_empty() {
-            locked.free(&stored)?;
-        } else if others != stored.record.addresses {
-            locked.put(&Record { addresses: others, ..stored.record.clone() }, Some(&stored))?;
+        if others != stored.record.addresses {
+            locked.keep_only(&stored, others, &[])?;
         }
         locked.commit()
     }
@@ -181,6 +205,64 @@ mod tests {
         store.unreserve(&claimant, &sandbox("c4"), &[c]).unwrap();
         assert!(at(c).is_some(), "another's");
         assert!(store.verify().unwrap().iter().all(|finding| !finding.wrong));
+    }
+
+    #[test]
+    fn what_somebody_else_was_promised_since_is_not_let_go_of_by_the_one_who_reserved_it_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
+        let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
+        let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let at = || store.lock().unwrap().at(address).unwrap();
+        for promised_to in ["c2", "granted"] {
+            store.lock().unwrap().reserve(address, &claimant, &pod, &sandbox("c1"), None, &[]).unwrap();
+            let mut locked = store.lock().unwrap();
+            let kept = locked.of_claimant(&claimant).unwrap().unwrap();
+            match promised_to {
+                "granted" => {
+                    locked.renew(&kept, &sandbox("granted")).unwrap();
+                    locked.commit().unwrap();
+                }
+                asker => {
+                    let again = locked.reserve(address, &claimant, &pod, &sandbox(asker), Some(&kept), &[]);
+                    assert!(!again.unwrap(), "it was reserved before");
+                }
+            }
+            store.unreserve(&claimant, &sandbox("c1"), &[address]).unwrap();
+            assert_eq!(at().unwrap().record.claimant(), Some(claimant.clone()), "{promised_to}");
+            store.unreserve(&claimant, &sandbox(promised_to), &[address]).unwrap();
+            assert_eq!(at(), None, "its own");
+        }
+    }
+
+    #[test]
+    fn a_record_keeps_some_of_its_addresses_while_others_are_free_or_anybodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
+        let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
+        let [kept, free, anybodys] = ["10.0.0.1", "fd00::1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
+        let all = vec![kept, free, anybodys];
+        let record = Record::reserved(all.clone(), &claimant, None, &sandbox("c1"), store.now());
+        let mark = Record::offered(anybodys, store.now()).unwrap();
+        for rest in [vec![kept], Vec::new()] {
+            let mut locked = store.lock().unwrap();
+            locked.put(&record, None).unwrap();
+            let stored = locked.of_claimant(&claimant).unwrap().unwrap();
+            locked.keep_only(&stored, rest.clone(), std::slice::from_ref(&mark)).unwrap();
+            let own = locked.of_claimant(&claimant).unwrap();
+            assert_eq!(own.map(|own| own.record.addresses).unwrap_or_default(), rest);
+            assert_eq!(locked.at(free).unwrap(), None);
+            for address in [anybodys, kept] {
+                let there = locked.at(address).unwrap();
+                assert_eq!(there.as_ref().is_some_and(|it| it.record.is_offered()), address == anybodys);
+                there.iter().for_each(|there| locked.free(there).unwrap());
+            }
+            drop(locked);
+            assert!(store.verify().unwrap().iter().all(|finding| !finding.wrong));
+        }
     }
 
     #[test]

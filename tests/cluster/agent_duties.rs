@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
+use sticky_ipam::cni::{Attachment, ContainerId, IfName, PodIdentity};
 use sticky_ipam::policy::retention::Keep;
+use sticky_ipam::store::Claimant;
 
 use crate::agent::Stepped;
 use crate::bench::case::Case;
@@ -296,4 +298,41 @@ async fn a_claim_on_an_address_of_this_node_is_granted_once_it_is_reserved_or_re
         given.extend(node.add(&sandbox(&pod)).await.ok());
     }
     assert!(given.len() > 50 && !given.contains(&free), "{} were given", given.len());
+}
+
+#[tokio::test]
+async fn what_was_granted_is_not_freed_by_the_refused_walk_that_had_reserved_it_before() {
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let address: IpAddr = node.range().hosts().nth(40).unwrap().into();
+    let (container, interface) = (ContainerId::new("refused").unwrap(), IfName::new("eth0").unwrap());
+    let walk = Attachment { container, interface };
+    let claimant = Claimant::bound(case.namespace(), "db-0", &walk.interface);
+    let refused = PodIdentity::new(case.namespace(), "db-0", Some("u")).unwrap();
+    let store = node.store();
+    store.lock().unwrap().reserve(address, &claimant, &refused, &walk, None, &[]).unwrap();
+    // It has found no claim on what it reserved; before it lets go, its claimant's next pod asks from another node.
+    ask(&case, address, &node.name, "db-0").await;
+    agent.step().await;
+    assert_eq!(claims(&case).await[0].spec.phase, ClaimPhase::Granted);
+    store.unreserve(&claimant, &walk, &[address]).unwrap();
+    node.assert_claims_of_its_block_are_reserved(&case).await;
+}
+
+#[tokio::test]
+async fn an_earlier_attempts_address_that_cilium_may_give_to_anybody_is_not_prepared() {
+    let case = case().await;
+    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "crd", &[]).await;
+    // It stands in the pool unowned; who claimed it once had it reserved, and the store was lost since.
+    let offered: IpAddr = node.range().hosts().last().unwrap().into();
+    ask(&case, offered, &node.name, "db-0").await;
+    let api: Api<AddressClaim> = Api::all(case.client());
+    let granted = json!({"spec": {"phase": "Granted"}});
+    api.patch(&offered.to_string(), &PatchParams::default(), &Patch::Merge(granted)).await.unwrap();
+    pod(&case, "db-0", &node).await;
+    agent.settle().await;
+    assert!(stickies(&case).await.is_empty(), "another pod may have {offered}");
+    assert!(node.store().decisions().unwrap().iter().all(|decision| decision.sticky.is_none()));
 }

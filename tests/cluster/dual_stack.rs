@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::agent::Stepped;
 use crate::agent_duties::{case, parts};
 use crate::bench::case::Case;
-use crate::node::{TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
+use crate::node::{TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod, sticky_pool};
 
 /// A range of the case's own.
 fn six(case: &Case<'_>, number: u16) -> Ipv6Net {
@@ -73,4 +73,37 @@ async fn the_agent_prepares_both_addresses() {
     assert_eq!(families(&bound.spec.addresses), [true, true], "{bound:?}");
     assert_eq!(node.add_all(&pod).await.unwrap(), bound.spec.addresses);
     assert_in_step(&case, &[&node]).await;
+}
+
+#[tokio::test]
+async fn what_a_node_gave_beside_a_stickyips_only_address_is_free_once_the_pod_has_moved_on() {
+    for of_a_pool in [true, false] {
+        let case = case().await;
+        let [one, two, three, _] = parts(&case);
+        let (n1, mut n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
+        if of_a_pool {
+            sticky_pool(&case, three).await;
+        }
+        // Bound while the node's pods had one family.
+        let first = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
+        let address = n2.add(&first).await.unwrap();
+        n2.del(&first).await;
+        n2.also(six(&case, 2));
+        let mut agent = Stepped::new(&case, &n2, "delegated", &[]).await;
+        let second = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
+        let given = n2.add_all(&second).await.unwrap();
+        assert_eq!((given[0], families(&given)), (address, [true, true]), "{given:?}");
+        agent.settle().await;
+        assert_eq!(n2.in_use().len(), 2, "a sandbox lives with both");
+        n2.del(&second).await;
+        let moved = sandbox(&sticky_pod(&case, "db-0", &n1.name, json!({})).await);
+        assert_eq!(n1.add(&moved).await.unwrap(), address);
+        agent.settle().await;
+        let left: Vec<_> = n2.store().walk().unwrap().into_iter().map(|look| look.address).collect();
+        let of_its_block: Vec<_> = [address].into_iter().filter(|_| !of_a_pool).collect();
+        assert_eq!(left, of_its_block, "of a pool: {of_a_pool}");
+        n2.assert_nothing_reserved_without_claim(&case).await;
+        assert!(n2.store().verify().unwrap().iter().all(|finding| !finding.wrong));
+        assert_in_step(&case, &[&n1, &n2]).await;
+    }
 }
