@@ -88,6 +88,6 @@ bench: plugin controller ## Print ratios against peers and write docs/benchmarks
 	tests/tools/build kubernetes whereabouts cilium >/dev/null
 	HOST_LOCAL="$$(tests/tools/build cni | tail -n 1)/host-local" STICKY_IPAM="$$(realpath $(PLUGIN))" \
 	  STICKY_IPAM_CONTROLLER="$$(realpath $(CONTROLLER))" \
-	  cargo bench --quiet --profile dev --bench peers -- $(PARTS)
+	  cargo bench --quiet --profile measuring --bench peers -- $(PARTS)
 
 include tests/lab/lab.mk

@@ -77,6 +77,42 @@ impl Endpoints {
         Self::new(Patience { terminating, ..Patience::default() }, world.settings.cilium_ipam, &world.metrics)
     }
 
+    /// Looks at these names, and does what is to be done about them now.
+    async fn look(&mut self, world: &World, names: BTreeSet<String>) -> Done {
+        let mut done = Done::default();
+        if !world.index().missing().is_empty() {
+            done.again.extend(names.into_iter().map(|name| (Key::new(Kind::Pod, name), RETRY)));
+            return done;
+        }
+        for name in names {
+            let now = world.now();
+            let said = said(&world.index(), &name, self.pools);
+            let deeds = self.keeper.look(&name, &said, now);
+            let mut all_done = true;
+            for deed in deeds {
+                while let Err(wait) = self.bucket.take(world.elapsed()) {
+                    tokio::time::sleep(wait).await;
+                }
+                match self.carry(world, &name, &deed).await {
+                    Ok(true) => self.keeper.done(&name, &deed, now),
+                    // The world is not as the watch told: what it tells next counts.
+                    Ok(false) => all_done = false,
+                    Err(error) => {
+                        tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
+                        done.failures += 1;
+                        all_done = false;
+                    }
+                }
+            }
+            let next = self.keeper.next_look(&name, now).map(Duration::from_secs);
+            if let Some(after) = if all_done { next } else { Some(RETRY) } {
+                // A second more: times are whole seconds, and a look too early would only come again.
+                done.again.push((Key::new(Kind::Pod, name), after + Duration::from_secs(1)));
+            }
+        }
+        done
+    }
+
     /// Whether it was done.
     async fn carry(&self, world: &World, name: &str, deed: &Deed) -> Result<bool, ApiError> {
         let hands = &world.hands;
@@ -158,46 +194,15 @@ impl Duty for Endpoints {
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
     async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
-        if !world.index().missing().is_empty() {
-            let again = due.into_iter().map(|key| (key, RETRY)).collect();
-            return Done { again, failures: 0 };
-        }
-        let names: BTreeSet<String> = if due.is_empty() {
-            let index = world.index();
-            let all =
-                index.pods.iter().map(|(name, _)| name).chain(index.endpoints.iter().map(|(name, _)| name));
-            all.cloned().collect()
-        } else {
-            due.into_iter().map(|key| key.name).collect()
-        };
-        let mut done = Done::default();
-        for name in names {
-            let now = world.now();
-            let said = said(&world.index(), &name, self.pools);
-            let deeds = self.keeper.look(&name, &said, now);
-            let mut all_done = true;
-            for deed in deeds {
-                while let Err(wait) = self.bucket.take(world.elapsed()) {
-                    tokio::time::sleep(wait).await;
-                }
-                match self.carry(world, &name, &deed).await {
-                    Ok(true) => self.keeper.done(&name, &deed, now),
-                    // The world is not as the watch told: what it tells next counts.
-                    Ok(false) => all_done = false,
-                    Err(error) => {
-                        tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
-                        done.failures += 1;
-                        all_done = false;
-                    }
-                }
-            }
-            let next = self.keeper.next_look(&name, now).map(Duration::from_secs);
-            if let Some(after) = if all_done { next } else { Some(RETRY) } {
-                // A second more: times are whole seconds, and a look too early would only come again.
-                done.again.push((Key::new(Kind::Pod, name), after + Duration::from_secs(1)));
-            }
-        }
-        done
+        self.look(world, due.into_iter().map(|key| key.name).collect()).await
+    }
+
+    async fn full_round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        // What is due may be gone by now, and is in no list then: it is looked at to be forgotten.
+        let mut names: BTreeSet<String> = due.into_iter().map(|key| key.name).collect();
+        names.extend(world.index().pods.iter().map(|(name, _)| name.clone()));
+        names.extend(world.index().endpoints.iter().map(|(name, _)| name.clone()));
+        self.look(world, names).await
     }
 }
 

@@ -2,6 +2,7 @@
 //! Must never change what a person wrote there: only what is as it was made, or as this duty left it. Whoever makes a StickyIP writes
 //! what its pod asks for, so that it counts also where no controller runs meanwhile.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -47,6 +48,29 @@ fn wanted(
     Ok((may_change && now != wanted).then_some(wanted))
 }
 
+/// The StickyIPs that what is due concerns, each once: a pod and its StickyIP are often due together.
+fn concerned<'a>(index: &'a Index, due: &[Key]) -> BTreeMap<String, &'a StickyIP> {
+    let mut all = BTreeMap::new();
+    for key in due {
+        match key.kind {
+            Kind::StickyIP => {
+                all.extend(index.stickies.get(&key.name).map(|found| (key.name.clone(), found)))
+            }
+            // Also of a pod that says nothing: it may have said something before, or have come later than its StickyIP.
+            Kind::Pod => {
+                let found = index.pods.get(&key.name).and_then(|pod| index.sticky_of(pod));
+                all.extend(found.map(|sticky| (key_of(sticky).to_string(), sticky)));
+            }
+            _ => {
+                let first = format!("{}/", key.name);
+                let of_it = index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+                all.extend(of_it.map(|(name, sticky)| (name.clone(), sticky)));
+            }
+        }
+    }
+    all
+}
+
 impl Duty for Retain {
     const NAME: &'static str = "retain";
     const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
@@ -57,30 +81,12 @@ impl Duty for Retain {
         let (mut todo, mut bad) = (Vec::new(), Vec::new());
         {
             let index = world.index();
-            let mut look = |sticky: &StickyIP| {
+            for sticky in concerned(&index, &due).into_values() {
                 let pod = index.pod_of(sticky);
                 match (wanted(sticky, pod, &index, default), pod) {
                     (Ok(Some(wanted)), _) => todo.push((sticky.clone(), wanted)),
                     (Err(why), Some(pod)) => bad.push((pod.facts.clone(), why)),
                     _ => {}
-                }
-            };
-            for key in &due {
-                match key.kind {
-                    Kind::StickyIP => index.stickies.get(&key.name).into_iter().for_each(&mut look),
-                    Kind::Pod => {
-                        let pod = index
-                            .pods
-                            .get(&key.name)
-                            .filter(|pod| pod.facts.annotations.contains_key(RETENTION));
-                        pod.and_then(|pod| index.sticky_of(pod)).into_iter().for_each(&mut look);
-                    }
-                    _ => {
-                        let first = format!("{}/", key.name);
-                        let of_it =
-                            index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
-                        of_it.for_each(|(_, sticky)| look(sticky));
-                    }
                 }
             }
         }
@@ -158,6 +164,19 @@ mod tests {
                 .contains("soon")
         );
         assert_eq!(wanted(&plain, None, &index, ttl(60)).unwrap(), None, "nobody asks");
+    }
+
+    #[test]
+    fn a_pod_that_says_nothing_concerns_its_stickyip_and_who_is_named_twice_is_looked_at_once() {
+        let mut index = Index::default();
+        index.stickies.take(Event::Here(("db/db-0".into(), sticky(json!({}), None))));
+        index.take_pod(Event::Here(("db/db-0".into(), pod(None))));
+        let names = |due: &[Key]| concerned(&index, due).into_keys().collect::<Vec<_>>();
+        assert_eq!(names(&[Key::new(Kind::Pod, "db/db-0")]), ["db/db-0"]);
+        let all = [(Kind::Pod, "db/db-0"), (Kind::StickyIP, "db/db-0"), (Kind::Namespace, "db")];
+        assert_eq!(names(&all.map(|(kind, name)| Key::new(kind, name))), ["db/db-0"]);
+        let others = [(Kind::Pod, "db/gone"), (Kind::Namespace, "d")];
+        assert!(names(&others.map(|(kind, name)| Key::new(kind, name))).is_empty());
     }
 
     #[test]

@@ -238,11 +238,17 @@ pub trait Duty {
     const WAKES: &'static [Kind];
     /// Changes are gathered for so long before a round, and rounds are at least so far apart.
     const CALM: Duration = Duration::from_millis(5);
-    /// A round also takes place this often, with no keys. None: only when woken.
+    /// A full round takes place this often, however much or little is due. None: never.
     const TICK: Option<Duration> = None;
 
     /// One round over what is due.
     fn round(&mut self, world: &World, due: Vec<Key>) -> impl Future<Output = Done>;
+
+    /// The tick's round: over what is due, and over what changes without waking the duty. One that looks at everything in each
+    /// round has no other.
+    fn full_round(&mut self, world: &World, due: Vec<Key>) -> impl Future<Output = Done> {
+        self.round(world, due)
+    }
 }
 
 /// Runs a duty until it is dropped.
@@ -260,26 +266,28 @@ pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
         world.looked_once();
     }
     loop {
-        let due = match tick {
+        let mut due = match tick {
             None => inbox.due(world).await,
             Some(at) => tokio::select! {
                 due = inbox.due(world) => due,
                 () = tokio::time::sleep_until(at) => Vec::new(),
             },
         };
-        if tick.is_some_and(|at| Instant::now() >= at) {
-            tick = D::TICK.map(|every| Instant::now() + every);
-        }
         // What changes now changes more than once. What was there at the start was listed as a whole.
         if !is_first {
             tokio::time::sleep(D::CALM).await;
         }
-        let mut due = due;
         due.extend(inbox.queue().take_due(world.elapsed()));
         due.sort();
         due.dedup();
         let began = Instant::now();
-        let done = duty.round(world, due).await;
+        // By the clock, not by what ended the wait: where something is always due, that is never the tick.
+        let done = if tick.is_some_and(|at| began >= at) {
+            tick = D::TICK.map(|every| began + every);
+            duty.full_round(world, due).await
+        } else {
+            duty.round(world, due).await
+        };
         world.metrics.round(D::NAME, began.elapsed(), done.failures, inbox.depth(world.elapsed()));
         let now = world.elapsed();
         for (key, after) in done.again {
@@ -287,6 +295,66 @@ pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
         }
         if std::mem::take(&mut is_first) {
             world.looked_once();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+    use super::super::act::Unwatched;
+    use super::super::settings::load;
+    use super::*;
+    use crate::cluster::canned::Canned;
+
+    /// Always has something to look at in its next round, and tells of its full ones.
+    struct Busy {
+        full: UnboundedSender<Vec<Key>>,
+    }
+
+    fn work() -> Key {
+        Key::new(Kind::Pod, "db/db-0")
+    }
+
+    fn more_work() -> Done {
+        Done { again: vec![(work(), Duration::ZERO)], failures: 0 }
+    }
+
+    impl Duty for Busy {
+        const NAME: &'static str = "busy";
+        const WAKES: &'static [Kind] = &[Kind::Pod];
+        const CALM: Duration = Duration::from_millis(1);
+        const TICK: Option<Duration> = Some(Duration::from_millis(20));
+
+        async fn round(&mut self, _: &World, due: Vec<Key>) -> Done {
+            assert_eq!(due, [work()], "without a tick it is woken by work alone");
+            more_work()
+        }
+
+        async fn full_round(&mut self, _: &World, due: Vec<Key>) -> Done {
+            self.full.send(due).unwrap();
+            more_work()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tick_has_its_full_round_though_something_is_always_due_and_loses_none_of_it() {
+        const DEADLINE: Duration = Duration::from_secs(30);
+        let hands = Hands::new(Canned::new().client(), "canned".into(), Box::new(Unwatched));
+        let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
+        let world = World::new(hands, settings, Arc::default(), Ready::default());
+        let inbox = world.inbox(Busy::WAKES);
+        inbox.put(work(), Duration::ZERO);
+        let (full, mut told) = unbounded_channel();
+        let ticks = async {
+            for _ in 0..3 {
+                assert_eq!(told.recv().await, Some(vec![work()]));
+            }
+        };
+        tokio::select! {
+            () = keep_from(Busy { full }, &world, &inbox) => panic!("the duty ended by itself"),
+            in_time = tokio::time::timeout(DEADLINE, ticks) => in_time.expect("a full round at each tick"),
         }
     }
 }

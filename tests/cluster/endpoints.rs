@@ -12,6 +12,8 @@ use sticky_ipam::cluster::cilium::CiliumEndpoint;
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::controller::act::{Overseer, Unwatched};
 use sticky_ipam::controller::endpoints::{Endpoints, NUDGED};
+use sticky_ipam::controller::index::Kind;
+use sticky_ipam::controller::queue::Key;
 use sticky_ipam::controller::settings::CiliumIpam;
 use sticky_ipam::controller::world::{Done, Duty};
 use sticky_ipam::policy::endpoint::Patience;
@@ -71,7 +73,7 @@ fn duty(desk: &Desk<'_>) -> Endpoints {
 
 async fn round(desk: &Desk<'_>, keeper: &mut Endpoints) -> Done {
     desk.look().await;
-    let done = keeper.round(&desk.world, Vec::new()).await;
+    let done = keeper.full_round(&desk.world, Vec::new()).await;
     assert_eq!(done.failures, 0);
     done
 }
@@ -120,7 +122,7 @@ async fn a_nudge_that_is_not_written_does_not_count() {
     let mut keeper = duty(&desk);
     for _ in 0..HURRIED.nudges {
         desk.look().await;
-        assert_eq!(keeper.round(&desk.world, Vec::new()).await.failures, 1);
+        assert_eq!(keeper.full_round(&desk.world, Vec::new()).await.failures, 1);
     }
     assert!(told(&case).await.is_empty(), "nothing was written, so nothing is told");
     assert!(!desk.world.metrics.page().contains(r#"endpoint_deeds_total{what="nudged"}"#));
@@ -147,7 +149,7 @@ async fn a_pod_that_was_replaced_or_has_its_endpoint_by_now_is_not_nudged() {
     running(&case, "b", &name, "10.0.0.2").await;
     let mut keeper = duty(&desk);
     let before = desk.world.hands.count();
-    keeper.round(&desk.world, Vec::new()).await;
+    keeper.full_round(&desk.world, Vec::new()).await;
     assert_eq!(desk.world.hands.count(), before);
 }
 
@@ -166,7 +168,7 @@ async fn an_endpoint_whose_deletion_hangs_is_freed_and_its_successor_is_left_alo
     endpoints(&case).patch("stuck", &PatchParams::default(), &Patch::Merge(off)).await.unwrap();
     endpoint(&case, "stuck", None, "10.0.0.1", held).await;
     endpoints(&case).delete("stuck", &DeleteParams::default()).await.unwrap();
-    late.round(&desk.world, Vec::new()).await;
+    late.full_round(&desk.world, Vec::new()).await;
     assert!(
         endpoints(&case).get_opt("stuck").await.unwrap().is_some(),
         "it is another one, with its own time"
@@ -220,6 +222,26 @@ async fn who_disagrees_is_told_once() {
 }
 
 #[tokio::test]
+async fn a_tick_finds_who_disagrees_though_only_others_are_due() {
+    let case = case().await;
+    let name = node(&case, "n", json!({}), &[]).await;
+    let uid = running(&case, "db-0", &name, "10.0.0.1").await;
+    endpoint(&case, "db-0", Some(&uid), "10.0.0.1", json!([])).await;
+    let busy = running(&case, "busy", &name, "10.0.0.2").await;
+    endpoint(&case, "busy", Some(&busy), "10.0.0.2", json!([])).await;
+    // Neither a StickyIP nor a pool wakes the keeper.
+    bound(&case, "db-0", &name, &uid, "10.0.0.3").await;
+    let desk = Desk::new(&case, &[]).await;
+    let mut keeper = duty(&desk);
+    desk.look().await;
+    let due = vec![Key::new(Kind::Pod, format!("{}/busy", case.namespace()))];
+    assert_eq!(keeper.round(&desk.world, due.clone()).await.failures, 0);
+    assert!(told(&case).await.is_empty(), "it was not due");
+    assert_eq!(keeper.full_round(&desk.world, due).await.failures, 0);
+    assert_eq!(told(&case).await, ["PodDisagreesWithStickyIP", "PoolLacksStickyIP"]);
+}
+
+#[tokio::test]
 async fn a_sticky_pods_endpoint_with_anothers_address_is_deleted_as_it_was_read_and_not_again_soon() {
     let case = case().await;
     let name = node(&case, "n", json!({}), &[]).await;
@@ -236,7 +258,7 @@ async fn a_sticky_pods_endpoint_with_anothers_address_is_deleted_as_it_was_read_
     desk.look().await;
     // After the look Cilium writes one of them right.
     endpoint(&case, "db-1", Some(&corrected), "10.0.0.2", json!([])).await;
-    assert_eq!(keeper.round(&desk.world, Vec::new()).await.failures, 0);
+    assert_eq!(keeper.full_round(&desk.world, Vec::new()).await.failures, 0);
     let there = async || -> Vec<String> {
         endpoints(&case)
             .list(&ListParams::default())

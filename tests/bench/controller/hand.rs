@@ -1,5 +1,5 @@
-//! A hand that makes objects: one connection, plain requests, answers read no further than needed. The bench is built as tests are,
-//! and the client of the controller would take more time for a request, built so, than the API server does.
+//! A hand that makes objects: one connection, plain requests, answers read no further than needed. What the bench does takes the processor
+//! from what it measures.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -147,10 +147,11 @@ const OF_SINGLE: usize = 20_000;
 /// A part of the bench, on a controller that runs.
 type Part<'a> = fn(&Stage<'a>, &mut Replica, &Watch) -> Vec<Row>;
 
-/// Processor time at a moment, in seconds: etcd's and the API server's, and the controller's.
+/// Processor time at a moment, in seconds: etcd's and the API server's, the controller's, and the bench's own.
 struct Spent {
     at: Instant,
     server: f64,
+    bench: f64,
     controller: f64,
     requests: Vec<(&'static str, f64)>,
 }
@@ -163,13 +164,13 @@ impl Spent {
     fn tell(&self, stage: &Stage<'_>, replica: Option<&Replica>) {
         let (now, controller) = (stage.spent(), replica.map_or(0.0, Replica::processor));
         let (wall, server) = (now.at.duration_since(self.at).as_secs_f64(), now.server - self.server);
-        let controller = controller - self.controller;
+        let (controller, bench) = (controller - self.controller, now.bench - self.bench);
         let sent = replica.into_iter().flat_map(|replica| {
             self.requests.iter().map(|(sort, before)| format!(", {sort} {}", replica.requests(sort) - before))
         });
         let sent = sent.collect::<String>();
         println!(
-            "  {wall:.1} s; processor: controller {controller:.2} s, API server and etcd {server:.2} s{sent}"
+            "  {wall:.1} s; processor: controller {controller:.2} s, API server and etcd {server:.2} s, the bench {bench:.2} s{sent}"
         );
     }
 }
@@ -184,7 +185,8 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn spent(&self) -> Spent {
         let server = self.server.pids().iter().map(|pid| replica::processor(*pid)).sum();
-        Spent { at: Instant::now(), server, controller: 0.0, requests: Vec::new() }
+        let bench = replica::processor(std::process::id());
+        Spent { at: Instant::now(), server, bench, controller: 0.0, requests: Vec::new() }
     }
 
     fn spent_with(&self, replica: &Replica) -> Spent {

@@ -2,10 +2,18 @@
 
 use std::sync::{Arc, Mutex};
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 use sticky_ipam::controller::act::Overseer;
-use sticky_ipam::policy::retention::Keep;
+use sticky_ipam::controller::index::Kind;
+use sticky_ipam::controller::queue::Key;
+use sticky_ipam::controller::retain::Retain;
+use sticky_ipam::controller::survey::survey;
+use sticky_ipam::controller::world::Duty;
+use sticky_ipam::policy::retention::{Keep, Retention};
+use sticky_ipam::process::known::Told;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::node::{TestNode, delete_pod, sandbox};
@@ -257,4 +265,52 @@ async fn a_pods_word_about_retention_counts_if_no_controller_ran_in_its_life_and
         .await;
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_living_pod_that_takes_its_word_about_retention_back_is_no_longer_kept_by_it() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let owner = desk.stateful_set("db", 1).await;
+    let says = json!({"sticky-ipam.io/retention": "Forever"});
+    let pod = sandbox(&desk.pod("db-0", &node.name, Some(&owner), says).await);
+    node.add(&pod).await.unwrap();
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("everyone's first look", || async { world.metrics.in_step.get() > 0.0 }).await;
+        assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
+        let taken_back =
+            Patch::Merge(json!({"metadata": {"annotations": {"sticky-ipam.io/retention": null}}}));
+        let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());
+        pods.patch("db-0", &PatchParams::default(), &taken_back).await.unwrap();
+        until("the flags' word", || async {
+            desk.stickies().get("db-0").await.unwrap().spec.retention == Retention::default()
+        })
+        .await;
+        node.del(&pod).await;
+        delete_pod(&desk.case, "db-0").await;
+        desk.delete_set("db").await;
+        until("the release", || async { desk.names().await.is_empty() }).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pod_that_is_heard_of_after_its_stickyip_has_the_flags_word_written() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    node.add(&sandbox(&desk.pod("db-0", &node.name, None, json!({})).await)).await.unwrap();
+    let world = desk.world(&["--retention=Forever"]);
+    let (index, _) = survey(&world.hands).await.unwrap();
+    *world.index() = index;
+    let name = format!("{}/db-0", desk.case.namespace());
+    let [pod, sticky] = [Kind::Pod, Kind::StickyIP].map(|kind| vec![Key::new(kind, name.clone())]);
+    let seen = world.index().pods.get(&name).cloned().unwrap();
+    world.index().take_pod(Told::Gone(name.clone()));
+    let mut duty = Retain::default();
+    duty.round(&world, sticky).await;
+    assert_eq!(world.hands.count(), 0, "nobody is known to ask");
+    world.index().take_pod(Told::Here((name, seen)));
+    duty.round(&world, pod).await;
+    assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
 }

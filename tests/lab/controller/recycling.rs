@@ -21,7 +21,8 @@ pub fn every_way(stage: &Stage) {
     stage.lab.namespace(NAMESPACE);
     // kube-controller-manager's collector learns of a new kind only after a while.
     custom_kind(stage);
-    let ways: [fn(&Stage); 6] = [deleted, recreated, outlived, scaled_down, custom, stuck_endpoint];
+    let ways: [fn(&Stage); 7] =
+        [deleted, recreated, outlived, scaled_down, custom, stuck_endpoint, lost_endpoint];
     thread::scope(|scope| {
         for way in ways {
             scope.spawn(move || way(stage));
@@ -240,4 +241,27 @@ fn stuck_endpoint(stage: &Stage) {
     let word = told(stage, NAMESPACE, "CiliumEndpoint", &name, "EndpointFreed");
     eprintln!("stuck endpoint: {word}");
     is_free(stage, &address);
+}
+
+/// Somebody deletes the endpoint of a pod that runs. Cilium does not write it anew by itself; the controller's nudge has it do so.
+fn lost_endpoint(stage: &Stage) {
+    set_of(stage, "lost", 1, json!({}));
+    let (name, address) = addresses(stage, "lost", 1).remove(0);
+    let endpoint = named("cilium.io/v2", "CiliumEndpoint", NAMESPACE, &name);
+    let of_pod = || stage.api.get(endpoint.clone()).ok_or("none".to_owned());
+    let first = eventually("the pod's CiliumEndpoint", of_pod);
+    stage.api.delete(endpoint.clone());
+    eventually("another CiliumEndpoint of the pod", || {
+        let found = of_pod()?;
+        let addressing = &found["status"]["networking"]["addressing"];
+        match found["metadata"]["uid"] != first["metadata"]["uid"] && addressing[0]["ipv4"] == json!(address)
+        {
+            true => Ok(()),
+            false => Err(found.to_string()),
+        }
+    });
+    let word = told(stage, NAMESPACE, "Pod", &name, "EndpointMissing");
+    eprintln!("lost endpoint: {word}");
+    delete_set(stage, "lost");
+    let_go(stage, NAMESPACE, &name);
 }
