@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -19,6 +20,7 @@ use crate::policy::handover::NodeState;
 use crate::policy::pin::{CALICO_ADDRESSES, PIN};
 use crate::policy::retention::RETENTION;
 use crate::policy::sticky::{FIXED_IP, STICKY};
+use crate::process::client::WATCH_START;
 use crate::process::known::{Known, Told};
 
 /// The annotations of a pod or namespace that anything here depends on.
@@ -317,7 +319,30 @@ pub struct Index {
     /// How many pods that have not ended a workload has, by namespace, kind and name.
     pods_of: BTreeMap<(String, String, String), u32>,
     /// The kinds whose watch has broken off.
-    silent: BTreeSet<Kind>,
+    silent: BTreeMap<Kind, Silence>,
+    /// The kinds of which a list is under way.
+    being_listed: BTreeSet<Kind>,
+}
+
+/// A watch that fails.
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    /// How often, one time after the other.
+    times: u32,
+    /// The last time.
+    last: Duration,
+}
+
+/// After so long without a failure the first pause is the shortest again, as in kube's own watches.
+const FORGIVEN: Duration = Duration::from_secs(120);
+
+impl Silence {
+    /// How long after the last failure the next one is told at the latest, if there is another: a watch that stands says nothing. By the
+    /// pauses of kube's own watches (0.8 s doubled up to 30 s, and by chance up to twice that), and the start of a watch.
+    fn longest(self) -> Duration {
+        let pause = Duration::from_millis(800) * 2u32.saturating_pow(self.times.saturating_sub(1).min(10));
+        pause.min(Duration::from_secs(30)) * 2 + WATCH_START
+    }
 }
 
 impl Index {
@@ -337,22 +362,33 @@ impl Index {
         listed.into_iter().filter(|(_, listed)| !listed).map(|(kind, _)| kind).collect()
     }
 
-    /// The watch of a kind has broken off: what is known of it may be old.
-    pub fn falls_silent(&mut self, kind: Kind) {
-        self.silent.insert(kind);
+    /// The watch of a kind has broken off, at this time since the start: what is known of it may be old.
+    pub fn falls_silent(&mut self, kind: Kind, now: Duration) {
+        let before = self.silent.get(&kind).filter(|before| now.saturating_sub(before.last) < FORGIVEN);
+        let times = before.map_or(1, |before| before.times.saturating_add(1));
+        self.silent.insert(kind, Silence { times, last: now });
     }
 
-    /// A watch tells something. The beginning of a list is no news yet: the rest of it may never come.
+    /// A watch tells something.
     pub fn hears<T>(&mut self, kind: Kind, told: &Told<T>) {
-        if !matches!(told, Told::Listing | Told::Listed(_)) {
-            self.silent.remove(&kind);
+        match told {
+            // No news yet: the rest of the list may never come.
+            Told::Listing => drop(self.being_listed.insert(kind)),
+            Told::Listed(_) => {}
+            Told::Complete => {
+                self.being_listed.remove(&kind);
+                self.silent.remove(&kind);
+            }
+            Told::Here(_) | Told::Gone(_) | Told::Broken(_) => drop(self.silent.remove(&kind)),
         }
     }
 
-    /// Whether the watch of a kind has broken off, and nothing was heard of it since.
+    /// Whether what is known of a kind may be old: its watch has broken off, and it is neither heard nor so long ago that another failure
+    /// would have been told, or it is listed right now.
     #[must_use]
-    pub fn is_silent(&self, kind: Kind) -> bool {
-        self.silent.contains(&kind)
+    pub fn is_silent(&self, kind: Kind, now: Duration) -> bool {
+        self.being_listed.contains(&kind)
+            || self.silent.get(&kind).is_some_and(|silence| now < silence.last + silence.longest())
     }
 
     /// The names of all objects of a kind.

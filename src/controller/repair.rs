@@ -93,11 +93,13 @@ struct Around<'a> {
     index: &'a Index,
     /// The Sticky pools that may be used; asked for only when a claim was lost.
     pools: OnceCell<Vec<IPPool>>,
+    /// The time since the start.
+    now: Duration,
 }
 
 impl<'a> Around<'a> {
-    fn of(index: &'a Index) -> Self {
-        Self { index, pools: OnceCell::new() }
+    fn of(index: &'a Index, now: Duration) -> Self {
+        Self { index, pools: OnceCell::new(), now }
     }
 
     /// Whether a node shows the address for somebody, and is not proved to have lost its pods.
@@ -110,7 +112,7 @@ impl Surroundings for Around<'_> {
     /// What nobody shows is given to the next owner. So it counts as shown while one of those who would show it cannot be heard.
     fn shown(&self, address: IpAddr) -> bool {
         let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
-        witnesses.into_iter().any(|kind| self.index.is_silent(kind))
+        witnesses.into_iter().any(|kind| self.index.is_silent(kind, self.now))
             || self.index.is_shown(address)
             || self.index.endpoints.with(&address).next().is_some()
             || self.may_be_with_a_pod(address)
@@ -155,7 +157,7 @@ impl Duty for Repair {
         let found: Vec<(Finding, Option<StickyIP>)> = {
             let index = world.index();
             let (stickies, claims) = concerned(&index, &keys);
-            let around = Around::of(&index);
+            let around = Around::of(&index, world.elapsed());
             self.open = not_over(&stickies, &claims);
             let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, world.now());
             // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go. And one that a person deleted
@@ -261,7 +263,7 @@ mod tests {
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": ["10.0.9.0/24"]}}});
         let node: crate::cluster::cilium::CiliumNode = serde_json::from_value(node).unwrap();
         index.cilium_nodes.take(Event::Here(("n9".into(), node.into())));
-        let around = Around::of(&index);
+        let around = Around::of(&index, Duration::ZERO);
         let origin = |text: &str| around.origin(text.parse().unwrap());
         assert_eq!(origin("10.0.8.5"), Origin::StickyPool { range: "10.0.8.0/22".parse().unwrap() });
         assert_eq!(origin("10.0.8.9"), Origin::Nowhere, "it is excluded");
@@ -273,20 +275,30 @@ mod tests {
     #[test]
     fn nothing_counts_as_shown_by_nobody_while_somebody_who_would_show_it_cannot_be_heard() {
         let mut index = Index::default();
-        let shown = |index: &Index| Around::of(index).shown("10.0.0.1".parse().unwrap());
-        assert!(!shown(&index));
+        let at = Duration::from_secs;
+        let shown = |index: &Index, now| Around::of(index, now).shown("10.0.0.1".parse().unwrap());
+        assert!(!shown(&index, at(0)));
         for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
-            index.falls_silent(kind);
-            assert!(shown(&index), "{kind:?}");
+            index.falls_silent(kind, at(100));
+            assert!(shown(&index, at(100)), "{kind:?}");
+            index.hears(kind, &Event::Here(()));
+            assert!(!shown(&index, at(100)), "{kind:?}");
             // A list that has begun may never come to its end.
             index.hears(kind, &Event::<()>::Listing);
             index.hears(kind, &Event::Listed(()));
-            assert!(shown(&index), "{kind:?}");
+            assert!(shown(&index, at(1_000)), "{kind:?}");
             index.hears(kind, &Event::<()>::Complete);
-            assert!(!shown(&index), "{kind:?}");
+            assert!(!shown(&index, at(100)), "{kind:?}");
+            // One that was taken up again and has nothing to say.
+            index.falls_silent(kind, at(100));
+            assert!(!shown(&index, at(120)), "{kind:?}");
+            // One that fails again and again has longer pauses.
+            (0..8).for_each(|times| index.falls_silent(kind, at(200 + 30 * times)));
+            assert!(shown(&index, at(460)) && !shown(&index, at(500)), "{kind:?}");
+            index.hears(kind, &Event::<()>::Complete);
         }
-        index.falls_silent(Kind::Namespace);
-        assert!(!shown(&index));
+        index.falls_silent(Kind::Namespace, at(100));
+        assert!(!shown(&index, at(100)));
     }
 
     #[test]
@@ -302,7 +314,9 @@ mod tests {
             let node: crate::cluster::cilium::CiliumNode = serde_json::from_value(node).unwrap();
             Event::Here((name.to_owned(), node.into()))
         };
-        let may = |index: &Index, text: &str| Around::of(index).may_be_with_a_pod(text.parse().unwrap());
+        let may = |index: &Index, text: &str| {
+            Around::of(index, Duration::ZERO).may_be_with_a_pod(text.parse().unwrap())
+        };
         index.nodes.take(living("n1"));
         index.cilium_nodes.take(shows(
             "n1",

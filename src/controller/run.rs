@@ -250,12 +250,12 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
         }
         Trouble::Forbidden(why) => {
             tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
-            world.index().falls_silent(kind);
+            world.index().falls_silent(kind, world.elapsed());
             not_ready(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
         }
         Trouble::Broken(error) => {
             tracing::warn!(?kind, %error, "the watch broke off; listing anew");
-            world.index().falls_silent(kind);
+            world.index().falls_silent(kind, world.elapsed());
         }
     }
 }

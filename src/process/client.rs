@@ -1,20 +1,24 @@
 //! A client for as long as the process lives, every request counted. Unlike the plugin's it is built at the start.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use tower::timeout::TimeoutLayer;
 use tower::util::MapRequestLayer;
+use tower::{BoxError, Layer, Service};
 
 use crate::cluster::client::ApiError;
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long an answer may take to begin: a little more than the API server gives itself (60 s). Without it a list or the start of a watch
-/// that a hanging server took would be waited for, and nothing else would be known of its kind, for ever.
+/// How long an answer may take to begin: a little more than the API server gives itself (60 s). Without it a list that a hanging server
+/// took would be waited for, and nothing else would be known of its kind, for ever.
 const ANSWER: Duration = Duration::from_secs(70);
+/// The same for a watch, whose answer begins at once.
+pub const WATCH_START: Duration = Duration::from_secs(10);
 /// How long an answer that has begun may be silent: more than a watch may be, which is started anew before that.
 const SILENCE: Duration = Duration::from_secs(300);
 /// What stands for the path of a kubeconfig where the cluster gives the credentials.
@@ -51,18 +55,26 @@ pub fn of_config(
     config: kube::Config,
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<kube::Client, kube::Error> {
-    with_limits(config, count, (ANSWER, SILENCE))
+    with_limits(config, count, Limits { answer: ANSWER, watch: WATCH_START, silence: SILENCE })
+}
+
+/// How long is waited for what.
+#[derive(Clone, Copy)]
+struct Limits {
+    answer: Duration,
+    watch: Duration,
+    silence: Duration,
 }
 
 fn with_limits(
     mut config: kube::Config,
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
-    (answer, silence): (Duration, Duration),
+    limits: Limits,
 ) -> Result<kube::Client, kube::Error> {
     // A proxy of the environment is meant for the world outside, not for the cluster's own API server.
     config.proxy_url = None;
     config.connect_timeout = Some(CONNECT);
-    config.read_timeout = Some(silence);
+    config.read_timeout = Some(limits.silence);
     // A connection that was at rest before this request is not silent for that.
     config.reset_reader_on_write = true;
     let counted = MapRequestLayer::new(move |request: hyper::Request<Body>| {
@@ -70,8 +82,52 @@ fn with_limits(
         request
     });
     let builder = ClientBuilder::try_from(config)?;
-    Ok(builder.with_layer(&TimeoutLayer::new(answer)).with_layer(&counted).build())
+    Ok(builder.with_layer(&limits).with_layer(&counted).build())
 }
+
+impl<S> Layer<S> for Limits {
+    type Service = Limited<S>;
+
+    fn layer(&self, inner: S) -> Limited<S> {
+        Limited { inner, limits: *self }
+    }
+}
+
+/// A client that gives up an answer which does not begin in time.
+#[derive(Clone)]
+struct Limited<S> {
+    inner: S,
+    limits: Limits,
+}
+
+impl<S, B> Service<hyper::Request<B>> for Limited<S>
+where
+    S: Service<hyper::Request<B>>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: hyper::Request<B>) -> Self::Future {
+        let limit = if sort(&request) == WATCH { self.limits.watch } else { self.limits.answer };
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            match tokio::time::timeout(limit, answer).await {
+                Ok(answer) => answer.map_err(Into::into),
+                Err(_) => Err(format!("no answer began within {limit:?}").into()),
+            }
+        })
+    }
+}
+
+/// The sort of a request that stays open.
+const WATCH: &str = "WATCH";
 
 /// The sort of a request: its method, but `WATCH` for one that stays open, and `LEASE` for the looks at and renewals of a lease
 /// by its name, which go on for as long as a replica stands for election.
@@ -79,7 +135,7 @@ fn sort<B>(request: &hyper::Request<B>) -> &str {
     let (method, path) = (request.method(), request.uri().path());
     let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
     if parameters.into_iter().any(|parameter| matches!(parameter, "watch=true" | "watch=1")) {
-        return "WATCH";
+        return WATCH;
     }
     let by_name = matches!(path.rsplit('/').nth(1), Some("leases")) && path.contains("/coordination.k8s.io/");
     if by_name && (method == hyper::Method::GET || method == hyper::Method::PUT) {
@@ -114,7 +170,8 @@ mod tests {
                     open.push(stream);
                 }
             });
-            let limits = (Duration::from_millis(100), Duration::from_millis(100));
+            let short = Duration::from_millis(100);
+            let limits = super::Limits { answer: short, watch: short, silence: short };
             let client = super::with_limits(kube::Config::new(url.parse().unwrap()), |_| (), limits).unwrap();
             let watched = kube::runtime::watcher(Api::<Pod>::all(client), Default::default());
             let mut failed = std::pin::pin!(watched.filter(|event| std::future::ready(event.is_err())));
