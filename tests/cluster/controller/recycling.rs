@@ -157,6 +157,49 @@ async fn a_mass_deletion_costs_one_write_for_each_stickyip() {
 }
 
 #[tokio::test]
+async fn kubernetes_own_kinds_keep_their_addresses_while_they_stand_and_not_when_they_are_deleted() {
+    let desk = Desk::take().await;
+    let template = json!({"metadata": {"labels": {"app": "x"}},
+        "spec": {"restartPolicy": "Always", "containers": [{"name": "main", "image": "none"}]}});
+    let pods = json!({"selector": {"matchLabels": {"app": "x"}}, "template": template});
+    let mut once = json!({"template": template});
+    once["template"]["spec"]["restartPolicy"] = json!("Never");
+    let kinds = [
+        ("apps/v1", "Deployment", "deployments", &pods),
+        ("apps/v1", "DaemonSet", "daemonsets", &pods),
+        ("apps/v1", "ReplicaSet", "replicasets", &pods),
+        ("batch/v1", "Job", "jobs", &once),
+    ];
+    let path = |version: &str, plural: &str| {
+        format!("/apis/{version}/namespaces/{}/{plural}", desk.case.namespace())
+    };
+    for (n, (version, kind, plural, spec)) in (1u8..).zip(kinds) {
+        let object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": plural}, "spec": spec});
+        let request = http::Request::post(path(version, plural)).header("content-type", "application/json");
+        let request = request.body(object.to_string().into_bytes()).unwrap();
+        let made: Value = desk.case.client().request(request).await.unwrap();
+        let uid = made["metadata"]["uid"].clone();
+        let workload = json!({"apiVersion": version, "kind": kind, "name": plural, "uid": uid});
+        desk.retained(plural, &desk.address(n), workload, json!({})).await;
+    }
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        until("a first look", || async { rounds(&world, "recycle") > 0 }).await;
+        let mut left = kinds.map(|(.., plural, _)| plural).to_vec();
+        left.sort_unstable();
+        for (version, kind, plural, _) in kinds {
+            assert_eq!(desk.names().await, left, "before {kind} is deleted");
+            let gone = "?propagationPolicy=Background";
+            let request = http::Request::delete(format!("{}/{plural}{gone}", path(version, plural)));
+            desk.case.client().request::<Value>(request.body(Vec::new()).unwrap()).await.unwrap();
+            left.retain(|name| *name != plural);
+            until(kind, || async { desk.names().await == left }).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn pods_of_any_kind_are_looked_up_by_discovery_and_an_unknown_kind_keeps() {
     let desk = Desk::take().await;
     let fleets = desk.of_foreign_kind("test.example", "v2", "Fleet", "red").await;
