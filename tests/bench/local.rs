@@ -15,7 +15,7 @@ pub struct Plugins {
 
 /// What the table is about.
 pub const ABOUT: &str = "Wall-clock of a whole run of the plugin, median (99th percentile) in milliseconds. Ours has every change on stable\n\
-    storage before it answers, host-local does not.";
+    storage before it answers, host-local does not. Ours lies on the disk as the agent writes it, host-local as cp does.";
 
 /// How many addresses a large node has here.
 const MANY: usize = 60_000;

@@ -27,7 +27,11 @@ mod sticky;
 #[path = "../lab/witness.rs"]
 mod witness;
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use sticky_ipam::agent::install;
+use tempfile::TempDir;
 
 /// What is measured unless parts are named.
 const WITHOUT_ROOT: [&str; 3] = ["local", "cluster", "controller"];
@@ -46,11 +50,21 @@ fn main() {
     for part in arguments {
         let (heading, about, rows) = match &*part {
             "local" => {
-                let plugins =
-                    local::Plugins { ours: path_from("STICKY_IPAM"), host_local: path_from("HOST_LOCAL") };
+                let bin = Installed::default();
+                let plugins = local::Plugins {
+                    ours: bin.by_the_agent(&path_from("STICKY_IPAM")),
+                    host_local: bin.by_cp(&path_from("HOST_LOCAL")),
+                };
                 (report::LOCAL, local::ABOUT, local::rows(&plugins))
             }
-            "cluster" => (report::CLUSTER, server::ABOUT, server::rows(&path_from("STICKY_IPAM"))),
+            "cluster" => {
+                let bin = Installed::default();
+                let plugins = server::Plugins {
+                    ours: bin.by_the_agent(&path_from("STICKY_IPAM")),
+                    whereabouts: bin.by_cp(&bench::Whereabouts::built()),
+                };
+                (report::CLUSTER, server::ABOUT, server::rows(&plugins))
+            }
             "controller" => (
                 report::CONTROLLER,
                 controller::ABOUT,
@@ -60,6 +74,37 @@ fn main() {
             other => panic!("there is no part {other}; there are: local, cluster, controller, lab"),
         };
         report::print_and_write(&heading, about, &rows);
+    }
+}
+
+/// A folder of plugins as nodes have it. Each is there as its own installer leaves it: how a file was written changes how soon a process
+/// starts from it.
+struct Installed(TempDir);
+
+impl Default for Installed {
+    fn default() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+}
+
+impl Installed {
+    fn place(&self, program: &Path) -> PathBuf {
+        self.0.path().join(program.file_name().expect("a program has a name"))
+    }
+
+    fn by_the_agent(&self, program: &Path) -> PathBuf {
+        let to = self.place(program);
+        let (mut read, mut written) =
+            (File::open(program).expect("it was built"), File::create(&to).unwrap());
+        install::copy(&mut read, &mut written).expect("there is room");
+        written.set_permissions(read.metadata().unwrap().permissions()).unwrap();
+        to
+    }
+
+    fn by_cp(&self, program: &Path) -> PathBuf {
+        let to = self.place(program);
+        fs::copy(program, &to).expect("it was built, and there is room");
+        to
     }
 }
 

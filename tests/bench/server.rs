@@ -1,6 +1,6 @@
 //! The plugin with an API server, against whereabouts on the same one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use super::report::Row;
 /// What the table is about.
 pub const ABOUT: &str = "Wall-clock of a whole run of the plugin as the runtime calls it, median (99th percentile) in milliseconds, against an idle\n\
     etcd, which has every write on the disk, and kube-apiserver on the loopback. Both use service-account tokens. A bound pod is one whose StickyIP is there;\n\
-    whereabouts gives any free address. Ours writes its line to the log, as the shipped conflists have it; whereabouts logs nothing. ADDs are taken in blocks,\n\
+    whereabouts gives any free address. Each lies on the disk as its own installer writes it: ours in pieces of 2 MiB by the agent, whereabouts by cp. Ours writes its line to the log, as the shipped conflists have it; whereabouts logs nothing. ADDs are taken in blocks,\n\
     eleven of one plugin and then eleven of the other, and the first of each block does not count: the server may still be at work for the other's last\n\
     DEL. The bar is on those. The row below is of ADDs that start from rest; there the ratio is higher.";
 
@@ -103,22 +103,41 @@ impl Node<'_> {
 }
 
 /// All rows, in the order of the figures.
-pub fn rows(plugin: &Path) -> Vec<Row> {
+pub fn rows(plugins: &Plugins) -> Vec<Row> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(measured(plugin))
+    runtime.block_on(measured(plugins))
 }
 
-async fn measured(plugin: &Path) -> Vec<Row> {
+/// The plugins under test.
+pub struct Plugins {
+    pub ours: PathBuf,
+    pub whereabouts: PathBuf,
+}
+
+/// whereabouts with the credentials of its service account.
+struct Peer<'a> {
+    program: &'a Path,
+    access: Access,
+}
+
+impl Peer<'_> {
+    fn with(&self, range: &str) -> Whereabouts {
+        Whereabouts::of(self.program.to_owned(), &self.access, range.parse().unwrap())
+    }
+}
+
+async fn measured(plugins: &Plugins) -> Vec<Row> {
     progress("an API server");
     let server = ApiServer::start_durable().await;
     server.install_our_kinds().await;
     server.install_cilium_kinds().await;
     server.install_whereabouts_kinds().await;
     let case = server.case().await;
-    let node = Node { plugin, name: case.unique("node"), data: tempfile::tempdir().unwrap() };
+    let node = Node { plugin: &plugins.ours, name: case.unique("node"), data: tempfile::tempdir().unwrap() };
     let access = case.agent(&node.name).await;
     cilium_node(&case, &node.name).await;
-    let peer = case.service_account("whereabouts", whereabouts_rules()).await;
+    let access_of_peer = case.service_account("whereabouts", whereabouts_rules()).await;
+    let peer = Peer { program: &plugins.whereabouts, access: access_of_peer };
 
     let config = node.config(Some(&access.kubeconfig()));
     let mut rows = bound(&case, &node, &config, &peer).await;
@@ -155,9 +174,9 @@ async fn sticky_pod(case: &Case<'_>, name: &str, node: &str) -> Pod {
     Pod { namespace: case.namespace().to_owned(), name: name.to_owned(), uid: made.metadata.uid.unwrap() }
 }
 
-async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Access) -> Vec<Row> {
+async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) -> Vec<Row> {
     progress("ADD of a bound pod by the API server, and whereabouts' ADD");
-    let whereabouts = Whereabouts::configured(peer, "10.210.0.0/16".parse().unwrap());
+    let whereabouts = peer.with("10.210.0.0/16");
     let pod = sticky_pod(case, "db-0", &node.name).await;
     let (mut theirs, mut ours, mut dels) = (Times::default(), Times::default(), Times::default());
     // The first one binds.
@@ -246,7 +265,7 @@ async fn prepared(case: &Case<'_>, node: &Node<'_>, access: &Access) -> Row {
     }
 }
 
-async fn at_once(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Access) -> Vec<Row> {
+async fn at_once(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) -> Vec<Row> {
     progress("50 ADDs at once");
     let mut pods = Vec::new();
     for number in 0..AT_ONCE {
@@ -256,8 +275,7 @@ async fn at_once(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Access) 
     let mut failed = 0;
     for round in 0..=AT_ONCE_ROUNDS {
         // A range of its own each round: what failed must not be in the way of the next.
-        let whereabouts =
-            Whereabouts::configured(peer, format!("10.{}.0.0/16", 211 + round).parse().unwrap());
+        let whereabouts = peer.with(&format!("10.{}.0.0/16", 211 + round));
         let started = Instant::now();
         failed += all(&pods, |number, _| {
             whereabouts.add(&format!("peer-{number}"), &format!("peer-{round}-{number}")).is_ok()

@@ -28,6 +28,7 @@ use tokio::sync::{Notify, watch};
 use credentials::Credentials;
 pub use error::InstallError;
 use kubeconfig::Server;
+pub use place::copy;
 use place::{Content, Done, Fingerprint};
 use render::Template;
 pub use render::home_blocks;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 /// What to do about a Cilium that wants the folder for itself.
 pub(super) const EXCLUSIVE: &str = "Cilium renames it to *.cilium_bak again and again; set cni.exclusive=false in \
-    Cilium's values (--cni-exclusive=false), or let Cilium write it itself with --read-cni-conf";
+    Cilium's values (--cni-exclusive=false), or let Cilium write it itself with --read-cni-conf (docs/agent.md says how)";
 
 /// How often the conflist is put back within [`WINDOW`]. A Cilium that starts up may do it once or twice by chance;
 /// beyond that both would only take turns, and the runtime would load one after the other.

@@ -23,7 +23,16 @@ pub struct Whereabouts {
 impl Whereabouts {
     /// Configured for one identity and one range. Its kinds must be installed (`install_whereabouts_kinds`).
     pub fn configured(access: &Access, range: Ipv4Net) -> Self {
-        let program = tools::group("whereabouts").join("bin/whereabouts");
+        Self::of(Self::built(), access, range)
+    }
+
+    /// The program as it was built.
+    pub fn built() -> PathBuf {
+        tools::group("whereabouts").join("bin/whereabouts")
+    }
+
+    /// The same with a program that lies elsewhere.
+    pub fn of(program: PathBuf, access: &Access, range: Ipv4Net) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let settings = folder.path().join("whereabouts.conf");
         let kubernetes = json!({"kubernetes": {"kubeconfig": access.kubeconfig()}});
