@@ -217,18 +217,25 @@ fn a_node_that_runs_low_gets_another_block_up_to_a_limit() {
     assert_eq!(decide(&view(&low), one, &mut Memory::default(), Moment(0)).steps, []);
 }
 
+/// The block of a node that is gone.
+fn left_by(node: &str) -> View {
+    View {
+        pools: vec![pool("p", 0, &["10.1.0.0/16"])],
+        locks: vec![lock("10.1.0.0/24", node)],
+        ..View::default()
+    }
+}
+
+/// How many steps are decided at a time, and when the next look is due.
+fn steps_and_next(view: &View, memory: &mut Memory, time: i64) -> (usize, Option<u64>) {
+    let decided = decide(view, Terms::default(), memory, Moment(time));
+    (decided.steps.len(), decided.again)
+}
+
 #[test]
 fn a_block_returns_when_its_node_was_gone_for_long_and_nothing_is_kept_in_it() {
-    let mut view = View {
-        pools: vec![pool("p", 0, &["10.1.0.0/16"])],
-        locks: vec![lock("10.1.0.0/24", "a")],
-        ..View::default()
-    };
-    let mut memory = Memory::default();
-    let mut at = |view: &View, time| {
-        let decided = decide(view, Terms::default(), &mut memory, Moment(time));
-        (decided.steps.len(), decided.again)
-    };
+    let (mut view, mut memory) = (left_by("a"), Memory::default());
+    let mut at = |view: &View, time| steps_and_next(view, &mut memory, time);
     assert_eq!(at(&view, 0), (0, Some(600)));
     assert_eq!(at(&view, 599), (0, Some(1)));
     view.kept = ["10.1.0.200".parse().unwrap()].into();
@@ -246,16 +253,8 @@ fn a_block_returns_when_its_node_was_gone_for_long_and_nothing_is_kept_in_it() {
 
 #[test]
 fn what_other_nodes_get_and_give_back_does_not_prolong_the_time_of_one_that_is_gone() {
-    let mut view = View {
-        pools: vec![pool("p", 0, &["10.1.0.0/16"])],
-        locks: vec![lock("10.1.0.0/24", "first")],
-        ..View::default()
-    };
-    let mut memory = Memory::default();
-    let mut at = |view: &View, time| {
-        let decided = decide(view, Terms::default(), &mut memory, Moment(time));
-        (decided.steps.len(), decided.again)
-    };
+    let (mut view, mut memory) = (left_by("first"), Memory::default());
+    let mut at = |view: &View, time| steps_and_next(view, &mut memory, time);
     assert_eq!(at(&view, 0), (0, Some(600)));
     view.locks.push(lock("10.1.1.0/24", "second"));
     view.nodes = vec![node("new")];

@@ -138,6 +138,20 @@ env:
   value: /etc/kubernetes/scheduler.conf
 "#;
 
+/// A node joins, and gets this block.
+async fn gives_a_node(desk: &Desk, block: &str) {
+    desk.node("n1").await;
+    let nodes: Api<CiliumNode> = Api::all(desk.case.client());
+    let bare =
+        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n1"}, "spec": {}});
+    nodes.create(&Default::default(), &serde_json::from_value(bare).unwrap()).await.unwrap();
+    until(block, || async {
+        let node = serde_json::to_value(nodes.get("n1").await.unwrap()).unwrap();
+        node["spec"]["ipam"]["podCIDRs"] == json!([block])
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn the_guides_deployment_works_with_only_the_image_changed() {
     let desk = Desk::take().await;
@@ -156,16 +170,7 @@ async fn the_guides_deployment_works_with_only_the_image_changed() {
     let only = Replica { child: command.spawn().unwrap(), pages };
     until("a leader", || only.leads()).await;
     until("readiness", || async { matches!(only.page("/readyz").await, Some((200, _))) }).await;
-    desk.node("n1").await;
-    let nodes: Api<CiliumNode> = Api::all(desk.case.client());
-    let bare =
-        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n1"}, "spec": {}});
-    nodes.create(&Default::default(), &serde_json::from_value(bare).unwrap()).await.unwrap();
-    until("a block of the flags' pool", || async {
-        let node = serde_json::to_value(nodes.get("n1").await.unwrap()).unwrap();
-        node["spec"]["ipam"]["podCIDRs"] == json!(["10.240.0.0/24"])
-    })
-    .await;
+    gives_a_node(&desk, "10.240.0.0/24").await;
     // A pod as its selector says, with an address of that block: bound once the node's agent has granted it.
     let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());
     for (name, label, address) in [("fixed", "fixed-ip-pod", "10.240.0.7"), ("other", "other", "10.240.0.8")]
@@ -197,16 +202,7 @@ async fn the_variables_of_the_guide_count_and_a_log_in_json_is_json_in_every_lin
     command.env("POD_NAMESPACE", desk.case.namespace()).env("LOG_FORMAT", "json");
     let only = Replica { child: command.spawn().unwrap(), pages };
     until("a leader", || only.leads()).await;
-    desk.node("n1").await;
-    let nodes: Api<CiliumNode> = Api::all(desk.case.client());
-    let bare =
-        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n1"}, "spec": {}});
-    nodes.create(&Default::default(), &serde_json::from_value(bare).unwrap()).await.unwrap();
-    until("a block of the variables' pool", || async {
-        let node = serde_json::to_value(nodes.get("n1").await.unwrap()).unwrap();
-        node["spec"]["ipam"]["podCIDRs"] == json!(["10.241.0.0/26"])
-    })
-    .await;
+    gives_a_node(&desk, "10.241.0.0/26").await;
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(desk.case.client(), desk.case.namespace());
     assert!(
