@@ -1,22 +1,21 @@
 //! Node blocks on a real API server: given once, whoever else gives, wherever a controller ends; returned with a proof.
 
-use std::sync::Mutex;
+mod conflicts;
+
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
-use sticky_ipam::controller::act::Overseer;
 use sticky_ipam::controller::blocks::{Blocks, Place};
 use sticky_ipam::controller::world::Duty;
 use sticky_ipam::policy::blocks::Terms;
 use sticky_ipam::process::known::Told;
 
-use crate::bench::access::Access;
 use crate::bench::case::Case;
 use crate::desk::{
     Desk, EndAt, apply, bare_node, case, cilium_node, claim, locks, node, pool, ranges, remove_node,
@@ -402,6 +401,38 @@ async fn pools_are_chosen_by_label_and_priority_and_the_next_takes_over() {
 }
 
 #[tokio::test]
+async fn a_node_that_gets_no_block_is_told_why_by_an_event_and_counted() {
+    let case = case().await;
+    let part = case.range().subnets(28).unwrap().next().unwrap().to_string();
+    let mut one = json!({"cidrs": [part], "use": "NodeBlocks", "blockSize": {"ipv4": 28}});
+    one["nodeSelector"] = json!({"matchLabels": {"disk": "ssd"}});
+    pool(&case, "one", one).await;
+    let ssd = json!({"disk": "ssd"});
+    let first = node(&case, "first", ssd.clone(), &[&part]).await;
+    let late = node(&case, "late", ssd.clone(), &[]).await;
+    let other = node(&case, "other", json!({}), &[]).await;
+    let desk = Desk::new(&case, &["--cluster-pool-ipv4-cidr="]).await;
+    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
+    // A second node says that it has what the first one has.
+    let rival = node(&case, "rival", ssd, &[&part]).await;
+    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
+    let events: Api<Event> = Api::namespaced(case.client(), "default");
+    let told = events.list(&ListParams::default()).await.unwrap().items;
+    let told = |node: &str, reason: &str| {
+        told.iter().any(|event| {
+            event.involved_object.name.as_deref() == Some(node) && event.reason.as_deref() == Some(reason)
+        })
+    };
+    assert!(told(&late, "PoolsFull") && told(&other, "NoPoolForNode"));
+    assert!(told(&first, "BlockContested") || told(&rival, "BlockContested"));
+    let page = desk.world.metrics.page();
+    for reason in ["PoolsFull", "NoPoolForNode", "BlockContested"] {
+        let line = format!("sticky_ipam_controller_block_troubles{{what=\"{reason}\"}} 1");
+        assert!(page.contains(&line), "{line}: {page}");
+    }
+}
+
+#[tokio::test]
 async fn a_sticky_pool_over_a_nodes_block_is_refused_until_it_leaves_the_block_out() {
     let case = case().await;
     let taken = block(&case, 9);
@@ -480,45 +511,6 @@ async fn in_kubernetes_mode_both_annotations_of_the_node_say_its_block() {
     let kept = nodes.get(&said).await.unwrap().annotations().clone();
     assert!(!kept.contains_key("network.cilium.io/ipv4-pod-cidr"), "the Node says it itself: {kept:?}");
     assert_eq!(kept["network.cilium.io/ipv6-pod-cidr"], "fd77::1:0/112");
-}
-
-/// Writes the agent's route between the controller's lock and its write on the node, once.
-struct Meddler {
-    access: Mutex<Option<Access>>,
-    node: String,
-    route: String,
-}
-
-impl Overseer for Meddler {
-    fn before(&self, what: &str) {
-        if !what.starts_with("patch CiliumNode") {
-            return;
-        }
-        let Some(access) = self.access.lock().unwrap().take() else { return };
-        let (node, route) = (self.node.clone(), self.route.clone());
-        let meddling = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async move {
-                let api: Api<CiliumNode> = Api::all(access.client().await);
-                let patch = json!({"spec": {"ipam": {"podCIDRs": [route]}}});
-                api.patch(&node, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
-            });
-        });
-        meddling.join().unwrap();
-    }
-}
-
-#[tokio::test]
-async fn a_conflict_on_the_node_is_tried_again_with_the_other_writers_entry_kept() {
-    let case = case().await;
-    pool(&case, "p", blocks_of(&case)).await;
-    let name = node(&case, "a", json!({}), &[]).await;
-    let route = format!("{}/32", case.range().hosts().last().unwrap());
-    let access = Mutex::new(Some(case.admin()));
-    let meddler = Meddler { access, node: name.clone(), route: route.clone() };
-    let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
-    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
-    assert_eq!(ranges(&case).await, [(name, vec![route, block(&case, 0)])]);
 }
 
 #[tokio::test]
