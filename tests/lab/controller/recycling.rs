@@ -243,14 +243,19 @@ fn stuck_endpoint(stage: &Stage) {
     is_free(stage, &address);
 }
 
-/// Somebody deletes the endpoint of a pod that runs. Cilium does not write it anew by itself; the controller's nudge has it do so.
+/// Somebody deletes the endpoint of a pod that runs, while Cilium's agent hangs: the pod is nudged, and Cilium writes it anew once it can.
+/// On a node of its own, where nobody else waits for Cilium.
 fn lost_endpoint(stage: &Stage) {
-    set_of(stage, "lost", 1, json!({}));
+    stage.api.create(stateful_set(NAMESPACE, "lost", 1, spec(Some("node-2"))));
     let (name, address) = addresses(stage, "lost", 1).remove(0);
     let endpoint = named("cilium.io/v2", "CiliumEndpoint", NAMESPACE, &name);
     let of_pod = || stage.api.get(endpoint.clone()).ok_or("none".to_owned());
     let first = eventually("the pod's CiliumEndpoint", of_pod);
+    stage.lab.must(&["pause", "cilium@node-2"]);
     stage.api.delete(endpoint.clone());
+    let word = told(stage, NAMESPACE, "Pod", &name, "EndpointMissing");
+    eprintln!("lost endpoint: {word}");
+    stage.lab.must(&["resume", "cilium@node-2"]);
     eventually("another CiliumEndpoint of the pod", || {
         let found = of_pod()?;
         let addressing = &found["status"]["networking"]["addressing"];
@@ -260,8 +265,6 @@ fn lost_endpoint(stage: &Stage) {
             false => Err(found.to_string()),
         }
     });
-    let word = told(stage, NAMESPACE, "Pod", &name, "EndpointMissing");
-    eprintln!("lost endpoint: {word}");
     delete_set(stage, "lost");
     let_go(stage, NAMESPACE, &name);
 }
