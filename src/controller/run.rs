@@ -14,7 +14,7 @@ use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
 
 use super::act::{Hands, Overseer, Unwatched};
-use super::index::{CiliumNodeSeen, EndpointSeen, Kind, NodeSeen, PodSeen, namespace_seen, trimmed};
+use super::index::{CiliumNodeSeen, EndpointSeen, Index, Kind, NodeSeen, PodSeen, namespace_seen, trimmed};
 use super::metrics::{Metrics, What};
 use super::settings::{Loaded, Settings, reread};
 use super::world::{World, keep};
@@ -160,12 +160,7 @@ fn watches(world: &World) -> Vec<Part<'_>> {
                 Api::<$object>::all(client()),
                 calm(),
                 $trim,
-                move |told| {
-                    world.told($kind, |index| {
-                        index.hears($kind, &told);
-                        index.$field.take(told)
-                    })
-                },
+                move |told| world.hear($kind, told, |index, told| index.$field.take(told)),
                 trouble(world, $kind),
             ))
         };
@@ -175,13 +170,7 @@ fn watches(world: &World) -> Vec<Part<'_>> {
             Box::pin(feed::<$object>(
                 Api::<DeserializeGuard<$object>>::all(client()),
                 calm(),
-                move |told| {
-                    let told = map(told, $trim);
-                    world.told($kind, |index| {
-                        index.hears($kind, &told);
-                        index.$field.take(told)
-                    })
-                },
+                move |told| world.hear($kind, map(told, $trim), |index, told| index.$field.take(told)),
                 trouble(world, $kind),
             ))
         };
@@ -192,12 +181,7 @@ fn watches(world: &World) -> Vec<Part<'_>> {
             Api::<Pod>::all(client()),
             calm(),
             PodSeen::from,
-            move |told| {
-                world.told(Kind::Pod, |index| {
-                    index.hears(Kind::Pod, &told);
-                    index.take_pod(told)
-                })
-            },
+            move |told| world.hear(Kind::Pod, told, Index::take_pod),
             trouble(world, Kind::Pod),
         )),
         theirs!(Node, nodes, Kind::Node, NodeSeen::from),
@@ -238,9 +222,10 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
         Trouble::NoSuchKind => {
             tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");
             // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
+            let none = Change::<()>::Complete;
             match kind {
-                Kind::CiliumNode => world.told(kind, |index| index.cilium_nodes.take_nothing()),
-                Kind::CiliumEndpoint => world.told(kind, |index| index.endpoints.take_nothing()),
+                Kind::CiliumNode => world.hear(kind, none, |index, _| index.cilium_nodes.take_nothing()),
+                Kind::CiliumEndpoint => world.hear(kind, none, |index, _| index.endpoints.take_nothing()),
                 _ => {
                     not_ready(format!(
                         "the API server does not know the kind {kind:?}; install packaging/crds"
@@ -295,4 +280,26 @@ fn identity() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let (host, random) = (read("/proc/sys/kernel/hostname"), read("/proc/sys/kernel/random/uuid"));
     format!("{}_{}", host.trim(), random.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::load;
+    use super::*;
+    use crate::cluster::canned::Canned;
+
+    #[tokio::test]
+    async fn a_kind_that_the_server_does_not_know_is_heard_and_has_no_objects() {
+        let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
+        let world =
+            world(Canned::new().client(), settings, Arc::default(), Ready::default(), Box::new(Unwatched));
+        for kind in [Kind::CiliumEndpoint, Kind::CiliumNode] {
+            // Every list begins with this, also one that is answered with 404.
+            world.index().hears(kind, &Change::<()>::Listing);
+            assert!(world.index().is_silent(kind, Duration::ZERO));
+            trouble(&world, kind)(Trouble::NoSuchKind);
+            assert!(!world.index().is_silent(kind, Duration::ZERO), "{kind:?}");
+            assert!(!world.index().missing().contains(&kind), "{kind:?}");
+        }
+    }
 }

@@ -17,6 +17,7 @@ use super::queue::{Key, Queue};
 use super::settings::Settings;
 use super::tell::Teller;
 use crate::policy::facts::Moment;
+use crate::process::known::Told;
 use crate::process::pages::Ready;
 
 /// For how long what nobody waits for is put off at most.
@@ -87,6 +88,14 @@ impl World {
         let changed = take(&mut self.index());
         self.changed(kind, changed);
         self.listed.notify_waiters();
+    }
+
+    /// The same of what a watch tells, which is heard by that.
+    pub fn hear<T>(&self, kind: Kind, told: Told<T>, take: impl FnOnce(&mut Index, Told<T>) -> Vec<String>) {
+        self.told(kind, |index| {
+            index.hears(kind, &told);
+            take(index, told)
+        });
     }
 
     /// Returns when every kind has been listed once.
