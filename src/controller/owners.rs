@@ -10,6 +10,7 @@ use super::index::{Kind, key_of};
 use super::queue::Key;
 use super::workloads::Workloads;
 use super::world::{Done, Duty, World};
+use crate::cluster::events::{self, Told};
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::policy::chain::comes_again;
 use crate::policy::facts::{Owner, PodFacts};
@@ -50,6 +51,15 @@ fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
     (same && !recorded.uid.is_empty() && owner.uid != recorded.uid).then_some(owner.uid.as_str())
 }
 
+/// Who was not told it, would look for the old workload's uid.
+fn inherited(sticky: &StickyIP) -> Told {
+    let WorkloadRef { kind, name, .. } = &sticky.spec.workload;
+    let message = format!(
+        "{kind} {name} was made anew, and its pod came before the address was let go: it is the new one's now"
+    );
+    Told { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
+}
+
 impl Duty for Owners<'_> {
     const NAME: &'static str = "owners";
     const WAKES: &'static [Kind] = &[Kind::StickyIP];
@@ -69,13 +79,14 @@ impl Duty for Owners<'_> {
                     Ok(Some(owners)) => {
                         let owners: Vec<WorkloadRef> = owners.iter().map(Into::into).collect();
                         let uid = index.pod_of(sticky).and_then(|pod| successor(sticky, &pod.facts));
+                        let inherits = uid.is_some();
                         let patch = match uid {
                             Some(uid) => json!({"spec": {"owners": owners, "workload": {"uid": uid}}}),
                             None => json!({"spec": {"owners": owners}}),
                         };
                         let stands = owners == sticky.spec.owners && uid.is_none();
                         if !stands && sticky.metadata.deletion_timestamp.is_none() {
-                            todo.push((sticky.clone(), patch));
+                            todo.push((sticky.clone(), patch, inherits));
                         }
                     }
                     Ok(None) => {}
@@ -95,11 +106,16 @@ impl Duty for Owners<'_> {
                 done.again.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
             }
         }
-        for (sticky, patch) in todo {
+        for (sticky, patch, inherits) in todo {
             let key = key_of(&sticky);
             let written = patch.to_string();
             match world.hands.patch_sticky("the owners", &sticky, patch).await {
-                Ok(Some(_)) => tracing::debug!(sticky = %key, written, "owners written"),
+                Ok(Some(_)) => {
+                    tracing::debug!(sticky = %key, written, "owners written");
+                    if inherits {
+                        world.tell(inherited(&sticky)).await;
+                    }
+                }
                 // Somebody wrote it: the watch tells of that.
                 Ok(None) => {}
                 Err(error) => {

@@ -185,6 +185,12 @@ async fn hide(world: &World, object: &StickyIP, node: &str, address: IpAddr) -> 
     let written = world.hands.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
     if written.is_some() {
         tracing::info!(%address, node, sticky = %key_of(object), "taken out of a dead node's CiliumNode");
+        let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
+        let message = format!(
+            "{address} was taken out of the CiliumNode of node {node}, which is gone or out of service; it lives on node {lives}"
+        );
+        let about = events::sticky_ip(object);
+        world.tell(Told { about, reason: "HiddenOnDeadNode", message, warning: false }).await;
     }
     Ok(written.is_some())
 }

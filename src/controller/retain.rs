@@ -20,11 +20,14 @@ use crate::policy::retention::{RETENTION, Retention, from_annotation};
 /// After a write that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
+/// Whose word it is where nobody says anything else.
+const FLAGS: &str = "the controller's flags";
+
 /// The duty. It remembers nothing.
 #[derive(Debug, Default)]
 pub struct Retain {}
 
-/// What a StickyIP's retention shall be; none if it stands.
+/// What a StickyIP's retention shall be, and by whose word; none if it stands.
 ///
 /// # Errors
 /// The annotation cannot be read.
@@ -33,19 +36,20 @@ fn wanted(
     pod: Option<&PodSeen>,
     index: &Index,
     default: Retention,
-) -> Result<Option<Retention>, PolicyError> {
+) -> Result<Option<(Retention, &'static str)>, PolicyError> {
     // Without its pod nobody says anything: what stands stays.
     let Some(pod) = pod else { return Ok(None) };
     let of_namespace = index.namespaces.get(&pod.facts.namespace).and_then(|all| all.get(RETENTION));
-    let wanted = match pod.facts.annotations.get(RETENTION).or(of_namespace) {
-        Some(text) => from_annotation(RETENTION, text, default)?,
-        None => default,
+    let (wanted, by) = match (pod.facts.annotations.get(RETENTION), of_namespace) {
+        (Some(text), _) => (from_annotation(RETENTION, text, default)?, "its pod's annotation"),
+        (None, Some(text)) => (from_annotation(RETENTION, text, default)?, "its namespace's annotation"),
+        (None, None) => (default, FLAGS),
     };
     let now = sticky.spec.retention;
     let ours =
         sticky.annotations().get(RETENTION_SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
     let may_change = ours.map_or(now == Retention::default(), |ours| ours == now);
-    Ok((may_change && now != wanted).then_some(wanted))
+    Ok((may_change && now != wanted).then_some((wanted, by)))
 }
 
 /// The StickyIPs that what is due concerns, each once: a pod and its StickyIP are often due together.
@@ -96,7 +100,7 @@ impl Duty for Retain {
             world.tell(Told { about, reason: "BadAnnotation", message, warning: true }).await;
         }
         let mut done = Done::default();
-        for (sticky, wanted) in todo {
+        for (sticky, (wanted, by)) in todo {
             let key = key_of(&sticky);
             // A merge patch: times that are no more must be named to go.
             let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
@@ -104,7 +108,16 @@ impl Duty for Retain {
             let patch =
                 json!({"metadata": {"annotations": retention_set(wanted)}, "spec": {"retention": spec}});
             match world.hands.patch_sticky("the retention", &sticky, patch).await {
-                Ok(Some(_)) => tracing::info!(sticky = %key, ?wanted, "retention written"),
+                Ok(Some(_)) => {
+                    tracing::info!(sticky = %key, %wanted, by, "retention written");
+                    if by == FLAGS {
+                        // Mostly of every StickyIP alike, in numbers; the flags are there for whoever asks.
+                        continue;
+                    }
+                    let about = events::sticky_ip(&sticky);
+                    let message = format!("{wanted}: by {by}");
+                    world.tell(Told { about, reason: "RetentionSet", message, warning: false }).await;
+                }
                 // Somebody wrote it: the watch tells of that.
                 Ok(None) => {}
                 Err(error) => {
@@ -151,11 +164,12 @@ mod tests {
         let ask = |index: &Index, annotation: Option<&str>| {
             wanted(&plain, Some(&pod(annotation)), index, ttl(60)).unwrap()
         };
-        assert_eq!(ask(&index, None), Some(ttl(60)));
+        assert_eq!(ask(&index, None), Some((ttl(60), FLAGS)));
         let of_namespace = [(RETENTION.to_owned(), "Forever".to_owned())].into();
         index.namespaces.take(Event::Here(("db".into(), of_namespace)));
-        assert_eq!(ask(&index, None).unwrap().keep, Keep::Forever);
-        assert_eq!(ask(&index, Some("2m")), Some(ttl(120)));
+        let (of_namespace, by) = ask(&index, None).unwrap();
+        assert_eq!((of_namespace.keep, by), (Keep::Forever, "its namespace's annotation"));
+        assert_eq!(ask(&index, Some("2m")), Some((ttl(120), "its pod's annotation")));
         assert_eq!(ask(&index, Some("WithWorkload")), None, "it stands");
         assert!(
             wanted(&plain, Some(&pod(Some("soon"))), &index, ttl(60))
@@ -185,7 +199,7 @@ mod tests {
         let by_hand = sticky(json!({"keep": "Forever"}), None);
         assert_eq!(wanted(&by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
         let ours = sticky(json!(ttl(30)), Some(ttl(30)));
-        assert_eq!(wanted(&ours, Some(&pod(None)), &index, ttl(60)).unwrap(), Some(ttl(60)));
+        assert_eq!(wanted(&ours, Some(&pod(None)), &index, ttl(60)).unwrap().unwrap().0, ttl(60));
         for by_hand in [json!(ttl(31)), json!({})] {
             let changed_by_hand = sticky(by_hand, Some(ttl(30)));
             assert_eq!(wanted(&changed_by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);

@@ -1,5 +1,7 @@
 //! How long an address is kept once its pod is gone. Must never shorten what the object says.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::PolicyError;
@@ -57,6 +59,26 @@ pub struct Retention {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
     pub scale_down_ttl_seconds: Option<u32>,
+}
+
+/// As a person is told.
+impl fmt::Display for Retention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let after =
+            |seconds: Option<u32>| format!("{} s after its pod was last seen", seconds.unwrap_or_default());
+        match self.keep {
+            Keep::WithWorkload => f.write_str("kept as long as its workload")?,
+            Keep::Ttl => write!(f, "let go {}", after(self.ttl_seconds))?,
+            Keep::Forever => f.write_str("kept until a person deletes its StickyIP")?,
+        }
+        match self.on_scale_down {
+            OnScaleDown::Retain => Ok(()),
+            OnScaleDown::Release => f.write_str("; after a scale-down let go at once"),
+            OnScaleDown::Ttl => {
+                write!(f, "; after a scale-down let go {}", after(self.scale_down_ttl_seconds))
+            }
+        }
+    }
 }
 
 impl Retention {

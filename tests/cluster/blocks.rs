@@ -241,6 +241,13 @@ async fn a_block_returns_only_when_its_node_is_gone_and_nothing_is_kept_in_it() 
     given(&case).await;
     let label = block(&case, 1).replace('/', "-");
     assert_eq!(locks(&case).await, [(label, other)]);
+    let events: Api<Event> = Api::namespaced(case.client(), "default");
+    let told = events.list(&ListParams::default()).await.unwrap();
+    let of_pool = |event: &&Event| event.involved_object.name.as_deref() == Some(case.unique("p").as_str());
+    let returned =
+        told.items.iter().filter(of_pool).find(|event| event.reason.as_deref() == Some("BlockReturned"));
+    let message = returned.unwrap().message.as_deref().unwrap();
+    assert!(message.contains(&block(&case, 0)) && message.contains(&name), "{message}");
 }
 
 #[tokio::test]

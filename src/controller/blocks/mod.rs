@@ -162,6 +162,9 @@ impl Blocks {
                 }
                 Ok(done) => {
                     Metrics::count(&self.steps, word(step));
+                    if let Step::Return { lock } = step {
+                        world.tell(returned(world, lock)).await;
+                    }
                     if let Came::Held(hold, why) = done {
                         held.push((*hold, why));
                     }
@@ -411,6 +414,18 @@ impl Duty for Blocks {
         let next = if soon { Some(RETRY) } else { plan.again.map(Duration::from_secs) };
         Done { again: next.map(again).unwrap_or_default(), failures: failed }
     }
+}
+
+/// What is told of a block that is free again: to whoever looks at its pool, for its node is gone. A block of no pool that is there is its
+/// node's name's.
+fn returned(world: &World, lock: &Lock) -> Told {
+    let (block, node) = (lock.block, &lock.node);
+    let index = world.index();
+    let pool = index.pools.iter().map(|(_, pool)| pool);
+    let pool = pool.into_iter().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
+    let about = pool.map_or_else(|| events::node(node, ""), events::pool);
+    let message = format!("block {block} of node {node} is free: the node is gone and nothing is kept in it");
+    Told { about, reason: "BlockReturned", message, warning: false }
 }
 
 /// Removes a lock after a live look: no Node, no CiliumNode, no claim.
