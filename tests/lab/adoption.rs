@@ -2,7 +2,7 @@
 
 use std::process::{Child, Stdio};
 
-use crate::cluster::{Flavour, Lab, command, eventually, folder};
+use crate::cluster::{Flavour, Lab, command, eventually, folder, pod_spec};
 
 const NAMESPACE: &str = "adopted";
 /// Between two pings.
@@ -105,6 +105,67 @@ fn switch(lab: &Lab, mode: &str, one: &str, two: &str) {
     lab.pings(NAMESPACE, "two", one);
 }
 
+/// A sticky pod on a node, of the same name each time.
+fn sticky(lab: &Lab, node: &str) -> String {
+    let _ = lab.attempt(&["kubectl", "delete", "pod", "-n", NAMESPACE, "db-0", "--wait"]);
+    lab.create(&serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": NAMESPACE, "name": "db-0", "labels": {"sticky": "yes"}},
+        "spec": pod_spec(node),
+    }));
+    lab.address(NAMESPACE, "db-0")
+}
+
+/// Our agents and controllers come to the adopted cluster, a pod keeps its address over nodes, and before the way back it must go home.
+fn serves_sticky_pods(lab: &Lab, mode: &str, two: &str) {
+    // It would go on handing out blocks; an operator in crd mode has nothing to do.
+    lab.must(&["stop", "operator"]);
+    lab.must(&["bring-ours"]);
+    for node in ["node-1", "node-2"] {
+        eventually(&format!("our conflist on {node}"), || {
+            lab.attempt(&["on", node, "ls", "/etc/cni/net.d/03-sticky-ipam.conflist"])
+        });
+    }
+    let address = sticky(lab, "node-1");
+    assert_eq!(sticky(lab, "node-1"), address, "it comes back");
+    lab.pings(NAMESPACE, "two", &address);
+    let back = |why: &str| match adopt(lab, &[&format!("--back={mode}")]) {
+        Ok(report) => panic!("{why}: {report}"),
+        Err(report) => report,
+    };
+    assert_eq!(sticky(lab, "node-2"), address, "it moves");
+    for pod in ["one", "two"] {
+        lab.pings(NAMESPACE, pod, &address);
+    }
+    let report = back("an address is away from home");
+    assert!(report.contains(&address) && report.contains("db-0"), "{report}");
+    assert_eq!(sticky(lab, "node-1"), address, "it goes home");
+    lab.pings(NAMESPACE, "two", &address);
+    eventually("the way back to be clear", || adopt(lab, &[&format!("--back={mode}")]));
+    for component in
+        ["sticky-controller-1", "sticky-controller-2", "sticky-agent@node-1", "sticky-agent@node-2"]
+    {
+        lab.must(&["stop", component]);
+    }
+    lab.kubectl(&["delete", "pod", "-n", NAMESPACE, "db-0", "--wait"]);
+    let agent = folder().join("ours/sticky-ipam-agent").display().to_string();
+    for node in ["node-1", "node-2"] {
+        let flags = [
+            "uninstall",
+            "--node",
+            node,
+            "--network",
+            "lab",
+            "--plugin-service-account",
+            "kube-system/sticky-ipam-node",
+        ];
+        lab.must(&[&["on", node, agent.as_str()], &flags[..]].concat());
+        assert!(lab.attempt(&["on", node, "ls", "/etc/cni/net.d/03-sticky-ipam.conflist"]).is_err());
+    }
+    lab.must(&["start", "operator"]);
+    lab.pings(NAMESPACE, "one", two);
+}
+
 /// Pings and a connection between running pods lose nothing on the way from `mode` into `crd`, and back.
 fn there_and_back(flavour: Flavour, mode: &str) {
     let lab = Lab::of(flavour);
@@ -136,6 +197,9 @@ fn there_and_back(flavour: Flavour, mode: &str) {
     let three = lab.address(NAMESPACE, "three");
     let pool = lab.kubectl(&["get", "ciliumnode", "node-1", "-o", "jsonpath={.spec.ipam.pool}"]);
     assert!(pool.contains(&format!("\"{three}\"")), "{three} is not of {pool}");
+    if mode == "cluster-pool" {
+        serves_sticky_pods(&lab, mode, &two);
+    }
 
     let back = adopt(&lab, &[&format!("--back={mode}")]).unwrap_or_else(|why| panic!("{why}"));
     assert!(back.contains("Every pod has an address of its own node's blocks"), "{back}");

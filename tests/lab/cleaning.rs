@@ -203,6 +203,11 @@ fn a_second_lab_is_refused_while_one_starts_and_while_one_is_up() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let cure = format!("LAB_DIR={} tests/lab/lab down", folder().display());
     assert!(text(&output).contains(&cure), "{}", text(&output));
+    // Nor under another name in its own folder.
+    let output = command(&["up", "--stock"]).env("LAB_LABEL", format!("{}-other", name())).output();
+    let output = output.expect("tests/lab/lab can be run");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("another LAB_LABEL"), "{}", text(&output));
     let status = run(&["status"]);
     assert!(status.status.success(), "the first lab was disturbed:\n{}", text(&status));
     assert_eq!(names(&other.path().to_string_lossy()), BTreeSet::new());

@@ -58,7 +58,8 @@ delay_remove() {
     if is_delayed "$node"; then
         if is_on_bridge "$port" && enter fabric ip link show "$link" >/dev/null 2>&1; then
             enter fabric ip link set "$port" nomaster
-            enter fabric ip link set "$link" master "$BRIDGE"
+            # The link of a node that ends may go at any moment.
+            enter fabric ip link set "$link" master "$BRIDGE" 2>/dev/null || ! enter fabric ip link show "$link" >/dev/null 2>&1
         fi
         if place_pid "$node" >/dev/null; then
             delay_offloads "$node" eth0 on

@@ -132,3 +132,33 @@ ours_define() {
 ours_up_node() {
     ! ours_installs || start_component "sticky-agent@$1"
 }
+
+# ours_join NODE: what a running node gets of ours.
+ours_join() {
+    mkdir -p "$(node_folder "$1")/disk${OURS_LOG%/*}"
+    ours_credentials "$1"
+    ours_define "$1"
+    ours_up_node "$1"
+}
+
+command_bring_ours() {
+    help_for "bring-ours   our kinds, agents and controllers come to a lab of Cilium's own blocks, once it was adopted into crd" "$@"
+    need_root
+    need_lab
+    local node name
+    ciliums_own_blocks || bad_usage "bring-ours is there for cluster-pool and kubernetes; the others have them from the start"
+    ! ours_installs || bad_usage "they are there already"
+    # For what follows; the lab itself stays what it was started as.
+    mode=crd stock=false
+    ours_binaries
+    controllers_binary
+    for name in plugin_bin agent_bin controller_bin; do
+        setting "$name" "${!name}"
+    done
+    ours_objects
+    controllers_objects
+    controllers_up
+    for node in "${NODES[@]}"; do
+        ours_join "$node"
+    done
+}

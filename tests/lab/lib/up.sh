@@ -67,6 +67,9 @@ up_parse() {
 # up_refuse_second: one lab a machine, never two mixed.
 up_refuse_second() {
     local owner
+    if [[ $(machine_owner) != "$LAB_DIR" && -n $(marked_processes) ]]; then
+        die "$LAB_DIR holds a lab of another LAB_LABEL; set LAB_DIR to another folder, or remove that lab under its own label first"
+    fi
     if ! take_machine 0; then
         die "another lab command is under way on this machine; wait for it, then try again"
     fi
