@@ -11,7 +11,7 @@ use crate::alloc::Family;
 use crate::cluster::claims::ADOPTED;
 use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::view::StickyView;
-use crate::cluster::claims::walk::{self, Detached, WalkError, Walker};
+use crate::cluster::claims::walk::{self, WalkError, Walker};
 use crate::cluster::leave;
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::projection;
@@ -115,8 +115,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
             self.forget_attachment(store, key, containers)?;
         }
         Ok(match left? {
-            Detached::Now(_) => Outcome::Done(format!("{} is with nobody now", list(&view.addresses))),
-            Detached::NotAttached => Outcome::Needless("another sandbox is attached, or none".into()),
+            Some(_) => Outcome::Done(format!("{} is with nobody now", list(&view.addresses))),
+            None => Outcome::Needless("another sandbox is attached, or none".into()),
         })
     }
 

@@ -249,6 +249,7 @@ fn put_claim(index: &mut Index, address: &str) {
         home_node: Some("n1".into()),
         reason: None,
         pod: None,
+        released: false,
     };
     index.take(Update::Claim(Word::Here((address.into(), claim))));
 }

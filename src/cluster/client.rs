@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, Error)]
 pub enum ApiError {
     /// There is no usable kubeconfig.
-    #[error("cannot use the kubeconfig {}: {why}; the agent of this node writes it", path.display())]
+    #[error("cannot use the kubeconfig {}: {why}; on a node its agent writes it", path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
@@ -168,10 +168,12 @@ impl Connection {
         Ok(Self { wire, ..Self::with_client(client, kubeconfig, timeout) })
     }
 
-    /// Waits, within the time that is left, for a connection that is being opened. One that fails is told to the first who asks.
-    pub async fn settled(&self) {
-        if let Some(wire) = &self.wire {
-            let _ = tokio::time::timeout_at(self.deadline, wire.settled()).await;
+    /// Waits, within the time that is left, for a connection that is being opened, and tells whether there is one. One that fails is told
+    /// to the first who asks.
+    pub async fn settled(&self) -> bool {
+        match &self.wire {
+            Some(wire) => tokio::time::timeout_at(self.deadline, wire.settled()).await.unwrap_or(false),
+            None => false,
         }
     }
 

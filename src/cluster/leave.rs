@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::claims::carry::{Carried, Carrier};
 use super::claims::step;
 use super::claims::view::StickyView;
-use super::claims::walk::{Detached, read_sticky};
+use super::claims::walk::read_sticky;
 use super::client::ApiError;
 use super::objects::{Holder, StickyIP};
 use super::projection::{self, ProjectionError, Shape};
@@ -35,7 +35,17 @@ pub enum LeaveError {
     },
 }
 
-/// Hides and detaches the sandbox that the API server knows under one of these container ids.
+/// A sandbox that was attached, and is no more.
+#[derive(Debug)]
+pub struct Left {
+    /// The uid of its pod.
+    pub pod_uid: String,
+    /// Its StickyIP as it stands now.
+    pub object: StickyIP,
+}
+
+/// Hides and detaches the sandbox that the API server knows under one of these container ids. None: the StickyIP does not exist, or
+/// another sandbox is attached.
 ///
 /// # Errors
 /// See [`LeaveError`]; it can be tried again at any time.
@@ -45,20 +55,22 @@ pub async fn leave(
     shape: &Shape,
     key: &Holder,
     containers: &[&str],
-) -> Result<Detached, LeaveError> {
+) -> Result<Option<Left>, LeaveError> {
     for _ in 0..MOST_TRIES {
-        let Some(object) = read_sticky(carrier, key).await? else { return Ok(Detached::NotAttached) };
+        let Some(object) = read_sticky(carrier, key).await? else { return Ok(None) };
         let view = StickyView::from(&object);
         let ours = view.attached.as_ref().filter(|attached| attached.node == node);
         let ended = ours.and_then(|attached| containers.iter().find(|id| **id == attached.container_id));
         let write = ended.and_then(|ended| step::detach(&view, ended));
-        let Some(write) = write else { return Ok(Detached::NotAttached) };
+        let (Some(write), Some(attached)) = (write, ours) else { return Ok(None) };
         if !shape.is_silent_about(&view.addresses) {
             projection::remove(carrier, node, shape, &view.addresses).await?;
         }
         match carrier.carry(&write, Some(&object), "").await {
-            Ok(Carried::Lost) => {}
-            Ok(_) => return Ok(Detached::Now(view.key)),
+            Ok(Carried::Sticky(object)) => {
+                return Ok(Some(Left { pod_uid: attached.pod_uid.clone(), object: *object }));
+            }
+            Ok(_) => {}
             Err(error) if error.leaves_doubt() => {
                 tracing::warn!(sticky_ip = %key, %error, "in doubt about a write; looking again")
             }

@@ -127,8 +127,9 @@ impl Wire {
 
     /// Waits until the call that was made ahead has come through, or has failed. Whoever asks several things at once after that
     /// sends them together; those who wait for a connection go one after the other.
-    pub async fn settled(&self) {
-        drop(self.line.lock().await);
+    /// Tells whether there is a connection.
+    pub async fn settled(&self) -> bool {
+        self.line.lock().await.as_ref().is_some_and(Line::is_open)
     }
 
     async fn ask(self, request: Request<Body>) -> Result<Response<Incoming>, BoxError> {

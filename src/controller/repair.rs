@@ -39,7 +39,8 @@ impl Repair {
     /// A duty that has seen nothing yet.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        Self { mender: Mender::new(settings.times()), open: BTreeSet::new() }
+        let mender = Mender::new(settings.times()).for_good(!settings.inherit);
+        Self { mender, open: BTreeSet::new() }
     }
 }
 

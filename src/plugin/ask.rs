@@ -1,10 +1,10 @@
 //! The API server's answer to "which address has this pod": who is sticky, the walk through the protocol, the record on
 //! the node, and what the node's CiliumNode shows. Must never answer before all of them stand.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::bound::{Errand, Why};
+use super::ahead::{Ahead, Sent, Standing};
+use super::bound::{Errand, Remembered, Why};
 use super::first_look::{self, Found};
 use super::ground::{Here, Home};
 use super::{Story, attachment};
@@ -14,10 +14,11 @@ use crate::cluster::claims::step::Refusal;
 use crate::cluster::claims::walk::{self, WalkError, Walker};
 use crate::cluster::client::Connection;
 use crate::cluster::events::{self, Told};
-use crate::cluster::objects::{Holder, StickyIP};
+use crate::cluster::objects::{ClaimantRef, Holder, StickyIP};
 use crate::cluster::projection::{self, ProjectionError, Shown};
-use crate::cni::{CniError, PodIdentity, code};
+use crate::cni::{Attachment, CniError, PodIdentity, code};
 use crate::policy::claimant::{Claimant, slot_name};
+use crate::policy::facts::PodFacts;
 use crate::policy::handover::Attached;
 use crate::policy::pin::pin_of;
 use crate::policy::retention::asked_by;
@@ -26,13 +27,12 @@ use crate::store::{self, Disk};
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
 const MOST_SLOTS: usize = 16;
 
-/// The addresses of a sticky pod; none if it is not sticky. `remembered` are those that this node knows of it. A refusal is told to
-/// whoever looks at the pod, too.
+/// The addresses of a sticky pod; none if it is not sticky. A refusal is told to whoever looks at the pod, too.
 pub(super) async fn ask<D: Disk>(
     mut api: Connection,
     errand: &Errand<'_, D>,
     wanted: &[Option<IpAddr>],
-    remembered: &BTreeSet<IpAddr>,
+    remembered: Remembered,
     story: &mut Story<'_>,
 ) -> Result<Option<Vec<IpAddr>>, Why> {
     // Waiting for a turn on this node was not the server's fault.
@@ -58,12 +58,65 @@ async fn ask_through<D: Disk>(
     carrier: &mut Carrier<'_>,
     errand: &Errand<'_, D>,
     wanted: &[Option<IpAddr>],
-    remembered: &BTreeSet<IpAddr>,
+    remembered: Remembered,
+    story: &mut Story<'_>,
+) -> Result<Option<Vec<IpAddr>>, Why> {
+    let sent = begin(carrier, errand, wanted, remembered).await?;
+    // Of what was sent ahead and does not stand, nothing is left.
+    let before = if sent.standing.is_some() || sent.in_doubt { 0 } else { carrier.count() };
+    match go_on(carrier, errand, wanted, sent, story).await {
+        // What was written may stand.
+        Err(Why::Unasked(error)) if carrier.count() > before => Err(Why::Doubt(error)),
+        answer => answer,
+    }
+}
+
+/// Looks at everything, and attaches the pod ahead of that where the node remembers how, and there is a server to talk to.
+async fn begin<D: Disk>(
+    carrier: &mut Carrier<'_>,
+    errand: &Errand<'_, D>,
+    wanted: &[Option<IpAddr>],
+    remembered: Remembered,
+) -> Result<Sent, Why> {
+    let attachment = attachment(errand.request)?;
+    let Remembered { addresses, parting } = remembered;
+    let is_called = carrier.api().settled().await;
+    let parting = parting.filter(|_| is_called && wanted.iter().all(Option::is_none));
+    match parting.and_then(|parting| Ahead::of(errand, attachment.container.as_str(), &parting)) {
+        Some(ahead) => {
+            let sent = ahead.send(carrier, errand, attachment).await;
+            if let Err(Why::Doubt(_)) = &sent {
+                // The next try reads first, so that a server of no help is one that was not asked.
+                forget_parting(errand, attachment);
+            }
+            sent
+        }
+        None => {
+            let found = first_look::look(carrier.api(), errand, &addresses).await?;
+            Ok(Sent { found, standing: None, in_doubt: false })
+        }
+    }
+}
+
+fn forget_parting<D: Disk>(errand: &Errand<'_, D>, attachment: &Attachment) {
+    let (pod, claimant) = (errand.pod, store::Claimant::new(errand.pod, &attachment.interface));
+    let locked = errand.scene.store.lock();
+    if let Err(error) = locked.and_then(|mut locked| locked.forget_parting(&claimant)) {
+        tracing::debug!(%pod, %error, "what this node remembers of the pod's StickyIP stays");
+    }
+}
+
+async fn go_on<D: Disk>(
+    carrier: &mut Carrier<'_>,
+    errand: &Errand<'_, D>,
+    wanted: &[Option<IpAddr>],
+    sent: Sent,
     story: &mut Story<'_>,
 ) -> Result<Option<Vec<IpAddr>>, Why> {
     let Errand { request, scene, conf, pod, crd } = *errand;
+    let attachment = attachment(request)?;
     let itself = Holder { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
-    let Found { facts, sticky, claims, node } = first_look::look(carrier, errand, remembered).await?;
+    let Sent { found: Found { facts, sticky, claims, node }, mut standing, .. } = sent;
     let facts = match facts {
         Ok(facts) => facts,
         Err(reason) => {
@@ -86,16 +139,9 @@ async fn ask_through<D: Disk>(
         Some(node) => Home::of_cilium_node(node, &itself.to_string()),
         None => Home::of_ranges(&scene.ipam.sets),
     };
-    let attachment = attachment(request)?;
     let claimant = Claimant::of(&facts);
-    let refused = |error: crate::policy::PolicyError| CniError::new(code::REQUEST_REFUSED, error.to_string());
     // The uid that the runtime knows is the one that later DELs and other nodes can compare.
     let uid = pod.uid().unwrap_or(&facts.uid).to_owned();
-    let asker = Attached {
-        node: conf.node.clone(),
-        pod_uid: facts.uid.clone(),
-        container_id: attachment.container.as_str().to_owned(),
-    };
     for _ in 0..MOST_SLOTS {
         let (key, reference, read) = match claimant.fixed_name() {
             Some(name) if name == itself.name => {
@@ -105,27 +151,12 @@ async fn ask_through<D: Disk>(
                 (Holder { name: name.to_owned(), ..itself.clone() }, errand::reference(&claimant, None), None)
             }
             None => {
-                let slot = match errand::choose(carrier.api(), &claimant, &facts).await {
-                    Ok(slot) => slot,
-                    // An attempt at another slot may have left something.
-                    Err(error) if carrier.count() > 0 => return Err(Why::Doubt(error)),
-                    Err(error) => return Err(Why::Unasked(error)),
-                };
+                let slot = errand::choose(carrier.api(), &claimant, &facts).await.map_err(Why::Unasked)?;
                 let name = slot_name(&claimant.workload().name, slot);
                 (Holder { name, ..itself.clone() }, errand::reference(&claimant, Some(slot)), None)
             }
         };
-        let pin = pin_of(&facts, reference.ordinal).map_err(refused)?;
-        let walker = Walker {
-            asker: asker.clone(),
-            pod: pod.name().to_owned(),
-            key: key.clone(),
-            claimant: reference,
-            workload: errand::workload(&claimant),
-            retention: asked_by(&facts),
-            pinned: pin.map(|pin| pin.addresses).unwrap_or_default(),
-            patience: scene.sticky.wait_for_old_pod,
-        };
+        let walker = walker(errand, attachment, &facts, key.clone(), reference)?;
         let named = PodIdentity::new(pod.namespace(), pod.name(), Some(&uid))?;
         let mut here = Here {
             request,
@@ -138,8 +169,16 @@ async fn ask_through<D: Disk>(
             reserved: Vec::new(),
             draft: None,
         };
-        let read_claims = claims.clone().filter(|_| read.is_some());
-        let walked = walker.walk_to(carrier, &mut here, read, read_claims).await;
+        let walked = match standing.take() {
+            Some(Standing { object, draft }) => {
+                here.draft = draft;
+                Ok(object)
+            }
+            None => {
+                let read_claims = claims.clone().filter(|_| read.is_some());
+                walker.walk_to(carrier, &mut here, read, read_claims).await
+            }
+        };
         if walked.is_err() {
             here.discard_draft();
         }
@@ -158,8 +197,7 @@ async fn ask_through<D: Disk>(
                 carrier.api_mut().restart_time();
                 unreserve(carrier, &here).await?;
             }
-            Err(WalkError::Api(error)) if carrier.count() == 0 => return Err(Why::Unasked(error)),
-            Err(WalkError::Api(error)) => return Err(Why::Doubt(error)),
+            Err(WalkError::Api(error)) => return Err(Why::Unasked(error)),
             Err(error) => {
                 if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
                     carrier.api_mut().restart_time();
@@ -170,6 +208,33 @@ async fn ask_through<D: Disk>(
         }
     }
     Err(CniError::try_again(format!("others took every slot that {pod} chose")).into())
+}
+
+/// The pod on its way to the StickyIP of this name.
+pub(super) fn walker<D: Disk>(
+    errand: &Errand<'_, D>,
+    attachment: &Attachment,
+    facts: &PodFacts,
+    key: Holder,
+    claimant: ClaimantRef,
+) -> Result<Walker, CniError> {
+    let Errand { scene, conf, pod, .. } = *errand;
+    let pin = pin_of(facts, claimant.ordinal)
+        .map_err(|error| CniError::new(code::REQUEST_REFUSED, error.to_string()))?;
+    Ok(Walker {
+        asker: Attached {
+            node: conf.node.clone(),
+            pod_uid: facts.uid.clone(),
+            container_id: attachment.container.as_str().to_owned(),
+        },
+        pod: pod.name().to_owned(),
+        key,
+        claimant,
+        workload: errand::workload(&Claimant::of(facts)),
+        retention: asked_by(facts),
+        pinned: pin.map(|pin| pin.addresses).unwrap_or_default(),
+        patience: scene.sticky.wait_for_old_pod,
+    })
 }
 
 /// Lets go of what was reserved for a walk that was refused, if nobody claims it. The StickyIP that this walk made may have been

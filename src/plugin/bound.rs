@@ -11,13 +11,13 @@ use super::{Scene, Story, attachment};
 use crate::cluster::client::{ApiError, Connection};
 use crate::cluster::objects::Holder;
 use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, PodIdentity, Request};
-use crate::store::{self, Decision, Disk, Locked, Note, Phase, Record, Told, Turn};
+use crate::store::{self, Decision, Disk, Locked, Note, Phase, Record, Stored, Told, Turn};
 
 /// Why the cluster's part of an ADD did not come to an end.
 pub(super) enum Why {
     /// The runtime gets this.
     Told(CniError),
-    /// The API server could not be asked; nothing was written yet.
+    /// The API server could not be asked; nothing stands there.
     Unasked(ApiError),
     /// The API server went away in the middle.
     Doubt(ApiError),
@@ -95,7 +95,7 @@ pub(super) fn add<D: Disk>(
         let line = if asks { Some(call(conf).await) } else { None };
         let remembered = match recall(errand, attachment, wanted, story)? {
             Recalled::Enough(added) => return Ok(Some(added)),
-            Recalled::Nothing { remembered, turn: its } => {
+            Recalled::Little { remembered, turn: its } => {
                 turn = Some(its);
                 remembered
             }
@@ -104,7 +104,7 @@ pub(super) fn add<D: Disk>(
             Some(line) => line,
             None => Connection::open(&conf.kubeconfig, conf.timeout).await,
         };
-        let asked = ask(line.map_err(Why::Unasked)?, errand, wanted, &remembered, story).await?;
+        let asked = ask(line.map_err(Why::Unasked)?, errand, wanted, remembered, story).await?;
         Ok(asked.map(Added::from))
     })?;
     let (unasked, error) = match asked {
@@ -143,8 +143,17 @@ async fn call(conf: &ClusterConf) -> Result<Connection, ApiError> {
 enum Recalled {
     /// All that is needed.
     Enough(Added),
-    /// Too little. The addresses that were its own before, and its turn.
-    Nothing { remembered: BTreeSet<IpAddr>, turn: Turn },
+    /// Too little. And its turn.
+    Little { remembered: Remembered, turn: Turn },
+}
+
+/// What was a pod's own before, and most likely still is.
+#[derive(Default)]
+pub(super) struct Remembered {
+    /// Its addresses.
+    pub(super) addresses: BTreeSet<IpAddr>,
+    /// Its StickyIP as it stood when this node let go of it.
+    pub(super) parting: Option<Vec<u8>>,
 }
 
 fn recall<D: Disk>(
@@ -158,29 +167,35 @@ fn recall<D: Disk>(
     let remembered = {
         let mut locked = scene.store.lock()?;
         if let Some(held) = locked.of_attachment(attachment)? {
-            if held.record.binding.is_none() {
-                return Ok(Recalled::Enough(Added::Plain(None)));
-            }
-            locked.sync_again(&held)?;
-            locked.commit()?;
-            story.tell(&held.record.addresses, "this container has it already");
-            return Ok(Recalled::Enough(held.record.addresses.into()));
+            return has_it_already(locked, &held, story);
         }
         // Most likely they are still the pod's own, so their claims can be asked for before its StickyIP has named them.
-        let kept = locked.of_claimant(&itself)?;
-        kept.map(|kept| kept.record.addresses).unwrap_or_default().into_iter().collect()
+        match locked.of_claimant(&itself)? {
+            Some(kept) => Remembered {
+                addresses: kept.record.addresses.into_iter().collect(),
+                parting: locked.parting(&itself),
+            },
+            None => Remembered::default(),
+        }
     };
     let turn = scene.store.turn(&itself, scene.sticky.lock_timeout)?;
+    if scene.store.has_record(attachment) {
+        // Another ADD of this very sandbox had the turn.
+        let mut locked = scene.store.lock()?;
+        if let Some(held) = locked.of_attachment(attachment)? {
+            return has_it_already(locked, &held, story);
+        }
+    }
     // Whoever decides about the pod has this turn, so what is not there now does not come.
     let Some(uid) =
         pod.uid().filter(|uid| wanted.iter().all(Option::is_none) && scene.store.has_decision(uid))
     else {
-        return Ok(Recalled::Nothing { remembered, turn });
+        return Ok(Recalled::Little { remembered, turn });
     };
     let mut locked = scene.store.lock()?;
     let decision = locked.prepared(uid, &attachment.interface)?;
     let Some(decision) = decision.filter(|decision| decision.is_for(pod, scene.store.now())) else {
-        return Ok(Recalled::Nothing { remembered, turn });
+        return Ok(Recalled::Little { remembered, turn });
     };
     let Some(sticky) = &decision.sticky else {
         tracing::debug!(%pod, reason = decision.reason, "the pod is not sticky, as was decided before");
@@ -197,6 +212,21 @@ fn recall<D: Disk>(
     let addresses = take_over(errand, locked, &decision)?;
     story.tell(&addresses, from);
     Ok(Recalled::Enough(addresses.into()))
+}
+
+/// The answer to a repeated ADD.
+fn has_it_already<D: Disk>(
+    mut locked: Locked<'_, D>,
+    held: &Stored,
+    story: &mut Story<'_>,
+) -> Result<Recalled, CniError> {
+    if held.record.binding.is_none() {
+        return Ok(Recalled::Enough(Added::Plain(None)));
+    }
+    locked.sync_again(held)?;
+    locked.commit()?;
+    story.tell(&held.record.addresses, "this container has it already");
+    Ok(Recalled::Enough(held.record.addresses.clone().into()))
 }
 
 /// Makes the record of a sticky pod's decision, which is used up by that. Tells its addresses, by range set.

@@ -62,7 +62,7 @@ fn tell_cluster<D: Disk>(
         (None, Some(Some(_))) => Err("sticky.cluster is missing or cannot be read".to_owned()),
         (Some(conf), binding) => {
             let binding = binding.map_or(told.as_ref(), Option::as_ref);
-            super::ended::detach(scene, conf, attachment, binding, story)
+            super::ended::detach(scene, conf, (request.pod.as_ref(), attachment), binding, story)
         }
     };
     let Err(why) = outcome else {
@@ -108,7 +108,11 @@ fn is_not_sticky<D: Disk>(
     }
     let (Some(uid), Some(mut locked)) = (pod.uid(), scene.store.lock_existing()?) else { return Ok(false) };
     let decision = locked.prepared(uid, &attachment.interface)?;
-    Ok(decision.is_some_and(|decision| decision.sticky.is_none() && decision.is_for(pod, scene.store.now())))
+    let is_decided =
+        decision.is_some_and(|decision| decision.sticky.is_none() && decision.is_for(pod, scene.store.now()));
+    // What was sticky once may have been attached by an ADD that ended before it read that the pod is not.
+    let claimant = crate::store::Claimant::new(pod, &attachment.interface);
+    Ok(is_decided && locked.of_claimant(&claimant)?.is_none())
 }
 
 /// Without the cluster's part only a note can be left, for one that has it.

@@ -10,13 +10,14 @@ use super::{Scene, Story};
 use crate::cluster::agent_socket::{self, Endpoint};
 use crate::cluster::claims::ADOPTED;
 use crate::cluster::claims::carry::{Carrier, Nobody};
-use crate::cluster::claims::walk::{self, Detached};
+use crate::cluster::claims::view::StickyView;
+use crate::cluster::claims::walk;
 use crate::cluster::client::Connection;
-use crate::cluster::leave::{self, LeaveError};
+use crate::cluster::leave::{self, LeaveError, Left};
 use crate::cluster::objects::Holder;
 use crate::cluster::projection::Shape;
-use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, code};
-use crate::store::{Binding, Claimant, Disk, StoreError};
+use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, PodIdentity, code};
+use crate::store::{Binding, Claimant, Disk, Locked, StoreError};
 
 /// What a node's CiliumNode shows, by its configuration.
 pub(super) fn shape<D: Disk>(scene: &Scene<'_, D>) -> Shape {
@@ -25,11 +26,11 @@ pub(super) fn shape<D: Disk>(scene: &Scene<'_, D>) -> Shape {
     Shape { pool: scene.crd, ranges }
 }
 
-/// Hides and detaches a sandbox. Without a binding it is searched among the node's.
+/// Hides and detaches the sandbox of this pod, if the runtime names one. Without a binding it is searched among the node's.
 pub(super) fn detach<D: Disk>(
     scene: &Scene<'_, D>,
     conf: &ClusterConf,
-    attachment: &Attachment,
+    (pod, attachment): (Option<&PodIdentity>, &Attachment),
     binding: Option<&Binding>,
     story: &mut Story<'_>,
 ) -> Result<(), String> {
@@ -43,14 +44,14 @@ pub(super) fn detach<D: Disk>(
             Some(b) => Some(Holder { namespace: b.namespace.clone(), name: b.name.clone() }),
             None => leave::find(&carrier, &conf.node, container).await.map_err(|error| error.to_string())?,
         };
-        let Some(key) = key else { return Ok(Detached::NotAttached) };
+        let Some(key) = key else { return Ok(None) };
         let claimant = Claimant::bound(&key.namespace, &key.name, &attachment.interface);
         // The store may never have been opened on this node.
         drop(scene.store.lock().map_err(|error| error.to_string())?);
         let turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout);
         let _turn = turn.map_err(|error| error.to_string())?;
         if is_with_another(scene, &claimant, attachment).map_err(|error| error.to_string())? {
-            return Ok(Detached::NotAttached);
+            return Ok(None);
         }
         if scene.crd && binding.is_some_and(|binding| binding.container.starts_with(ADOPTED)) {
             let object = walk::read_sticky(&carrier, &key).await.map_err(|error| error.to_string())?;
@@ -71,15 +72,41 @@ pub(super) fn detach<D: Disk>(
             // Others may have the address from here on, also if the answer to the last write was lost.
             let mut locked = scene.store.lock().map_err(|error| error.to_string())?;
             let forgotten = locked.forget_attachment(&claimant, &containers);
+            if let Ok(Some(left)) = &left {
+                remember(&mut locked, &claimant, left, pod);
+            }
             forgotten.and_then(|()| locked.commit()).map_err(|error| error.to_string())?;
         }
         left.map_err(|error: LeaveError| error.to_string())
     };
-    let left: Result<Detached, String> = block_on(work).map_err(|error| error.to_string())?;
-    if let Detached::Now(key) = left? {
-        tracing::info!(container, %key, "detached");
+    let left: Result<Option<Left>, String> = block_on(work).map_err(|error| error.to_string())?;
+    if let Some(left) = left? {
+        let view = StickyView::from(&left.object);
+        tracing::info!(container, key = %view.key, addresses = super::list(&view.addresses), "detached");
     }
     Ok(())
+}
+
+/// Keeps how a StickyIP stood when this node let go of it, for the claimant's next ADD here.
+fn remember<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    claimant: &Claimant,
+    left: &Left,
+    pod: Option<&PodIdentity>,
+) {
+    // A static pod has another uid for the runtime than in the API server, which only a read tells.
+    if pod.and_then(PodIdentity::uid) != Some(&left.pod_uid) {
+        return;
+    }
+    let mut object = left.object.clone();
+    object.metadata.managed_fields = None;
+    let remembered = match locked.of_claimant(claimant) {
+        Ok(Some(_)) => locked.remember_parting(claimant, &object),
+        kept => kept.map(drop),
+    };
+    if let Err(error) = remembered {
+        tracing::debug!(%error, "the claimant's next ADD reads first");
+    }
 }
 
 /// An address that anybody could have until its pod was marked. Cilium has known the owner since before the claim was granted; but if

@@ -13,12 +13,11 @@ use kube::api::Api;
 
 use super::bound::{Errand, Why};
 use crate::cluster::cilium::CiliumNode;
-use crate::cluster::claims::carry::Carrier;
 use crate::cluster::claims::errand::{self, ErrandError};
-use crate::cluster::claims::walk::{self, Claims};
-use crate::cluster::client::ApiError;
+use crate::cluster::claims::walk::Claims;
+use crate::cluster::client::{ApiError, Connection};
 use crate::cluster::memory;
-use crate::cluster::objects::{Holder, StickyIP};
+use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
 use crate::cluster::projection;
 use crate::cni::{CniError, PodIdentity, code};
@@ -38,61 +37,76 @@ pub(super) struct Found {
     pub(super) node: Option<CiliumNode>,
 }
 
+/// What was found beside the StickyIP.
+pub(super) struct Around {
+    /// As in [`Found`].
+    pub(super) facts: Result<PodFacts, Reason>,
+    /// Those on the addresses that were remembered, if all of them were found.
+    pub(super) claims: Option<Claims>,
+    /// As in [`Found`].
+    pub(super) node: Option<CiliumNode>,
+}
+
+impl Around {
+    /// All of it, with the StickyIP of the pod's own name.
+    pub(super) fn with(self, sticky: Option<StickyIP>) -> Found {
+        let Self { facts, claims, node } = self;
+        let are_its = |claims: &Claims| sticky.as_ref().is_some_and(|sticky| memory::are_all(claims, sticky));
+        let claims = claims.filter(are_its);
+        Found { facts, sticky, claims, node }
+    }
+}
+
 /// Looks. `remembered` are the addresses that this node knows of the pod.
 ///
 /// From the API server's [memory] are taken: a pod of the very uid that is asked for; a StickyIP that nobody has; claims that
 /// are sealed to it; and the word of the namespace where it makes the pod sticky.
 pub(super) async fn look<D: Disk>(
-    carrier: &Carrier<'_>,
+    api: &Connection,
     errand: &Errand<'_, D>,
     remembered: &BTreeSet<IpAddr>,
 ) -> Result<Found, Why> {
+    let (around, sticky) = tokio::join!(look_around(api, errand, remembered), sticky_of(api, errand.pod));
+    Ok(around?.with(sticky.map_err(Why::Unasked)?))
+}
+
+/// Looks at all but the StickyIP.
+pub(super) async fn look_around<D: Disk>(
+    api: &Connection,
+    errand: &Errand<'_, D>,
+    remembered: &BTreeSet<IpAddr>,
+) -> Result<Around, Why> {
     let Errand { conf, pod, crd, .. } = *errand;
-    let api = carrier.api();
-    let itself = Holder { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
     let pods: Api<Pod> = Api::namespaced(api.client(), pod.namespace());
-    let stickies: Api<StickyIP> = Api::namespaced(api.client(), pod.namespace());
-    let what_pod = format!("get Pod {pod}");
-    let what_sticky = format!("get StickyIP {itself}");
-    api.settled().await;
+    let what = format!("get Pod {pod}");
     let own_node = async { if crd { projection::read_node(api, &conf.node).await } else { Ok(None) } };
     let (first, namespace, claims) = tokio::join!(
-        async {
-            tokio::try_join!(
-                memory::object(api, &what_pod, &pods, pod.name()),
-                memory::object(api, &what_sticky, &stickies, pod.name()),
-                own_node,
-            )
-        },
+        async { tokio::try_join!(memory::object(api, &what, &pods, pod.name()), own_node) },
         memory::annotations(api, pod.namespace()),
         memory::claims(api, remembered),
     );
-    let (seen, sticky, node) = first.map_err(Why::Unasked)?;
-    let certain = seen.filter(|seen| is_certain(seen, pod, &conf.node));
-    let free = sticky.filter(memory::is_free);
-    let (seen, sticky) = tokio::try_join!(
-        async {
-            match certain {
-                Some(seen) => Ok(Some(seen)),
-                None => api.read(&what_pod, || pods.get_opt(pod.name())).await,
-            }
-        },
-        async {
-            match free {
-                Some(sticky) => Ok(Some(sticky)),
-                None => walk::read_sticky(carrier, &itself).await,
-            }
-        },
-    )
-    .map_err(Why::Unasked)?;
+    let (seen, node) = first.map_err(Why::Unasked)?;
+    let seen = match seen.filter(|seen| is_certain(seen, pod, &conf.node)) {
+        Some(seen) => Some(seen),
+        None => api.read(&what, || pods.get_opt(pod.name())).await.map_err(Why::Unasked)?,
+    };
     let seen = the_pod_that_is_meant(seen, pod, &conf.node)?;
     let facts = match judge(errand, &seen, namespace).await {
         Ok(Ok(facts)) => Ok(facts),
         Ok(Err(_)) | Err(_) => judge(errand, &seen, errand::of_namespace(api, pod.namespace()).await).await?,
     };
-    let claims =
-        claims.filter(|claims| sticky.as_ref().is_some_and(|sticky| memory::are_all(claims, sticky)));
-    Ok(Found { facts, sticky, claims, node })
+    Ok(Around { facts, claims, node })
+}
+
+/// The StickyIP of the pod's own name.
+async fn sticky_of(api: &Connection, pod: &PodIdentity) -> Result<Option<StickyIP>, ApiError> {
+    let stickies: Api<StickyIP> = Api::namespaced(api.client(), pod.namespace());
+    let what = format!("get StickyIP {pod}");
+    let remembered = memory::object(api, &what, &stickies, pod.name()).await?;
+    match remembered.filter(memory::is_free) {
+        Some(free) => Ok(Some(free)),
+        None => api.read(&what, || stickies.get_opt(pod.name())).await,
+    }
 }
 
 /// Whether this is surely the pod that is asked for, on this node.

@@ -5,6 +5,8 @@
 
 mod add;
 #[cfg(feature = "cluster")]
+mod ahead;
+#[cfg(feature = "cluster")]
 mod ask;
 #[cfg(feature = "cluster")]
 mod bound;

@@ -125,7 +125,11 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails; whoever comes next finishes the change.
     pub fn free(&mut self, stored: &Stored) -> Result<(), StoreError> {
-        self.carry_out(Change { remove: names_of(stored), ..Change::default() })
+        self.carry_out(Change { remove: names_of(stored), ..Change::default() })?;
+        match stored.record.claimant().filter(|_| stored.record.binding.is_some()) {
+            Some(claimant) => self.forget_parting(&claimant),
+            None => Ok(()),
+        }
     }
 
     /// Finishes what a process that ended left undone.

@@ -6,10 +6,10 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Disk, Locked, Record, Store, StoreError, look, record};
+use super::{Disk, Locked, Record, Store, StoreError, record};
 use crate::cni::Attachment;
 
-const DRAFTS: &str = ".sticky/drafts";
+pub(super) const DRAFTS: &str = ".sticky/drafts";
 
 /// The file of a record that is yet to be put in place.
 #[derive(Debug)]
@@ -67,15 +67,6 @@ impl<D: Disk> Locked<'_, D> {
     pub fn forget_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
         self.remove_if_there(&self.store.path(DRAFTS).join(record::attachment_entry(attachment)))
     }
-
-    /// Takes all of them away: those who wrote them have ended.
-    pub(super) fn clear_drafts(&mut self) -> Result<(), StoreError> {
-        let folder = self.store.path(DRAFTS);
-        for (name, _) in look::names(&folder)? {
-            self.remove(&folder.join(name))?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -103,7 +94,7 @@ mod tests {
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         drop(store.lock().unwrap());
         let inode = |path: &Path| super::super::inode_of(path).unwrap();
-        let drafts = || look::names(&store.path(DRAFTS)).unwrap().len();
+        let drafts = || super::super::look::names(&store.path(DRAFTS)).unwrap().len();
         // The first has nothing to replace, the second its own older one, the third's draft is of another address.
         for (drafted, put, is_used) in
             [("10.0.0.1", "10.0.0.1", true), ("10.0.0.1", "10.0.0.1", true), ("10.0.0.9", "10.0.0.1", false)]

@@ -20,6 +20,7 @@ mod notes;
 mod occupied;
 mod offered;
 mod open;
+mod partings;
 mod prepared;
 mod reconcile;
 mod record;

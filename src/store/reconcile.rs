@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::draft::DRAFTS;
+use super::partings::PARTINGS;
 use super::{
     ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, StoreError, Stored, inode_of,
     look, occupied, record,
@@ -235,13 +237,13 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     fn clear_indexes(&mut self) -> Result<(), StoreError> {
-        for folder in [ATTACHMENTS, CLAIMANTS] {
+        // Whoever wrote drafts has ended, and what was remembered was of an earlier boot.
+        for folder in [ATTACHMENTS, CLAIMANTS, DRAFTS, PARTINGS] {
             let folder = self.store.path(folder);
             for (entry, _) in look::names(&folder)? {
                 self.remove(&folder.join(entry))?;
             }
         }
-        self.clear_drafts()?;
         self.clear_leftovers()
     }
 }

@@ -17,8 +17,18 @@ use crate::alloc::{Bitmap, Group, position};
 /// The names that a network's directory has beside its addresses. host-local's cursors start with the last.
 const OTHER_NAMES: [&str; 3] = ["lock", DERIVED, "last_reserved_ip."];
 /// What lies under `.sticky`; anything else was left by a process that ended, or put there by somebody.
-const DERIVED_NAMES: [&str; 9] =
-    ["attachments", "claimants", "used", "aside", "state", "notes", "turns.lock", "prepared", "drafts"];
+const DERIVED_NAMES: [&str; 10] = [
+    "attachments",
+    "claimants",
+    "used",
+    "aside",
+    "state",
+    "notes",
+    "turns.lock",
+    "prepared",
+    "drafts",
+    "partings",
+];
 
 /// Something that a check came upon.
 #[derive(Clone, Debug, PartialEq, Eq)]

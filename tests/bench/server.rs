@@ -204,6 +204,17 @@ async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) 
             }
         }
     }
+    // A node that remembers nothing of the StickyIP reads before it attaches.
+    let mut unknown = Times::default();
+    for round in 0..=AFTER_REST {
+        let container = format!("unknown-{round}");
+        let _ = std::fs::remove_dir_all(node.data.path().join("net/.sticky/partings"));
+        let took = node.run("ADD", &pod, &container, config);
+        node.run("DEL", &pod, &container, config);
+        if round > 0 {
+            unknown.push(took);
+        }
+    }
     let (mut their_first, mut our_first) = (Times::default(), Times::default());
     for round in 0..AFTER_REST {
         let container = format!("rested-{round}");
@@ -225,7 +236,11 @@ async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) 
         "DEL of it (detaches)",
         format!("{:.2} ({:.2}), n={}", dels.median(), dels.p99(), dels.count()),
     );
-    vec![row, rested, del]
+    let unknown = super::local::plain(
+        "ADD of a bound pod where the node has forgotten its StickyIP (reads, then attaches)",
+        format!("{:.2} ({:.2}), n={}", unknown.median(), unknown.p99(), unknown.count()),
+    );
+    vec![row, rested, unknown, del]
 }
 
 async fn prepared(case: &Case<'_>, node: &Node<'_>, access: &Access) -> Row {

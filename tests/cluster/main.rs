@@ -15,6 +15,7 @@ mod agent_mac;
 mod agent_marking;
 mod agent_notes;
 mod agent_weather;
+mod ahead;
 mod bench;
 mod bench_cleanup;
 mod bench_identities;

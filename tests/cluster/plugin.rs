@@ -445,6 +445,24 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
 }
 
 #[tokio::test]
+async fn a_check_fails_if_the_api_server_says_that_nobody_or_another_is_attached() {
+    let case = case().await;
+    let [one, ..] = parts(&case).await;
+    let node = TestNode::ready(&case, "n1", one).await;
+    let first = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    node.add(&first).await.unwrap();
+    node.check(&first).await.unwrap();
+    let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    let other = json!({"node": "elsewhere", "podName": "db-0", "podUid": "u", "containerId": "another", "since": "2026-01-01T00:00:00Z"});
+    for (attachment, said) in [(other, "another"), (Value::Null, "nobody")] {
+        let patch = Patch::Merge(json!({"status": {"attachment": attachment}}));
+        api.patch_status("db-0", &PatchParams::default(), &patch).await.unwrap();
+        let error = node.check(&first).await.unwrap_err();
+        assert!(code(&error) == 103 && message(&error).contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_late_del_after_an_outage_takes_nothing_from_the_sandbox_that_took_its_place() {
     let case = case().await;
     let [one, ..] = parts(&case).await;

@@ -175,6 +175,7 @@ impl<'a> Carrier<'a> {
                         block: block.map(|block| block.to_string()),
                         reason: None,
                         pod: pod.clone(),
+                        released: None,
                     },
                 );
                 if let Some(block) = block {
@@ -193,11 +194,15 @@ impl<'a> Carrier<'a> {
                 self.patch_claim(*address, at, spec).await
             }
             Write::SealClaim { address, at, sticky_uid } => {
-                let spec = json!({"phase": ClaimPhase::Bound, "stickyUid": sticky_uid});
+                let spec = json!({"phase": ClaimPhase::Bound, "stickyUid": sticky_uid, "released": null});
                 self.patch_claim(*address, at, spec).await
             }
-            Write::RestClaim { address, at, .. } => {
-                self.patch_claim(*address, at, json!({"phase": ClaimPhase::Resting})).await
+            Write::RestClaim { address, at, released, .. } => {
+                let mut spec = json!({"phase": ClaimPhase::Resting});
+                if *released {
+                    spec["released"] = true.into();
+                }
+                self.patch_claim(*address, at, spec).await
             }
             Write::ForgetPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
             Write::DeleteClaim { address, at } => {

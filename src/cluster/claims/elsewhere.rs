@@ -225,6 +225,7 @@ mod tests {
             at: at(),
             holder: new.key.clone(),
             gone_uid: "gone".into(),
+            released: false,
         };
         let steps = [(Step::Do(rest), "Bound"), (Step::Do(seal()), "Resting"), (attach(&new), "Bound")];
         for (step, phase) in steps {

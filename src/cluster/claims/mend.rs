@@ -68,13 +68,21 @@ pub enum Outcome {
 pub struct Mender {
     times: Times,
     patience: Patience,
+    for_good: bool,
 }
 
 impl Mender {
     /// A mender with these times.
     #[must_use]
     pub fn new(times: Times) -> Self {
-        Self { times, patience: Patience::default() }
+        Self { times, ..Self::default() }
+    }
+
+    /// Has those whose StickyIP is gone not get their address back while its claim rests, unless a pod shows it still: then somebody took
+    /// the StickyIP away by hand.
+    #[must_use]
+    pub fn for_good(self, for_good: bool) -> Self {
+        Self { for_good, ..self }
     }
 
     /// One pass: finds every fault and cures one after the other.
@@ -119,7 +127,7 @@ impl Mender {
             .map(ClaimView::from)
             .collect();
         let waited = self.waited(&views, &claims, now);
-        let judge = Judging { waited: &waited, times: self.times, around };
+        let judge = Judging { waited: &waited, times: self.times, for_good: self.for_good, around };
         repair(&views, &claims, &judge)
     }
 
@@ -177,6 +185,7 @@ struct Waited {
 struct Judging<'a, S> {
     waited: &'a Waited,
     times: Times,
+    for_good: bool,
     around: &'a S,
 }
 
@@ -207,6 +216,9 @@ impl<S: Surroundings> Judge for Judging<'_, S> {
     }
     fn origin(&self, address: IpAddr) -> Origin {
         self.around.origin(address)
+    }
+    fn released(&self, claim: &ClaimView) -> bool {
+        self.for_good && !self.around.shown(claim.address)
     }
 }
 
@@ -252,6 +264,7 @@ mod tests {
             home_node: None,
             reason: None,
             pod: None,
+            released: false,
         }
     }
 
@@ -262,7 +275,7 @@ mod tests {
             let claim = claim(phase, version);
             let waited = mender.waited(&[], std::slice::from_ref(&claim), Moment(at));
             let map = Map::default();
-            let judge = Judging { waited: &waited, times: mender.times, around: &map };
+            let judge = Judging { waited: &waited, times: mender.times, for_good: false, around: &map };
             (Judge::stalled(&judge, &claim), judge.orphaned(&claim), judge.rested(&claim))
         };
         let none = (false, false, false);
@@ -284,7 +297,7 @@ mod tests {
             let claim = claim(ClaimPhase::Granted, "1");
             let waited = Waited { claims: [(claim.address, waited)].into(), ..Waited::default() };
             let (map, times) = (Map::default(), Times { orphan, rest: 600 });
-            let judge = Judging { waited: &waited, times, around: &map };
+            let judge = Judging { waited: &waited, times, for_good: false, around: &map };
             assert_eq!(Judge::stalled(&judge, &claim), stalls, "{orphan}, {:?}", waited.claims);
         }
     }
@@ -337,13 +350,15 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_a_pod_shows_never_has_rested() {
+    fn an_address_that_a_pod_shows_never_has_rested_and_is_not_released() {
         let claim = claim(ClaimPhase::Resting, "1");
         let waited = Waited { claims: [(claim.address, 1_000_000)].into(), ..Waited::default() };
         for shown in [false, true] {
             let map = Map { shown: shown.then_some(claim.address).into_iter().collect(), ..Map::default() };
-            let judge = Judging { waited: &waited, times: Times::default(), around: &map };
-            assert_eq!(judge.rested(&claim), !shown);
+            for for_good in [false, true] {
+                let judge = Judging { waited: &waited, times: Times::default(), for_good, around: &map };
+                assert_eq!((judge.rested(&claim), judge.released(&claim)), (!shown, for_good && !shown));
+            }
         }
     }
 

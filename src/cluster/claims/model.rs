@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use super::repair::{Judge, repair};
-use super::step::{Ask, Candidate, Seen, Step, detach, next};
+use super::step::{Ask, Candidate, Seen, Step, attach_again, detach, next};
 use super::view::{ClaimView, Origin, StickyView};
 use super::write::Write;
 use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, Holder, WorkloadRef};
@@ -79,6 +79,7 @@ impl Server {
                     home_node: origin.home_and_block().0.map(Into::into),
                     reason: None,
                     pod: pod.clone(),
+                    released: false,
                 };
                 self.claims.insert(*address, claim);
             }
@@ -93,11 +94,13 @@ impl Server {
                 assert_ne!(claim.phase, ClaimPhase::Bound, "a seal is replaced");
                 claim.phase = ClaimPhase::Bound;
                 claim.sticky_uid = Some(sticky_uid.clone());
+                claim.released = false;
                 bump(&mut claim.resource_version);
             }
-            Write::RestClaim { address, .. } => {
+            Write::RestClaim { address, released, .. } => {
                 let claim = self.claim_at(*address, write)?;
                 claim.phase = ClaimPhase::Resting;
+                claim.released = *released;
                 bump(&mut claim.resource_version);
             }
             Write::RecordMac { key, .. } => bump(&mut self.sticky_at(key, write)?.resource_version),
@@ -166,6 +169,10 @@ enum Pc {
     Idle,
     /// Has read the StickyIP (or all of them), not yet the claims.
     ReadStickies(Vec<StickyView>),
+    /// About to attach by the state in which a DEL left the StickyIP, with nothing read.
+    Ahead(StickyView),
+    /// Has sent it; whether it stands. The claims are read next.
+    Sent(StickyView, bool),
     /// Has decided; the live check of the write, if it needs one, comes next.
     Decided(Vec<Write>, After),
     /// The live check held; the write comes next.
@@ -206,6 +213,8 @@ struct Actor {
     pc: Pc,
     /// Reads that it may still begin: its deadline.
     patience: u8,
+    /// It may still attach ahead of its reads.
+    ahead: bool,
 }
 
 /// One run's starting point.
@@ -215,6 +224,8 @@ pub(super) struct World {
     actors: Vec<Actor>,
     crashes: u8,
     foreign: bool,
+    /// How each StickyIP stood after its last DEL, for whoever comes: harsher than each node's own memory.
+    partings: BTreeMap<Holder, StickyView>,
 }
 
 struct ModelJudge {
@@ -243,7 +254,13 @@ impl Judge for ModelJudge {
 
 impl World {
     pub(super) fn new(crashes: u8) -> Self {
-        Self { server: Server::default(), actors: Vec::new(), crashes, foreign: false }
+        Self {
+            server: Server::default(),
+            actors: Vec::new(),
+            crashes,
+            foreign: false,
+            partings: BTreeMap::new(),
+        }
     }
 
     /// All addresses are of another node's block; a home node that grants is among the actors.
@@ -253,7 +270,13 @@ impl World {
     }
 
     fn actor(mut self, name: &str, role: Role, patience: u8) -> Self {
-        self.actors.push(Actor { name: name.into(), role, pc: Pc::Idle, patience });
+        self.actors.push(Actor { name: name.into(), role, pc: Pc::Idle, patience, ahead: false });
+        self
+    }
+
+    /// The pod that was named last may attach ahead of its reads.
+    pub(super) fn ahead(mut self) -> Self {
+        self.actors.last_mut().unwrap().ahead = true;
         self
     }
 
@@ -383,6 +406,33 @@ impl World {
         let actor = &self.actors[index];
         match &actor.pc {
             Pc::Idle if actor.patience == 0 => vec![self.with_pc(index, Pc::Ended("deadline"))],
+            Pc::Idle if actor.ahead => {
+                let Role::Pod { key, .. } = &actor.role else { unreachable!() };
+                let mut without = self.clone();
+                without.actors[index].ahead = false;
+                let with =
+                    self.partings.get(key).map(|parting| without.with_pc(index, Pc::Ahead(parting.clone())));
+                with.into_iter().chain([without]).collect()
+            }
+            Pc::Ahead(parting) => {
+                let mut world = self.clone();
+                let sent = attach_again(parting, &self.asked(index).asker);
+                let stands = sent.is_some_and(|write| world.server.apply(&write).is_some());
+                vec![world.with_pc(index, Pc::Sent(parting.clone(), stands))]
+            }
+            Pc::Sent(parting, stands) => {
+                let ask = self.asked(index);
+                let claims = self.claims_for(&ask, Some(parting));
+                let sent = attach_again(parting, &ask.asker).map(Step::Do);
+                let pc = if *stands && sent == Some(next(&ask, &seen(Some(parting), &claims))) {
+                    Pc::Live(parting.addresses.clone())
+                } else {
+                    let sticky = self.server.stickies.get(&ask.key);
+                    let undo = sticky.and_then(|sticky| detach(sticky, &actor.name)).filter(|_| *stands);
+                    Pc::Decided(undo.into_iter().collect(), After::ReadAgain)
+                };
+                vec![self.with_pc(index, pc)]
+            }
             Pc::Idle => {
                 let seen = match &actor.role {
                     Role::Pod { key, .. } => self.server.stickies.get(key).cloned().into_iter().collect(),
@@ -422,7 +472,10 @@ impl World {
     fn carry_out(&self, index: usize, writes: &[Write], after: After) -> World {
         let (write, rest) = writes.split_first().unwrap();
         let mut world = self.clone();
-        world.server.apply(write);
+        let applied = world.server.apply(write);
+        if let (Some(()), Write::Detach { key, .. }) = (applied, write) {
+            world.partings.insert(key.clone(), world.server.stickies[key].clone());
+        }
         if rest.is_empty() {
             return world.after(index, after);
         }
@@ -477,26 +530,11 @@ impl World {
                 let worlds: Vec<World> = answers.map(one).collect();
                 if worlds.is_empty() { idle() } else { worlds }
             }
-            Role::Pod { key, candidates, next: turn, pinned, .. } => {
-                let origin = if self.foreign { foreign() } else { sticky_pool() };
-                let ask = ask(&actor.name, key, &candidates[*turn], *pinned, &origin);
+            Role::Pod { .. } => {
+                let ask = self.asked(index);
                 let sticky = stickies.first();
-                let wanted = ask.claims_to_read(sticky);
-                let claims = self
-                    .server
-                    .claims
-                    .clone()
-                    .into_iter()
-                    .filter(|(address, _)| wanted.contains(address))
-                    .collect();
-                let seen = Seen {
-                    sticky,
-                    claims: &claims,
-                    old_node: NodeState::Ready,
-                    old_pod: OldPod::Terminating,
-                    old_sandbox: OldSandbox::MayLive,
-                };
-                let pc = match next(&ask, &seen) {
+                let claims = self.claims_for(&ask, sticky);
+                let pc = match next(&ask, &seen(sticky, &claims)) {
                     Step::Do(write) => Pc::Decided(vec![write], After::ReadAgain),
                     Step::Done(addresses) => Pc::Live(addresses),
                     Step::Wait(_) => Pc::Idle,
@@ -506,6 +544,20 @@ impl World {
                 vec![self.with_pc(index, pc)]
             }
         }
+    }
+
+    /// What the pod asks for now.
+    fn asked(&self, index: usize) -> Ask {
+        let actor = &self.actors[index];
+        let Role::Pod { key, candidates, next, pinned, .. } = &actor.role else { unreachable!() };
+        let origin = if self.foreign { foreign() } else { sticky_pool() };
+        ask(&actor.name, key, &candidates[*next], *pinned, &origin)
+    }
+
+    fn claims_for(&self, ask: &Ask, sticky: Option<&StickyView>) -> BTreeMap<IpAddr, ClaimView> {
+        let wanted = ask.claims_to_read(sticky);
+        let claims = self.server.claims.clone().into_iter();
+        claims.filter(|(address, _)| wanted.contains(address)).collect()
     }
 
     /// Visits every reachable state and checks each; returns how many there are.
@@ -526,6 +578,16 @@ impl World {
         }
         assert!(!at_rest.is_empty(), "no run ever ends");
         seen.len()
+    }
+}
+
+fn seen<'a>(sticky: Option<&'a StickyView>, claims: &'a BTreeMap<IpAddr, ClaimView>) -> Seen<'a> {
+    Seen {
+        sticky,
+        claims,
+        old_node: NodeState::Ready,
+        old_pod: OldPod::Terminating,
+        old_sandbox: OldSandbox::MayLive,
     }
 }
 

@@ -151,7 +151,9 @@ impl Offer {
             }
             let mut of_family = self.own.iter().filter(|claim| Family::of(claim.spec.address) == family);
             let left = of_family.find(|claim| {
-                claim.spec.phase != ClaimPhase::Refused && !avoid.contains(&claim.spec.address)
+                claim.spec.phase != ClaimPhase::Refused
+                    && claim.spec.released != Some(true)
+                    && !avoid.contains(&claim.spec.address)
             });
             let candidate = match left {
                 Some(claim) => Some(again(claim, ground)?),

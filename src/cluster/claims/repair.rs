@@ -96,6 +96,11 @@ pub trait Judge {
     fn rested(&self, claim: &ClaimView) -> bool;
     /// Where an address comes from, for a claim that was lost or never made.
     fn origin(&self, address: IpAddr) -> Origin;
+    /// A claim whose StickyIP is gone is not for its former holder any more.
+    fn released(&self, claim: &ClaimView) -> bool {
+        let _ = claim;
+        false
+    }
 }
 
 /// Finds every fault. Carry cures out one by one; each fails harmlessly if the world has moved on.
@@ -125,6 +130,7 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judg
         at: at_claim(claim),
         holder: claim.holder.clone(),
         gone_uid: gone_uid.into(),
+        released: judge.released(claim),
     };
     let seal = |sticky: &StickyView| Write::SealClaim {
         address: claim.address,

@@ -11,7 +11,7 @@ use super::view::{ClaimView, Origin, StickyView};
 use super::write::{Unchanged, Write};
 use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
 use crate::policy::handover::{
-    self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, WaitReason,
+    self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,
 };
 use crate::policy::retention::Retention;
 
@@ -240,14 +240,7 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
         old_pod: seen.old_pod,
         old_sandbox: seen.old_sandbox,
     };
-    let attach = |takeover| {
-        Step::Do(Write::Attach {
-            key: sticky.key.clone(),
-            at: at_sticky(sticky),
-            attached: ask.asker.clone(),
-            takeover,
-        })
-    };
+    let attach = |takeover| Step::Do(attach(sticky, &ask.asker, takeover));
     match handover::decide(&situation) {
         Handover::AlreadyAttached => Step::Done(sticky.addresses.clone()),
         Handover::Attach => attach(None),
@@ -255,6 +248,18 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
         Handover::Wait(why) => Step::Wait(Waiting::Handover(why)),
         Handover::Refuse(why) => refuse(Refusal::Handover { key: sticky.key.clone(), why }),
     }
+}
+
+/// The attachment of a sandbox to a StickyIP that nobody has and somebody had. Its claims were sealed then and are as long as it stands;
+/// whoever attaches by this state alone must look all the same, beside it: people delete claims by hand.
+#[must_use]
+pub fn attach_again(sticky: &StickyView, asker: &Attached) -> Option<Write> {
+    let is_free = sticky.attached.is_none() && sticky.was_attached && !sticky.deleting && !sticky.in_conflict;
+    is_free.then(|| attach(sticky, asker, None))
+}
+
+fn attach(sticky: &StickyView, asker: &Attached, takeover: Option<Takeover>) -> Write {
+    Write::Attach { key: sticky.key.clone(), at: at_sticky(sticky), attached: asker.clone(), takeover }
 }
 
 /// The running pod for which a StickyIP was made and to which it has yet to be attached, as the attachment that it will be.
@@ -314,6 +319,7 @@ fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Opt
             at: at_claim(claim),
             holder: claim.holder.clone(),
             gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
+            released: false,
         }),
         ClaimPhase::Granted | ClaimPhase::Resting => {
             Step::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
@@ -336,7 +342,12 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
                 None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
             },
             // The pod that it was claimed for may live with it, and nothing that is attached keeps it from us.
-            Some(claim) if claim.holder != ask.key || claim.is_with_another(&ask.asker.pod_uid) => {
+            // Or it was let go for good, and only who names it gets it.
+            Some(claim)
+                if claim.holder != ask.key
+                    || claim.is_with_another(&ask.asker.pod_uid)
+                    || (claim.released && !ask.pinned) =>
+            {
                 avoid.insert(address);
                 refusal = refusal.or(Some(Refusal::HeldByAnother { address, holder: claim.holder.clone() }));
             }

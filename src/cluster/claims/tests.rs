@@ -46,6 +46,17 @@ fn a_recreated_stickyip_is_never_robbed_by_a_reader_of_the_old_one() {
 }
 
 #[test]
+fn a_pod_that_attaches_ahead_of_its_reads_lives_only_with_what_is_its_own() {
+    let back =
+        |crashes| World::new(crashes).pod("old", "db-0", &[1], true).pod("new", "db-0", &[1], false).ahead();
+    explored("ahead, and ended anywhere", back(1));
+    explored("ahead, while it is let go", back(0).recycler(1).repairer(1));
+    let three = World::new(0).pod_of_families("old", "db-0", &[[1]], true, 3);
+    let three = three.pod_of_families("new", "db-0", &[[1]], false, 3).ahead();
+    explored("ahead, against its own", three.pod_of_families("late", "db-0", &[[1]], false, 3).ahead());
+}
+
+#[test]
 fn a_stickyip_that_was_made_and_left_keeps_nobody_from_its_address() {
     let world = World::new(1).pod("a", "a", &[1], false).pod("b", "b", &[1], false).repairer(2);
     explored("left before its claim", world);

@@ -88,6 +88,8 @@ pub struct ClaimView {
     pub reason: Option<String>,
     /// The pod on the home node that had the address before it was claimed.
     pub pod: Option<ClaimedPod>,
+    /// It rests, and is not for its former holder.
+    pub released: bool,
 }
 
 impl ClaimView {
@@ -122,6 +124,7 @@ impl From<&AddressClaim> for ClaimView {
             home_node: object.spec.home_node.clone(),
             reason: object.spec.reason.clone(),
             pod: object.spec.pod.clone(),
+            released: object.spec.phase == ClaimPhase::Resting && object.spec.released == Some(true),
         }
     }
 }

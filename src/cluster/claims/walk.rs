@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{Api, ListParams};
+use kube::api::Api;
 use thiserror::Error;
 
 use super::carry::{Carried, Carrier};
@@ -125,7 +125,7 @@ pub enum WalkError {
 const TURNS_TO_SEND: usize = 4;
 
 /// Does something that keeps this thread busy once the request that is under way beside it has left.
-async fn on_the_way(work: impl FnOnce()) {
+pub async fn on_the_way(work: impl FnOnce()) {
     for _ in 0..TURNS_TO_SEND {
         tokio::task::yield_now().await;
     }
@@ -210,6 +210,22 @@ impl Walker {
             None => Start::default(),
         };
         self.go(carrier, ground, start, true).await
+    }
+
+    /// Whether this walk would begin with this write, if it found the StickyIP and these claims, which are all that there is to read.
+    #[must_use]
+    pub fn would(&self, write: &Write, sticky: &StickyIP, claims: &Claims) -> bool {
+        let Ok(Some(view)) = sound_view(Some(sticky)) else { return false };
+        let mut ask = self.ask();
+        ask.candidates = self.plain_pin();
+        let seen = Seen {
+            sticky: Some(&view),
+            claims,
+            old_node: NodeState::Unknown,
+            old_pod: OldPod::Unknown,
+            old_sandbox: OldSandbox::MayLive,
+        };
+        step::next(&ask, &seen) == Step::Do(write.clone())
     }
 
     async fn go(
@@ -503,55 +519,27 @@ pub async fn read_claims(carrier: &Carrier<'_>, addresses: &BTreeSet<IpAddr>) ->
     Ok(claims)
 }
 
-/// What a DEL found to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Detached {
-    /// The sandbox was attached, and is no more.
-    Now(Holder),
-    /// The StickyIP does not exist, or another sandbox is attached: nothing to free.
-    NotAttached,
-}
-
-/// Detaches a sandbox by its container id. Without a StickyIP's name the node's attachments are searched.
+/// Detaches a sandbox by its container id, if it is attached. The StickyIP as it stands then; none if it does not exist.
 ///
 /// # Errors
 /// The server is of no help.
 pub async fn detach(
     carrier: &mut Carrier<'_>,
-    node: &str,
-    key: Option<&Holder>,
+    key: &Holder,
     container_id: &str,
-) -> Result<Detached, ApiError> {
+) -> Result<Option<StickyIP>, ApiError> {
     for _ in 0..MOST_STEPS {
-        let found = match key {
-            Some(key) => read_sticky(carrier, key).await?,
-            None => find_attached(carrier, node, container_id).await?,
+        let Some(object) = read_sticky(carrier, key).await? else { return Ok(None) };
+        let Some(write) = step::detach(&StickyView::from(&object), container_id) else {
+            return Ok(Some(object));
         };
-        let Some(object) = found else { return Ok(Detached::NotAttached) };
-        let view = StickyView::from(&object);
-        let Some(write) = step::detach(&view, container_id) else { return Ok(Detached::NotAttached) };
         match carrier.carry(&write, Some(&object), "").await {
-            Ok(Carried::Lost) => {}
-            Ok(_) => return Ok(Detached::Now(view.key)),
+            Ok(Carried::Sticky(object)) => return Ok(Some(*object)),
+            Ok(_) => {}
             Err(error) if error.leaves_doubt() => {}
             Err(error) => return Err(error),
         }
     }
     let what = format!("detach container {container_id}");
     Err(ApiError::Away { what, why: "others changed the StickyIP every time".to_owned() })
-}
-
-async fn find_attached(
-    carrier: &Carrier<'_>,
-    node: &str,
-    container_id: &str,
-) -> Result<Option<StickyIP>, ApiError> {
-    let api: Api<StickyIP> = Api::all(carrier.api().client());
-    let of_node = ListParams::default().fields(&format!("status.attachment.node={node}"));
-    let listed = carrier.api().read("list StickyIPs", || api.list(&of_node)).await?;
-    let attached = |object: &StickyIP| {
-        let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-        attachment.is_some_and(|attachment| attachment.container_id == container_id)
-    };
-    Ok(listed.items.into_iter().find(attached))
 }

@@ -76,6 +76,8 @@ pub enum Write {
         holder: Holder,
         /// The uid that must be gone, by a live read right before this write.
         gone_uid: String,
+        /// Whether its former holder is not to have it again.
+        released: bool,
     },
     /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
     ForgetPod {

@@ -50,6 +50,8 @@ use super::lenient::Sound;
     validation = Rule::new(
         "self.phase != 'Bound' || oldSelf.phase != 'Bound' || self.stickyUid == oldSelf.stickyUid"
     ).message("a seal is never replaced: the claim rests first"),
+    validation = Rule::new("!has(self.released) || self.phase == 'Resting'")
+        .message("only a claim that rests is released"),
     validation = Rule::new("!has(self.pod) || has(self.homeNode)")
         .message("only the home node knows whether a pod has the address"),
     validation = Rule::new("!has(self.pod) || (has(oldSelf.pod) && self.pod == oldSelf.pod)")
@@ -98,6 +100,9 @@ pub struct AddressClaimSpec {
     /// this pod is attached to it; the home node takes this out when the pod is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ClaimedPod>,
+    /// The address was let go for good: its former holder does not get it back while it rests, unless it is pinned to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released: Option<bool>,
 }
 
 /// A running pod whose address is claimed for it.

@@ -290,7 +290,7 @@ pub struct Settings {
         help_heading = "How long an address is kept"
     )]
     pub proof_gap: Span,
-    /// Whether a workload made anew under its name gets the addresses of the former one; without, they are let go unless one of its pods came first
+    /// Whether a workload made anew under its name gets the addresses of the former one; without, they are let go and not given back, unless one of its pods came before that
     #[arg(long, env = "INHERIT", global = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_name = "BOOL", help_heading = "How long an address is kept")]
     pub inherit: bool,
     /// How long after its pod was last seen an address is kept for a workload that is gone while what made it is there; 0s for not

@@ -1,5 +1,6 @@
 //! Addresses are let go when their workload is gone, by proof, and come back if it does.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -59,6 +60,13 @@ async fn one_look_lets_nothing_go() {
     .await;
 }
 
+async fn all_rest(desk: &Desk) {
+    until("the rest", || async {
+        desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Resting)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
     let desk = Desk::take().await;
@@ -72,10 +80,7 @@ async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
     let resting = [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h"]].concat();
     let world = desk.world(&resting);
     while_at_work(&world, async {
-        until("the rest", || async {
-            desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Resting)
-        })
-        .await;
+        all_rest(&desk).await;
         assert!(desk.names().await.is_empty());
         // Another claimant on the same node does not get it.
         let other = sandbox(&desk.pod("other", &node.name, None, json!({})).await);
@@ -83,6 +88,75 @@ async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
         let owner = desk.stateful_set("db", 1).await;
         let again = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
         assert_eq!(node.add(&again).await.unwrap(), address);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_inheritance_a_workload_made_anew_gets_another_address_unless_it_is_pinned_or_was_faster() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let owner = desk.stateful_set("db", 2).await;
+    let mut had = Vec::new();
+    for pod in ["db-0", "db-1"] {
+        let first = sandbox(&desk.pod(pod, &node.name, Some(&owner), json!({})).await);
+        had.push(node.add(&first).await.unwrap());
+        node.del(&first).await;
+        delete_pod(&desk.case, pod).await;
+    }
+    // This one's StickyIP somebody deletes while its pod lives: that is no letting go.
+    let lives = sandbox(&desk.pod("lone", &node.name, None, json!({})).await);
+    let kept = node.add(&lives).await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());
+    let status = json!({"status": {"phase": "Running", "podIP": kept.to_string(), "podIPs": [{"ip": kept.to_string()}]}});
+    pods.patch_status("lone", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    desk.stickies().delete("lone", &Default::default()).await.unwrap();
+    desk.delete_set("db").await;
+    let strict =
+        [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h", "--inherit=false", "--mark=false"]].concat();
+    let world = desk.world(&strict);
+    while_at_work(&world, async {
+        all_rest(&desk).await;
+        let released = async |address: IpAddr| {
+            let claim = desk.claims().await.into_iter().find(|claim| claim.spec.address == address);
+            claim.unwrap().spec.released
+        };
+        assert_eq!(released(had[0]).await, Some(true));
+        assert_eq!(released(kept).await, None, "a pod shows it");
+        let owner = desk.stateful_set("db", 2).await;
+        let again = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
+        let got = node.add(&again).await.unwrap();
+        assert!(!had.contains(&got), "{got} was let go for good");
+        let pin = json!({"sticky-ipam.io/ips": format!("{},{}", had[0], had[1])});
+        let pinned = sandbox(&desk.pod("db-1", &node.name, Some(&owner), pin).await);
+        assert_eq!(node.add(&pinned).await.unwrap(), had[1]);
+        assert_eq!(released(had[1]).await, None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_workload_made_anew_whose_pod_was_faster_than_the_controller_has_the_address_and_it_is_told() {
+    let desk = Desk::take().await;
+    let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
+    let owner = desk.stateful_set("db", 1).await;
+    let first = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
+    let address = node.add(&first).await.unwrap();
+    node.del(&first).await;
+    delete_pod(&desk.case, "db-0").await;
+    desk.delete_set("db").await;
+    let owner = desk.stateful_set("db", 1).await;
+    let again = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
+    assert_eq!(node.add(&again).await.unwrap(), address);
+    let world = desk.world(HURRIED);
+    while_at_work(&world, async {
+        let uid = owner["uid"].as_str().unwrap();
+        until("the new workload's uid", || async {
+            desk.stickies().get("db-0").await.unwrap().spec.workload.uid == uid
+        })
+        .await;
+        until("the event", || async { desk.told("Inherited").await.iter().any(|told| told.contains("db")) })
+            .await;
     })
     .await;
 }
@@ -277,6 +351,9 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
         })
         .await;
         assert_eq!(retention("odd").await, json!({"keep": "WithWorkload", "onScaleDown": "Retain"}));
+        let word = "let go 5400 s after its pod was last seen; after a scale-down let go at once: by its pod's annotation";
+        until("the event", || async { !desk.told("RetentionSet").await.is_empty() }).await;
+        assert_eq!(desk.told("RetentionSet").await, [word], "what the flags say of all is not told of each");
     })
     .await;
 }
