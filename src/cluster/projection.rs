@@ -309,7 +309,10 @@ pub async fn carry(carrier: &mut Carrier<'_>, patch: &NodePatch) -> Result<(), A
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let what = format!("patch CiliumNode {}", patch.node);
     let params = patch_params();
-    let body = Patch::Merge(patch.body());
+    let mut body = patch.body();
+    // Every start of a pod waits for this, and a pool has many fields to keep owners of (docs/decisions/0024).
+    body["metadata"]["managedFields"] = json!([{}]);
+    let body = Patch::Merge(body);
     // The answer is the whole object, which may be large, and nobody reads it.
     let sent = async { api.once(&what, nodes.patch_metadata(&patch.node, &params, &body)).await };
     carrier.witnessed(Sent::Node(patch), sent).await.map(|_| ())

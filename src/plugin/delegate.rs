@@ -11,6 +11,10 @@ use super::Story;
 use crate::cni::{CniError, Request, Verb, code};
 use crate::store::Disk;
 
+/// cilium-cni, and most plugins, are Go programs that end after a moment: of their time to start a quarter goes to collecting garbage that
+/// their end throws away. They begin to collect at that much memory, unless whoever runs us says otherwise (docs/decisions/0030).
+const SHORT_LIVED: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
+
 /// Carries a verb out through the delegate.
 ///
 /// # Errors
@@ -92,6 +96,9 @@ impl<'a> Delegate<'a> {
     fn execute(&self, verb: Verb) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.env("CNI_COMMAND", verb.as_str());
+        if SHORT_LIVED.iter().all(|(name, _)| std::env::var_os(name).is_none()) {
+            command.envs(SHORT_LIVED);
+        }
         if let Some(attachment) = &self.request.attachment {
             command.env("CNI_CONTAINERID", attachment.container.as_str());
             command.env("CNI_IFNAME", attachment.interface.as_str());

@@ -22,7 +22,7 @@ pub const ABOUT: &str = "Pods on the lab (docs/lab.md) in `crd` mode with vxlan,
     node's configuration is exchanged from pod to pod for cilium-cni alone.";
 
 const NAMESPACE: &str = "bench";
-const STARTS: usize = 60;
+const STARTS: usize = 120;
 const RECREATES: usize = 8;
 const MOVES: usize = 6;
 /// How long the agents are left alone, to see what they cost: all that they do now and then comes once in this time.

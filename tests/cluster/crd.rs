@@ -62,6 +62,8 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
         let nodes = cilium_nodes(&case).await;
         assert_in_one_pool(&nodes);
         assert_eq!(owned(&nodes, &owner), [(node.name.clone(), address)]);
+        let shows = nodes.iter().find(|shows| shows.metadata.name.as_deref() == Some(&node.name)).unwrap();
+        assert_eq!(shows.metadata.managed_fields, None, "docs/decisions/0024");
         let away = if node.name == n2.name { vec![format!("{address}/32")] } else { vec![] };
         assert_eq!((routes(&case, &n1).await, routes(&case, &n2).await), (vec![], away));
         assert_in_step(&case, &[&n1, &n2]).await;

@@ -48,6 +48,18 @@ fn what_a_delegate_says_to_people_reaches_them() {
 }
 
 #[test]
+fn a_delegate_collects_no_garbage_in_its_short_life_unless_the_runtime_says_how() {
+    let collecting = |set: &[(&str, &str)]| {
+        let (net, mut env) = with_delegate("ADD", "echo \"$GOGC $GOMEMLIMIT\" >&2; echo '{\"ips\": []}'");
+        env.extend(set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        net.call(&env).stderr.trim().to_owned()
+    };
+    assert_eq!(collecting(&[]), "off 128MiB");
+    assert_eq!(collecting(&[("GOGC", "50")]), "50");
+    assert_eq!(collecting(&[("GOMEMLIMIT", "1GiB")]), "1GiB");
+}
+
+#[test]
 fn a_delegate_whose_add_failed_is_told_to_clean_up() {
     for body in ["echo '{\"code\": 11, \"msg\": \"later\"}'; exit 1", "echo nonsense", "exit 3"] {
         let (seen, calls) = delegating("ADD", body);

@@ -9,7 +9,7 @@ use super::{claim_of, is_free, let_go, phase, told};
 use crate::api::named;
 use crate::cluster::{QUARANTINE, eventually};
 use crate::sticky::Stage;
-use crate::sticky::workloads::{pod, spec, stateful_set, sticky};
+use crate::sticky::workloads::{plain, pod, spec, stateful_set, sticky};
 
 const NAMESPACE: &str = "recycling";
 /// The pods of a way stand on one node, so that a pin of another on that node can ask for their addresses.
@@ -21,6 +21,9 @@ pub fn every_way(stage: &Stage) {
     stage.lab.namespace(NAMESPACE);
     // kube-controller-manager's collector learns of a new kind only after a while.
     custom_kind(stage);
+    // Where no pod at all has a CiliumEndpoint the keeper takes it that Cilium makes none, and nudges nobody. The ways end one after
+    // the other, and the one that waits for a nudge must not be left alone.
+    stage.api.create(pod(NAMESPACE, "bystander", plain("bystander"), json!({}), spec(Some(NODE))));
     let ways: [fn(&Stage); 7] =
         [deleted, recreated, outlived, scaled_down, custom, stuck_endpoint, lost_endpoint];
     thread::scope(|scope| {
