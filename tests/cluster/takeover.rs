@@ -124,6 +124,8 @@ async fn every_live_pods_address_is_in_its_nodes_pool_before_anyone_may_go_on() 
 
     // Nothing is left to do, and nothing is written twice.
     assert_eq!(run(&case, APPLY).await.1, 0);
+    let (report, _) = run(&case, DRY).await;
+    assert!(report.clear && report.text.contains("there is nothing to write"), "{}", report.text);
 
     // Agents that go by the pools are offered nothing more: only a live pod's own address is put in.
     mode(&case, "crd").await;

@@ -82,8 +82,10 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
     text.push_str(&table(&plans));
     if !order.apply || !obstacles.is_empty() {
         text.push_str(&told(&obstacles, "In the way:"));
+        let is_done = plans.iter().all(NodePlan::is_done);
         text.push_str(match (order.apply, obstacles.is_empty()) {
             (true, _) => "Nothing was written.\n",
+            (false, true) if is_done => "Dry run: there is nothing to write.\n",
             (false, true) => "Dry run: nothing was written. Run it again with --apply.\n",
             (false, false) => "Dry run: nothing was written.\n",
         });
@@ -134,8 +136,8 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
 const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: sticky-ipam-controller \
 adopt --back=kubernetes\n";
 
-const NEXT: &str = "Next: set ipam: crd in Cilium's ConfigMap, restart Cilium's agents node by node (pods keep running), \
-with this command under --follow meanwhile, so that pods which start in between are not left out. Then start sticky-ipam's \
+const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's ConfigMap, restart its operator, then its agents node by \
+node (pods keep running), with this command under --follow meanwhile, so that pods which start in between are not left out. Then start sticky-ipam's \
 agents. The way back: sticky-ipam-controller adopt --back\n";
 
 /// Goes on putting in what is missing until dropped, for the time in which agents are restarted.
