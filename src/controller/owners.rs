@@ -52,10 +52,10 @@ fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
 }
 
 /// Who was not told it, would look for the old workload's uid.
-fn inherited(sticky: &StickyIP) -> Told {
-    let WorkloadRef { kind, name, .. } = &sticky.spec.workload;
+fn inherited(sticky: &StickyIP, by: &str) -> Told {
+    let WorkloadRef { kind, name, uid, .. } = &sticky.spec.workload;
     let message = format!(
-        "{kind} {name} was made anew, and its pod came before the address was let go: it is the new one's now"
+        "{kind} {name} was made anew, and its pod came before the address was let go: it is the new one's now (uid {by}, before {uid})"
     );
     Told { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
 }
@@ -79,14 +79,13 @@ impl Duty for Owners<'_> {
                     Ok(Some(owners)) => {
                         let owners: Vec<WorkloadRef> = owners.iter().map(Into::into).collect();
                         let uid = index.pod_of(sticky).and_then(|pod| successor(sticky, &pod.facts));
-                        let inherits = uid.is_some();
                         let patch = match uid {
                             Some(uid) => json!({"spec": {"owners": owners, "workload": {"uid": uid}}}),
                             None => json!({"spec": {"owners": owners}}),
                         };
                         let stands = owners == sticky.spec.owners && uid.is_none();
                         if !stands && sticky.metadata.deletion_timestamp.is_none() {
-                            todo.push((sticky.clone(), patch, inherits));
+                            todo.push((sticky.clone(), patch, uid.map(str::to_owned)));
                         }
                     }
                     Ok(None) => {}
@@ -106,14 +105,14 @@ impl Duty for Owners<'_> {
                 done.again.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
             }
         }
-        for (sticky, patch, inherits) in todo {
+        for (sticky, patch, successor) in todo {
             let key = key_of(&sticky);
             let written = patch.to_string();
             match world.hands.patch_sticky("the owners", &sticky, patch).await {
                 Ok(Some(_)) => {
                     tracing::debug!(sticky = %key, written, "owners written");
-                    if inherits {
-                        world.tell(inherited(&sticky)).await;
+                    if let Some(uid) = successor {
+                        world.tell(inherited(&sticky, &uid)).await;
                     }
                 }
                 // Somebody wrote it: the watch tells of that.

@@ -103,6 +103,18 @@ impl<'a> Around<'a> {
         Self { index, pools: OnceCell::new(), now }
     }
 
+    /// Whether one of those who would show an address cannot be heard.
+    fn is_deaf(&self) -> bool {
+        let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
+        witnesses.into_iter().any(|kind| self.index.is_silent(kind, self.now))
+    }
+
+    /// Whether the claim of a StickyIP that is gone may come to rest. One that a person deleted while it was attached may be with its pod
+    /// yet. And where nothing is inherited, it is let go for good as it comes to rest if nobody shows it: all who would must be heard then.
+    fn may_rest(&self, address: IpAddr, inherited: bool) -> bool {
+        !self.may_be_with_a_pod(address) && (inherited || !self.is_deaf())
+    }
+
     /// Whether a node shows the address for somebody, and is not proved to have lost its pods.
     fn may_be_with_a_pod(&self, address: IpAddr) -> bool {
         self.index.cilium_nodes.with(&address).any(|name| !is_dead(self.index, name))
@@ -112,8 +124,7 @@ impl<'a> Around<'a> {
 impl Surroundings for Around<'_> {
     /// What nobody shows is given to the next owner. So it counts as shown while one of those who would show it cannot be heard.
     fn shown(&self, address: IpAddr) -> bool {
-        let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
-        witnesses.into_iter().any(|kind| self.index.is_silent(kind, self.now))
+        self.is_deaf()
             || self.index.is_shown(address)
             || self.index.endpoints.with(&address).next().is_some()
             || self.may_be_with_a_pod(address)
@@ -161,11 +172,10 @@ impl Duty for Repair {
             let around = Around::of(&index, world.elapsed());
             self.open = not_over(&stickies, &claims);
             let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, world.now());
-            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go. And one that a person deleted
-            // while it was attached may be with its pod yet.
+            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
             let put_off = |finding: &Finding| {
                 finding.fault == Fault::HolderGone
-                    && (world.is_hurried() || around.may_be_with_a_pod(finding.address))
+                    && (world.is_hurried() || !around.may_rest(finding.address, world.settings.inherit))
             };
             let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
             let name = |finding: Finding| ClaimName::of(finding.address).to_string();
@@ -329,6 +339,20 @@ mod tests {
         assert!(!may(&index, "10.9.0.3"), "its node is gone");
         index.cilium_nodes.take(shows("n1", json!({"podCIDRs": ["10.0.0.0/24"], "pool": {"10.0.0.1": {}}})));
         assert!(!may(&index, "10.0.0.1") && !may(&index, "10.9.0.1"), "it let go of both");
+    }
+
+    #[test]
+    fn where_nothing_is_inherited_no_claim_comes_to_rest_while_a_witness_cannot_be_heard() {
+        let mut index = Index::default();
+        let may = |index: &Index| {
+            let around = Around::of(index, Duration::from_secs(100));
+            [true, false].map(|inherited| around.may_rest("10.0.0.1".parse().unwrap(), inherited))
+        };
+        assert_eq!(may(&index), [true, true]);
+        index.falls_silent(Kind::CiliumEndpoint, Duration::from_secs(100));
+        assert_eq!(may(&index), [true, false]);
+        index.hears(Kind::CiliumEndpoint, &Event::Here(()));
+        assert_eq!(may(&index), [true, true]);
     }
 
     #[test]

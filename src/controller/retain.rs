@@ -115,7 +115,8 @@ impl Duty for Retain {
                         continue;
                     }
                     let about = events::sticky_ip(&sticky);
-                    let message = format!("{wanted}: by {by}");
+                    // With what stood before: an event of the same words is told once an hour.
+                    let message = format!("{wanted}: by {by}, instead of: {}", sticky.spec.retention);
                     world.tell(Told { about, reason: "RetentionSet", message, warning: false }).await;
                 }
                 // Somebody wrote it: the watch tells of that.

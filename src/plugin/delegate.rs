@@ -11,9 +11,10 @@ use super::Story;
 use crate::cni::{CniError, Request, Verb, code};
 use crate::store::Disk;
 
-/// cilium-cni, and most plugins, are Go programs that end after a moment: of their time to start a quarter goes to collecting garbage that
-/// their end throws away. They begin to collect at that much memory, unless whoever runs us says otherwise (docs/decisions/0030).
-const SHORT_LIVED: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
+/// A large Go program that ends after a moment: of its time to start a quarter goes to collecting garbage that its end throws away. It
+/// begins to collect at that much memory, unless whoever runs us says otherwise (docs/decisions/0030).
+const SHORT_LIVED: &str = "cilium-cni";
+const COLLECTING: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
 
 /// Carries a verb out through the delegate.
 ///
@@ -96,8 +97,9 @@ impl<'a> Delegate<'a> {
     fn execute(&self, verb: Verb) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.env("CNI_COMMAND", verb.as_str());
-        if SHORT_LIVED.iter().all(|(name, _)| std::env::var_os(name).is_none()) {
-            command.envs(SHORT_LIVED);
+        let is_told = COLLECTING.iter().any(|(name, _)| std::env::var_os(name).is_some());
+        if self.kind == SHORT_LIVED && !is_told {
+            command.envs(COLLECTING);
         }
         if let Some(attachment) = &self.request.attachment {
             command.env("CNI_CONTAINERID", attachment.container.as_str());

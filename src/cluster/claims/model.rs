@@ -224,6 +224,7 @@ pub(super) struct World {
     actors: Vec<Actor>,
     crashes: u8,
     foreign: bool,
+    for_good: bool,
     /// How each StickyIP stood after its last DEL, for whoever comes: harsher than each node's own memory.
     partings: BTreeMap<Holder, StickyView>,
 }
@@ -231,6 +232,7 @@ pub(super) struct World {
 struct ModelJudge {
     live: BTreeSet<IpAddr>,
     foreign: bool,
+    for_good: bool,
 }
 
 impl Judge for ModelJudge {
@@ -250,6 +252,9 @@ impl Judge for ModelJudge {
     fn origin(&self, _: IpAddr) -> Origin {
         if self.foreign { foreign() } else { sticky_pool() }
     }
+    fn released(&self, claim: &ClaimView) -> bool {
+        self.for_good && !self.live.contains(&claim.address)
+    }
 }
 
 impl World {
@@ -259,6 +264,7 @@ impl World {
             actors: Vec::new(),
             crashes,
             foreign: false,
+            for_good: false,
             partings: BTreeMap::new(),
         }
     }
@@ -267,6 +273,12 @@ impl World {
     pub(super) fn of_foreign_block(mut self) -> Self {
         self.foreign = true;
         self.actor("home", Role::HomeNode, 3)
+    }
+
+    /// What was let go is let go for good: its former holder does not get it back while it rests.
+    pub(super) fn for_good(mut self) -> Self {
+        self.for_good = true;
+        self
     }
 
     fn actor(mut self, name: &str, role: Role, patience: u8) -> Self {
@@ -341,7 +353,7 @@ impl World {
         for round in 0.. {
             assert!(round < 30, "repair does not come to rest: {self:#?}");
             let live = self.live().into_iter().map(|(_, address)| address).collect();
-            let judge = ModelJudge { live, foreign: self.foreign };
+            let judge = ModelJudge { live, foreign: self.foreign, for_good: self.for_good };
             for claim in self.server.claims.clone().values() {
                 if let Some(write) = super::step::answer("home", claim, Ok(())) {
                     self.server.apply(&write);
@@ -503,7 +515,7 @@ impl World {
         match &actor.role {
             Role::Repairer => {
                 let live = self.live().into_iter().map(|(_, address)| address).collect();
-                let judge = ModelJudge { live, foreign: self.foreign };
+                let judge = ModelJudge { live, foreign: self.foreign, for_good: self.for_good };
                 let claims: Vec<_> = self.server.claims.values().cloned().collect();
                 let cures = repair(stickies, &claims, &judge).into_iter().filter_map(|finding| finding.cure);
                 let worlds: Vec<World> = cures.map(one).collect();

@@ -57,6 +57,14 @@ fn a_pod_that_attaches_ahead_of_its_reads_lives_only_with_what_is_its_own() {
 }
 
 #[test]
+fn what_was_let_go_for_good_is_shared_with_nobody_and_left_with_nobody() {
+    let old = World::new(0).for_good().pod("old", "db-0", &[1], true);
+    explored("for good", old.pod("new", "db-0", &[1, 2], false).recycler(1).repairer(1));
+    let other = World::new(0).for_good().pod("a", "a", &[1, 2], true).pod("b", "b", &[1], false);
+    explored("for good, and another comes", other.recycler(1).repairer(1));
+}
+
+#[test]
 fn a_stickyip_that_was_made_and_left_keeps_nobody_from_its_address() {
     let world = World::new(1).pod("a", "a", &[1], false).pod("b", "b", &[1], false).repairer(2);
     explored("left before its claim", world);
