@@ -421,8 +421,7 @@ impl Duty for Blocks {
 fn returned(world: &World, lock: &Lock) -> Told {
     let (block, node) = (lock.block, &lock.node);
     let index = world.index();
-    let pool = index.pools.iter().map(|(_, pool)| pool);
-    let pool = pool.into_iter().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
+    let pool = index.pools.values().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
     let about = pool.map_or_else(|| events::node(node, ""), events::pool);
     let message = format!("block {block} of node {node} is free: the node is gone and nothing is kept in it");
     Told { about, reason: "BlockReturned", message, warning: false }

@@ -60,6 +60,15 @@ async fn one_look_lets_nothing_go() {
     .await;
 }
 
+/// The address of a pod that was there and is gone.
+async fn came_and_went(desk: &Desk, node: &TestNode, owner: &Value, pod: &str) -> IpAddr {
+    let first = sandbox(&desk.pod(pod, &node.name, Some(owner), json!({})).await);
+    let address = node.add(&first).await.unwrap();
+    node.del(&first).await;
+    delete_pod(&desk.case, pod).await;
+    address
+}
+
 async fn all_rest(desk: &Desk) {
     until("the rest", || async {
         desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Resting)
@@ -72,10 +81,7 @@ async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
-    let first = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
-    let address = node.add(&first).await.unwrap();
-    node.del(&first).await;
-    delete_pod(&desk.case, "db-0").await;
+    let address = came_and_went(&desk, &node, &owner, "db-0").await;
     desk.delete_set("db").await;
     let resting = [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h"]].concat();
     let world = desk.world(&resting);
@@ -99,10 +105,7 @@ async fn without_inheritance_a_workload_made_anew_gets_another_address_unless_it
     let owner = desk.stateful_set("db", 2).await;
     let mut had = Vec::new();
     for pod in ["db-0", "db-1"] {
-        let first = sandbox(&desk.pod(pod, &node.name, Some(&owner), json!({})).await);
-        had.push(node.add(&first).await.unwrap());
-        node.del(&first).await;
-        delete_pod(&desk.case, pod).await;
+        had.push(came_and_went(&desk, &node, &owner, pod).await);
     }
     // This one's StickyIP somebody deletes while its pod lives: that is no letting go.
     let lives = sandbox(&desk.pod("lone", &node.name, None, json!({})).await);
@@ -140,10 +143,7 @@ async fn a_workload_made_anew_whose_pod_was_faster_than_the_controller_has_the_a
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
-    let first = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
-    let address = node.add(&first).await.unwrap();
-    node.del(&first).await;
-    delete_pod(&desk.case, "db-0").await;
+    let address = came_and_went(&desk, &node, &owner, "db-0").await;
     desk.delete_set("db").await;
     let owner = desk.stateful_set("db", 1).await;
     let again = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
