@@ -14,8 +14,9 @@ pub mod cluster;
 pub mod cni;
 #[cfg(feature = "controller")]
 pub mod controller;
+pub(crate) mod names;
 pub mod plugin;
 pub mod policy;
 #[cfg(any(feature = "agent", feature = "controller"))]
-pub mod process;
+pub mod runtime;
 pub mod store;

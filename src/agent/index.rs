@@ -8,13 +8,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::cluster::cilium::CiliumNode;
-use crate::cluster::claims::view::ClaimView;
+use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::{Holder, StickyIP};
 use crate::cluster::pod;
-use crate::cluster::projection::home_blocks;
-use crate::policy::facts::PodFacts;
-pub use crate::process::known::{Known, Told};
+use crate::cluster::protocol::view::ClaimView;
+use crate::policy::selection::facts::PodFacts;
+pub use crate::runtime::cache::{Known, Told};
 
 /// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]

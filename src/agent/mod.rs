@@ -5,33 +5,24 @@
 //! time. Must never be needed for a pod to start: with the agent dead the plugin goes its way by the API server. Must
 //! never write another node's objects.
 
-pub mod act;
+pub mod actions;
 mod blocks;
-mod giving_back;
-mod ground;
+pub mod flags;
 pub mod index;
 pub mod install;
-pub mod keeper;
-mod leaks;
-mod mac;
-mod marking;
 pub mod metrics;
-mod notes;
-mod offers;
 pub mod plan;
-mod prepare;
+pub mod reconciler;
 mod run;
-pub mod settings;
 pub mod snapshot;
-pub mod suspects;
 pub mod watch;
 
 use std::ffi::OsString;
 
 use clap::Parser;
 
+use flags::{Command, CommandLine, LogFormat, LogLevel, Settings};
 pub use run::{AgentError, connect, run};
-use settings::{Command, CommandLine, LogFormat, LogLevel, Settings};
 
 /// Why the program ends without success.
 #[derive(Debug)]

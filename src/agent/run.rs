@@ -14,19 +14,21 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch as channel};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::install::{InstallError, Installer};
-use super::keeper::Keeper;
-use super::metrics::{Metrics, What};
-use super::settings::Settings;
-use super::watch::{self, Update};
-use crate::cluster::claims::carry::{Carrier, Nobody};
-use crate::cluster::client::Connection;
-use crate::cluster::events::{self, Told};
+use crate::agent::flags::Settings;
+use crate::agent::install::{InstallError, Installer};
+use crate::agent::metrics::{Metrics, What};
+use crate::agent::reconciler::Keeper;
+use crate::agent::watch;
+use crate::agent::watch::Update;
+use crate::cluster::api::client::Connection;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::lenient::Skipped;
-use crate::cluster::projection::home_blocks;
-use crate::process::client::{IN_CLUSTER, of_config};
-use crate::process::pages::{Pages, PagesError, Ready};
-use crate::process::signals::End;
+use crate::cluster::protocol::apply::{Carrier, Nobody};
+use crate::runtime::client::{IN_CLUSTER, of_config};
+use crate::runtime::http::{Pages, PagesError, Ready};
+use crate::runtime::signals::End;
 use crate::store::RealDisk;
 
 /// How many updates may wait while a step is carried out; the watches wait then too.
@@ -98,7 +100,7 @@ pub async fn connect(
 /// Installs once.
 pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> {
     let (client, config) = connect(settings, &Arc::default()).await?;
-    let node = crate::cluster::projection::read_node(
+    let node = crate::cluster::cilium::pool::read_node(
         &Connection::with_client(
             client.clone(),
             settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new(IN_CLUSTER)),

@@ -12,11 +12,11 @@ use kube::runtime::{WatchStreamExt, watcher};
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
-use super::index::{Index, PodSeen, Told, name_of};
-use crate::cluster::cilium::CiliumNode;
-use crate::cluster::claims::view::ClaimView;
+use crate::agent::index::{Index, PodSeen, Told, name_of};
+use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::objects::lenient::{Skipped, Sound, readable};
 use crate::cluster::objects::{AddressClaim, StickyIP};
+use crate::cluster::protocol::view::ClaimView;
 
 /// What the watches are called where people read of them.
 const PODS: &str = "pods";

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use sticky_ipam::controller;
+use crate::controller;
 
 fn main() -> ExitCode {
     match controller::main(std::env::args_os().collect()) {

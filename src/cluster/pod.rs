@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::ObjectMeta;
 
-use crate::policy::facts::{Owner, PodFacts};
 use crate::policy::handover::{NodeState, OldPod};
+use crate::policy::selection::facts::{Owner, PodFacts};
 
 /// The taint by which a person or machine vouches that a node is off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";

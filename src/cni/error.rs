@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::version::CniVersion;
+use crate::cni::version::CniVersion;
 
 /// The codes. 1 to 99 are the specification's, 100 and above ours.
 pub mod code {

@@ -4,39 +4,22 @@
 //! carries out by [`act`]. Must never rely on being the only one: every write has a precondition, and what proves
 //! something is read live.
 
-pub mod act;
-pub mod adopt;
-pub mod audit;
-pub mod blocks;
-pub mod cilium_config;
 pub mod commands;
-pub mod conditions;
-pub mod doubles;
-pub mod endpoints;
+pub mod context;
+pub mod duties;
+pub mod events;
+pub mod flags;
 pub mod index;
-pub mod mark;
 pub mod metrics;
-pub mod owners;
 pub mod queue;
-pub mod recycle;
-pub mod remove;
-pub mod repair;
-pub mod retain;
 pub mod run;
-pub mod settings;
-mod slots;
-pub mod sorted;
-pub mod survey;
-pub mod tally;
-pub mod tell;
-pub mod workloads;
-pub mod world;
+pub mod writer;
 
 use std::ffi::OsString;
 
-use settings::{Command, NoSettings};
+use flags::{Command, NoSettings};
 
-use crate::process::log;
+use crate::runtime::log;
 
 /// Why the process ends before its time.
 #[derive(Debug)]
@@ -75,7 +58,7 @@ impl From<String> for Printed {
 /// # Errors
 /// What goes to standard error, and the status.
 pub fn main(arguments: Vec<OsString>) -> Result<Printed, Failure> {
-    let loaded = match settings::load(&arguments) {
+    let loaded = match flags::load(&arguments) {
         Ok(loaded) => loaded,
         Err(NoSettings::Line(error)) if !error.use_stderr() => return Ok(error.to_string().into()),
         Err(NoSettings::Line(error)) => return Err(Failure::start(error.to_string())),
@@ -83,7 +66,7 @@ pub fn main(arguments: Vec<OsString>) -> Result<Printed, Failure> {
     };
     let command = loaded.line.command.clone().unwrap_or(Command::Run);
     if command == Command::Reference {
-        return Ok(settings::reference().into());
+        return Ok(flags::reference().into());
     }
     let settings = loaded.line.settings.clone();
     log::start(settings.log_level, settings.log_format);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::index::Kind;
+use crate::controller::index::Kind;
 
 /// An object to look at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,21 +13,27 @@ use kube::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
 
-use super::act::{Hands, Overseer, Unwatched};
-use super::index::{CiliumNodeSeen, EndpointSeen, Index, Kind, NodeSeen, PodSeen, namespace_seen, trimmed};
-use super::metrics::{Metrics, What};
-use super::settings::{Loaded, Settings, reread};
-use super::world::{World, keep};
-use super::{Failure, audit, blocks, doubles, endpoints, mark, recycle, remove, repair, retain, tally};
-use crate::cluster::cilium::{CiliumEndpoint, CiliumNode};
-use crate::cluster::events::{self, Told};
-use crate::cluster::lease::Seat;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::api::lease::Seat;
+use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use crate::process::client::{IN_CLUSTER, client};
-use crate::process::known::Told as Change;
-use crate::process::pages::{Pages, Ready};
-use crate::process::signals::End;
-use crate::process::watch::{Trouble, feed, feed_trimmed};
+use crate::controller::Failure;
+use crate::controller::context::{World, keep};
+use crate::controller::duties::{
+    adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
+};
+use crate::controller::flags::{Loaded, Settings, reread};
+use crate::controller::index::{
+    CiliumNodeSeen, EndpointSeen, Index, Kind, NodeSeen, PodSeen, namespace_seen, trimmed,
+};
+use crate::controller::metrics::{Metrics, What};
+use crate::controller::writer::{Hands, Overseer, Unwatched};
+use crate::runtime::cache::Told as Change;
+use crate::runtime::client::{IN_CLUSTER, client};
+use crate::runtime::http::{Pages, Ready};
+use crate::runtime::signals::End;
+use crate::runtime::watch::{Trouble, feed, feed_trimmed};
 
 /// How often the settings file is looked at.
 const FILE_LOOK: Duration = Duration::from_secs(5);
@@ -132,20 +138,20 @@ type Part<'a> = LocalBoxFuture<'a, ()>;
 
 fn duties(world: &World) -> Vec<Part<'_>> {
     let mut duties: Vec<Part<'_>> = vec![
-        Box::pin(keep(tally::Tally::default(), world)),
+        Box::pin(keep(gauges::Tally::default(), world)),
         Box::pin(keep(repair::Repair::new(&world.settings), world)),
-        Box::pin(keep(doubles::Doubles::new(doubles::PATIENCE, &world.metrics), world)),
-        Box::pin(recycle::keep_recycling(world)),
-        Box::pin(keep(remove::Remove::default(), world)),
-        Box::pin(keep(retain::Retain::default(), world)),
-        Box::pin(keep(audit::Audit::new(&world.metrics), world)),
+        Box::pin(keep(duplicates::Doubles::new(duplicates::PATIENCE, &world.metrics), world)),
+        Box::pin(recycling::keep_recycling(world)),
+        Box::pin(keep(dead_nodes::Remove::default(), world)),
+        Box::pin(keep(retention::Retain::default(), world)),
+        Box::pin(keep(drift::Audit::new(&world.metrics), world)),
         Box::pin(keep(endpoints::Endpoints::for_world(world), world)),
     ];
-    if let Some(blocks) = blocks::Blocks::for_world(world) {
+    if let Some(blocks) = node_blocks::Blocks::for_world(world) {
         duties.push(Box::pin(keep(blocks, world)));
     }
     if world.settings.mark {
-        duties.push(Box::pin(keep(mark::Mark::new(&world.settings), world)));
+        duties.push(Box::pin(keep(adoption::Mark::new(&world.settings), world)));
     }
     duties
 }
@@ -284,9 +290,9 @@ fn identity() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::settings::load;
     use super::*;
-    use crate::cluster::canned::Canned;
+    use crate::cluster::api::canned::Canned;
+    use crate::controller::flags::load;
 
     #[tokio::test]
     async fn a_kind_that_the_server_does_not_know_is_heard_and_has_no_objects() {

@@ -12,8 +12,8 @@ use tracing::Level;
 use tracing::subscriber::DefaultGuard;
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-use super::Story;
 use crate::cni::{CniError, LogLevel, Request, StickyConf};
+use crate::plugin::Story;
 
 /// Starts the log for as long as the guard lives.
 pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {

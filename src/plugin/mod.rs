@@ -3,28 +3,10 @@
 //! A verb asks the store, and the cluster where it is told to, and answers with a result or an error of the specification's
 //! shape. Must never print anything else on standard output, and never leave half of a verb done.
 
-mod add;
-#[cfg(feature = "cluster")]
-mod ahead;
-#[cfg(feature = "cluster")]
-mod ask;
-#[cfg(feature = "cluster")]
-mod bound;
-mod check;
-#[cfg(feature = "cluster")]
-mod crd;
-mod del;
+pub mod cluster;
 mod delegate;
-#[cfg(feature = "cluster")]
-mod ended;
-#[cfg(feature = "cluster")]
-mod first_look;
-mod gc;
-#[cfg(feature = "cluster")]
-mod ground;
 mod log;
-mod status;
-mod wait;
+pub mod verbs;
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -32,9 +14,9 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::cni;
 use crate::cni::{
-    self, Attachment, CniError, ConfigSource, Failure, IpamConf, Parsed, Request, Retention, StickyConf,
-    Verb, code,
+    Attachment, CniError, ConfigSource, Failure, IpamConf, Parsed, Request, Retention, StickyConf, Verb, code,
 };
 use crate::store::{Disk, Keep, Moment, RealDisk, Store, StoreError};
 
@@ -57,7 +39,7 @@ pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSourc
 /// The same, with a witness of every write to the API server, on a disk that may be another's.
 #[cfg(feature = "cluster")]
 pub fn run_before(
-    witness: &dyn crate::cluster::claims::carry::Witness,
+    witness: &dyn crate::cluster::protocol::apply::Witness,
     disk: impl Disk,
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
@@ -90,7 +72,7 @@ struct Story<'a> {
     addresses: String,
     reason: String,
     #[cfg(feature = "cluster")]
-    witness: &'a dyn crate::cluster::claims::carry::Witness,
+    witness: &'a dyn crate::cluster::protocol::apply::Witness,
     #[cfg(not(feature = "cluster"))]
     witness: std::marker::PhantomData<&'a ()>,
 }
@@ -101,7 +83,7 @@ impl Default for Story<'_> {
             addresses: String::new(),
             reason: String::new(),
             #[cfg(feature = "cluster")]
-            witness: &crate::cluster::claims::carry::Nobody,
+            witness: &crate::cluster::protocol::apply::Nobody,
             #[cfg(not(feature = "cluster"))]
             witness: std::marker::PhantomData,
         }
@@ -159,11 +141,11 @@ fn dispatch<D: Disk>(
 ) -> Result<Option<Value>, CniError> {
     let scene = Scene::of(request, disk, now)?;
     let verb = match request.verb {
-        Verb::Add => return add::run(&scene, request, story).map(Some),
-        Verb::Del => del::run,
-        Verb::Check => check::run,
-        Verb::Gc => gc::run,
-        Verb::Status => status::run,
+        Verb::Add => return verbs::add::run(&scene, request, story).map(Some),
+        Verb::Del => verbs::del::run,
+        Verb::Check => verbs::check::run,
+        Verb::Gc => verbs::gc::run,
+        Verb::Status => verbs::status::run,
         Verb::Version => return Err(CniError::internal("VERSION is answered by the protocol")),
     };
     verb(&scene, request, story).map(|()| None)

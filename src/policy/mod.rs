@@ -4,20 +4,12 @@
 //! facts. Must never know a clock, a disk or a network: time is handed in, and whoever looked something up says
 //! so in the facts it hands over. Every answer carries its reason as data, because a person will ask why.
 
-pub mod audit;
-pub mod blocks;
-pub mod chain;
-pub mod claimant;
-pub mod duration;
+pub mod drift;
 pub mod endpoint;
-pub mod facts;
 pub mod handover;
-pub mod mac;
-pub mod pin;
-pub mod recycle;
-pub mod retention;
-pub mod selector;
-pub mod sticky;
+pub mod lifetime;
+pub mod node_blocks;
+pub mod selection;
 
 use thiserror::Error;
 

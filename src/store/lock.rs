@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use super::StoreError;
+use crate::store::StoreError;
 
 /// The first pause between two tries. A holder needs about a tenth of a millisecond.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);

@@ -8,26 +8,14 @@
 //! Must never: give an address out twice, trust a torn file, follow a link out of the data directory, or answer
 //! before what it answered is on stable storage.
 
-mod change;
+mod claimant_lock;
+pub mod cluster;
 mod disk;
-mod draft;
 mod error;
-mod import;
 mod lock;
-mod look;
 mod moment;
-mod notes;
-mod occupied;
-mod offered;
 mod open;
-mod partings;
-mod prepared;
-mod reconcile;
-mod record;
-mod reserved;
-mod state;
-mod turn;
-mod verify;
+pub mod records;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -36,25 +24,25 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use claimant_lock::Turn;
+pub use cluster::decision::{Decision, Prepared, Withdrawn};
+pub use cluster::draft::Draft;
+pub use cluster::pending_update::{Note, Told};
 pub use disk::{Disk, RealDisk};
-pub use draft::Draft;
 pub use error::StoreError;
-pub use import::{Fate, Step};
-pub use look::{Entry, Look};
 pub use moment::Moment;
-pub use notes::{Note, Told};
-pub use prepared::{Decision, Prepared, Withdrawn};
-pub use record::{Binding, Claimant, Keep, Phase, Record};
-pub use state::VERSION;
-pub use turn::Turn;
-pub use verify::Finding;
+pub use records::import::{Fate, Step};
+pub use records::list::{Entry, Look};
+pub use records::record::{Binding, Claimant, Keep, Phase, Record};
+pub use records::state::VERSION;
+pub use records::verify::Finding;
 
 use nix::fcntl::OFlag;
 
 use crate::cni::{Attachment, NetworkName};
 use lock::Lock;
-use occupied::Occupied;
-use state::State;
+use records::bitmaps::Occupied;
+use records::state::State;
 
 /// The folder of what is derived from the records.
 pub(crate) const DERIVED: &str = ".sticky";
@@ -118,7 +106,7 @@ impl<D: Disk> Store<D> {
 
     /// Whether something lies where the record of this attachment would. A look without the lock: what it is, the lock's holder reads.
     pub fn has_record(&self, attachment: &Attachment) -> bool {
-        self.path(&record::attachment_name(attachment)).symlink_metadata().is_ok()
+        self.path(&records::record::attachment_name(attachment)).symlink_metadata().is_ok()
     }
 
     /// The record behind a name of the directory; none where there is no such name or no record of ours in it.
@@ -198,7 +186,7 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails.
     pub fn of_attachment(&mut self, attachment: &Attachment) -> Result<Option<Stored>, StoreError> {
-        let name = record::attachment_name(attachment);
+        let name = records::record::attachment_name(attachment);
         let found = self.behind(&name)?;
         Ok(found.filter(|stored| stored.record.attachment == *attachment))
     }
@@ -250,7 +238,7 @@ impl<D: Disk> Locked<'_, D> {
     /// The disk fails.
     pub fn kept(&mut self) -> Result<Vec<Stored>, StoreError> {
         let mut kept = Vec::new();
-        for (entry, _) in look::names(&self.store.path(CLAIMANTS))? {
+        for (entry, _) in records::list::names(&self.store.path(CLAIMANTS))? {
             if let Some(stored) = self.behind(&format!("{CLAIMANTS}/{entry}"))?
                 && !stored.record.is_attached(&self.store.now)
             {

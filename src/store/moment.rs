@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::StoreError;
+use crate::store::StoreError;
 
 /// A moment: the wall clock for people, uptime and boot for arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

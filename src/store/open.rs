@@ -6,11 +6,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::lock::Lock;
-use super::occupied::Occupied;
-use super::reconcile::Depth;
-use super::state::{self, Changed, Found, State};
-use super::{ATTACHMENTS, BITMAPS, CLAIMANTS, DERIVED, Disk, Locked, STATE, Store, StoreError, VERSION};
+use crate::store::lock::Lock;
+use crate::store::records::bitmaps::Occupied;
+use crate::store::records::reconcile::Depth;
+use crate::store::records::state;
+use crate::store::records::state::{Changed, Found, State};
+use crate::store::{
+    ATTACHMENTS, BITMAPS, CLAIMANTS, DERIVED, Disk, Locked, STATE, Store, StoreError, VERSION,
+};
 
 impl<D: Disk> Store<D> {
     /// Locks the store, and makes it if it is not there.

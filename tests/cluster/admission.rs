@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
 
 use crate::agent::Stepped;

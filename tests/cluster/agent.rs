@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::json;
-use sticky_ipam::agent::keeper::{Keeper, Step};
-use sticky_ipam::agent::settings::{CommandLine, Settings};
-use sticky_ipam::agent::{self, watch};
-use sticky_ipam::cluster::claims::carry::Nobody;
+use sticky_ipam::agent;
+use sticky_ipam::agent::flags::{CommandLine, Settings};
+use sticky_ipam::agent::reconciler::{Keeper, Step};
+use sticky_ipam::agent::watch;
+use sticky_ipam::cluster::protocol::apply::Nobody;
 use sticky_ipam::store::RealDisk;
 use tokio::sync::oneshot;
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube::api::Api;
 use serde_json::json;
-use sticky_ipam::agent::settings::Settings;
+use sticky_ipam::agent::flags::Settings;
 use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
 
 use crate::agent::{Stepped, ends_at, settings};

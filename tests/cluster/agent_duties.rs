@@ -9,7 +9,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
 use sticky_ipam::cni::{Attachment, ContainerId, IfName, PodIdentity};
-use sticky_ipam::policy::retention::Keep;
+use sticky_ipam::policy::lifetime::retention::Keep;
 use sticky_ipam::store::Claimant;
 
 use crate::agent::Stepped;

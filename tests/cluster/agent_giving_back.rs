@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::{CiliumNode, PoolEntry};
-use sticky_ipam::cluster::claims::adopted;
-use sticky_ipam::cluster::claims::carry::{Sent, Witness};
+use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use sticky_ipam::cluster::objects::ClaimPhase;
+use sticky_ipam::cluster::protocol::adopted;
+use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
 use sticky_ipam::cni::{Attachment, ContainerId, IfName, PodIdentity};
 use sticky_ipam::store::{Binding, Claimant, Keep, Moment, Phase, Record};
 use tokio::sync::oneshot;

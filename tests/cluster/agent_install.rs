@@ -12,7 +12,7 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
 use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, Mode, Part};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cni::NetworkName;
 
 use crate::bench::access::Access;
@@ -406,10 +406,10 @@ fn arguments(file: &str, kind: &str) -> Vec<String> {
 fn the_shipped_agent_and_controller_take_the_same_pods_for_sticky() {
     let of_agent = ["agent", "--node=n"].map(str::to_owned).into_iter();
     let of_agent = of_agent.chain(arguments("agent.yaml", "DaemonSet"));
-    let agent = sticky_ipam::agent::settings::CommandLine::try_parse_from(of_agent).unwrap();
+    let agent = sticky_ipam::agent::flags::CommandLine::try_parse_from(of_agent).unwrap();
     let of_controller = ["controller".to_owned()].into_iter();
     let of_controller = of_controller.chain(arguments("controller.yaml", "Deployment"));
-    let controller = sticky_ipam::controller::settings::CommandLine::try_parse_from(of_controller).unwrap();
+    let controller = sticky_ipam::controller::flags::CommandLine::try_parse_from(of_controller).unwrap();
     let rules = agent.settings.rules();
     assert!(rules.selector.is_some(), "{rules:?}");
     assert_eq!(rules, controller.settings.rules());

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::PoolEntry;
+use sticky_ipam::cluster::cilium::objects::PoolEntry;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
 
 use crate::agent::{Stepped, ends_at, settings};

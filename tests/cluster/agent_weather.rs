@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::json;
-use sticky_ipam::agent::settings::Settings;
+use sticky_ipam::agent::flags::Settings;
 
 use crate::agent::{Loose, settings};
 use crate::agent_duties::{attached, case, parts};

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::claims::carry::{Sent, Witness};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimName, StickyIP};
+use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
 use sticky_ipam::cni::PodIdentity;
 use sticky_ipam::store::Decision;
 

@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::{Event, Node};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
-use sticky_ipam::controller::blocks::{Blocks, Place};
-use sticky_ipam::controller::world::Duty;
-use sticky_ipam::policy::blocks::Terms;
-use sticky_ipam::process::known::Told;
+use sticky_ipam::controller::context::Duty;
+use sticky_ipam::controller::duties::node_blocks::{Blocks, Place};
+use sticky_ipam::policy::node_blocks::Terms;
+use sticky_ipam::runtime::cache::Told;
 
 use crate::bench::case::Case;
 use crate::desk::{

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::{CiliumNode, PoolEntry};
-use sticky_ipam::cluster::claims::carry::{Sent, Witness};
-use sticky_ipam::cluster::claims::write::Write;
+use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
+use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::write::Write;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, UnixListener};
 

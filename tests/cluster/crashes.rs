@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use kube::api::Api;
 use serde_json::json;
+use sticky_ipam::cluster::cilium::pool::single_routes;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::cluster::projection::single_routes;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;

@@ -6,9 +6,9 @@ use std::process::Command;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
-use sticky_ipam::controller::audit::Audit;
-use sticky_ipam::controller::world::Duty;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::controller::context::Duty;
+use sticky_ipam::controller::duties::drift::Audit;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;

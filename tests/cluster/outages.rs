@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
-use sticky_ipam::cluster::claims::carry::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
 
 use crate::agent::Stepped;
 use crate::agent_duties::{case, parts};

@@ -8,8 +8,8 @@ use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::claims::carry::{Sent, Witness};
 use sticky_ipam::cluster::objects::StickyIP;
+use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
 use sticky_ipam::store::Told;
 
 use crate::bench::case::Case;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::claims::carry::{Carrier, Nobody, Witness};
-use sticky_ipam::cluster::claims::mend::{Map, Mender, Outcome, Times};
-use sticky_ipam::cluster::client::Connection;
+use sticky_ipam::cluster::api::client::Connection;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
-use sticky_ipam::policy::facts::Moment;
+use sticky_ipam::cluster::protocol::apply::{Carrier, Nobody, Witness};
+use sticky_ipam::cluster::protocol::repair::{Map, Mender, Outcome, Times};
+use sticky_ipam::policy::selection::facts::Moment;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;

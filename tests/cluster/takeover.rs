@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::controller::act::{Hands, Overseer, Unwatched};
-use sticky_ipam::controller::adopt::{Order, Report, adopt, follow};
-use sticky_ipam::controller::settings::BackTo;
+use sticky_ipam::controller::commands::adopt::{Order, Report, adopt, follow};
+use sticky_ipam::controller::flags::BackTo;
+use sticky_ipam::controller::writer::{Hands, Overseer, Unwatched};
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;

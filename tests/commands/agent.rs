@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::{CommandFactory, Parser};
 use serde_json::Value;
-use sticky_ipam::agent::settings::CommandLine;
+use sticky_ipam::agent::flags::CommandLine;
 
 use crate::node::project;
 

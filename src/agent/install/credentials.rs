@@ -6,12 +6,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use super::error::InstallError;
-use super::kubeconfig::{Server, token_in};
-use super::place::{self, Content, Done};
-use super::settings::{InstallSettings, ServiceAccountRef};
-use super::token::{self, Claims};
-use crate::cluster::client::Connection;
+use crate::agent::install::error::InstallError;
+use crate::agent::install::kubeconfig::{Server, token_in};
+use crate::agent::install::place;
+use crate::agent::install::place::{Content, Done};
+use crate::agent::install::settings::{InstallSettings, ServiceAccountRef};
+use crate::agent::install::token;
+use crate::agent::install::token::Claims;
+use crate::cluster::api::client::Connection;
 
 /// Between two tries to get a token: from the first to the last of these, doubling.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-use super::error::InstallError;
+use crate::agent::install::error::InstallError;
 
 /// The API server as the host reaches it, and how it proves who it is.
 #[derive(Debug, Clone)]

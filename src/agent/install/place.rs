@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::unistd::{getegid, geteuid};
 
-use super::error::InstallError;
+use crate::agent::install::error::InstallError;
 
 /// Unfinished files have this name. Runtimes pass it over: it ends in none of their endings.
 const UNFINISHED: &str = ".sticky-ipam.new.";

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::cni::{NetworkName, OnUnavailable};
-use crate::policy::sticky::Rules;
+use crate::policy::selection::rules::Rules;
 
 /// The conflist's name: it sorts before the one that Cilium writes.
 pub const CONFLIST: &str = "03-sticky-ipam.conflist";
@@ -150,7 +150,7 @@ impl InstallSettings {
             node: node.into(),
             mode,
             network,
-            data_dir: PathBuf::from(crate::cni::ipam::DEFAULT_DATA_DIR),
+            data_dir: PathBuf::from(crate::cni::config::ipam::DEFAULT_DATA_DIR),
             host_root: PathBuf::from("/"),
             cni_bin_dir: PathBuf::from(DEFAULT_BIN_DIR),
             cni_conf_dir: PathBuf::from(DEFAULT_CONF_DIR),

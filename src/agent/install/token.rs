@@ -14,8 +14,8 @@ use kube::api::{Api, PostParams};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::error::InstallError;
-use super::settings::ServiceAccountRef;
+use crate::agent::install::error::InstallError;
+use crate::agent::install::settings::ServiceAccountRef;
 
 /// How long the API server may take over one request.
 const TIMEOUT: Duration = Duration::from_secs(10);

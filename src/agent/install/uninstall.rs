@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::error::InstallError;
-use super::settings::InstallSettings;
-use super::{place, rivals};
-use crate::cni::sticky::DEFAULT_BOOT_ID_FILE;
+use crate::agent::install::error::InstallError;
+use crate::agent::install::settings::InstallSettings;
+use crate::agent::install::{place, rivals};
+use crate::cni::config::sticky::DEFAULT_BOOT_ID_FILE;
 use crate::store::{Moment, RealDisk, Store};
 
 /// What became of what was installed.

@@ -1,6 +1,6 @@
 //! `store check`: verify a store, and with `--fix` put it in order.
 
-use super::{CommandError, Options, Outcome, networks, open};
+use crate::cli::store::{CommandError, Options, Outcome, networks, open};
 use crate::store::Finding;
 
 pub(super) const OPTIONS: &[&str] = &["--fix"];

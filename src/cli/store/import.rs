@@ -1,6 +1,6 @@
 //! `store import-host-local`: take over host-local's addresses.
 
-use super::{CommandError, Options, Outcome, networks, open};
+use crate::cli::store::{CommandError, Options, Outcome, networks, open};
 use crate::store::{Fate, Step};
 
 pub(super) const OPTIONS: &[&str] = &["--from", "--dry-run"];

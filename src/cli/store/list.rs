@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{CommandError, Options, Outcome, networks, open};
+use crate::cli::store::{CommandError, Options, Outcome, networks, open};
 use crate::cni::NetworkName;
 use crate::store::{Keep, Look, Moment, Phase, RealDisk, Record, Store};
 

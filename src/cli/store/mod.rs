@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::Outcome;
+use crate::cli::Outcome;
 use crate::cni::NetworkName;
 use crate::store::{Moment, RealDisk, Store, StoreError};
 use options::Options;

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::CommandError;
-use crate::cni::{NetworkName, ipam, sticky};
+use crate::cli::store::CommandError;
+use crate::cni::NetworkName;
+use crate::cni::config::{ipam, sticky};
 
 /// What was asked for.
 #[derive(Debug)]

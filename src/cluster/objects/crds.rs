@@ -3,7 +3,7 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
-use super::{AddressClaim, IPPool, StickyIP};
+use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
 
 /// The head of each generated file.
 const HEAD: &str = "# Generated from src/cluster/objects by `cargo run --bin crdgen`; do not edit.\n";

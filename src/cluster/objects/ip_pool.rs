@@ -8,9 +8,9 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::condition::Condition;
-use super::lenient::Sound;
-use crate::policy::selector::LabelSelector;
+use crate::cluster::objects::condition::Condition;
+use crate::cluster::objects::lenient::Sound;
+use crate::policy::selection::selector::LabelSelector;
 
 /// Ranges and what they are for.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
-use super::address_claim::written_out;
+use crate::cluster::objects::address_claim::written_out;
 
 /// The label of a claim with its block.
 pub const BLOCK: &str = "sticky-ipam.io/block";

@@ -9,10 +9,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::condition::Condition;
-use super::lenient::Sound;
-use crate::policy::facts::Owner;
-use crate::policy::retention::Retention;
+use crate::cluster::objects::condition::Condition;
+use crate::cluster::objects::lenient::Sound;
+use crate::policy::lifetime::retention::Retention;
+use crate::policy::selection::facts::Owner;
 
 /// The condition of an address that nobody has and that will be let go at a time to come.
 pub const RELEASING: &str = "Releasing";

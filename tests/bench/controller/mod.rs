@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 
 use self::hand::Hand;
 use self::load::{LABEL, for_all};

@@ -7,10 +7,10 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
-use sticky_ipam::controller::act::Overseer;
-use sticky_ipam::controller::blocks::Place;
+use sticky_ipam::controller::duties::node_blocks::Place;
+use sticky_ipam::controller::writer::Overseer;
 
 use super::{block, blocks_of, duty, settle};
 use crate::bench::access::Access;

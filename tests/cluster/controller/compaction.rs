@@ -4,7 +4,7 @@ use futures_util::StreamExt;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::controller::act::Unwatched;
+use sticky_ipam::controller::writer::Unwatched;
 use tokio::sync::OnceCell;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};

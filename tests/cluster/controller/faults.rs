@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use futures_util::StreamExt;
 use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
-use sticky_ipam::controller::act::Overseer;
+use sticky_ipam::controller::context::World;
 use sticky_ipam::controller::run;
-use sticky_ipam::controller::world::World;
-use sticky_ipam::policy::retention::Keep;
+use sticky_ipam::controller::writer::Overseer;
+use sticky_ipam::policy::lifetime::retention::Keep;
 
 use super::owners::fleet;
 use super::repairing::steal;
@@ -308,7 +308,7 @@ async fn watches_that_break_off_are_taken_up_again() {
     sticky_pool(&desk.case, desk.case.range()).await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::act::Unwatched));
+    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
     while_at_work(&world, async {
         for n in 0..3u8 {
             let mark = format!("r{n}");
@@ -384,7 +384,7 @@ async fn refused_writes_are_tried_again_until_they_are_allowed() {
          "verbs": ["get", "list", "watch", "create", "patch", "update"]},
     ]);
     let poor = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
-    let unwatched = Box::new(sticky_ipam::controller::act::Unwatched);
+    let unwatched = Box::new(sticky_ipam::controller::writer::Unwatched);
     let world = desk.world_of(poor.client().await, HURRIED, unwatched);
     while_at_work(&world, async {
         until("two refusals", || async { failures(&world) > 1 }).await;
@@ -412,7 +412,7 @@ async fn a_server_that_has_lost_its_history_is_listed_anew() {
     let desk = Desk::take().await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::act::Unwatched));
+    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
     while_at_work(&world, async {
         until("a first round", || async { rounds(&world, "repair") > 0 }).await;
         let known = desk.stickies().list(&ListParams::default()).await.unwrap().metadata.resource_version;

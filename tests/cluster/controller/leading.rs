@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::lease::{Ended, Seat, Term, Terms};
+use sticky_ipam::cluster::api::lease::{Ended, Seat, Term, Terms};
 
 use super::{DEADLINE, Desk, until};
 use crate::bench::{ApiServer, Weather};

@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
-use sticky_ipam::controller::act::Overseer;
-use sticky_ipam::policy::retention::Keep;
+use sticky_ipam::controller::writer::Overseer;
+use sticky_ipam::policy::lifetime::retention::Keep;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::node::{TestNode, assert_in_step, delete_pod, sandbox, set_ready, sticky_pool};

@@ -3,7 +3,7 @@
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
 
 use super::program::{Replica, blocks};

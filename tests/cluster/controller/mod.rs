@@ -26,13 +26,14 @@ use kube::api::{
 };
 use kube::core::NamespaceResourceScope;
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use sticky_ipam::controller::act::{Overseer, Unwatched};
+use sticky_ipam::controller::context::World;
+use sticky_ipam::controller::flags::{Settings, load};
 use sticky_ipam::controller::metrics::Metrics;
-use sticky_ipam::controller::settings::{Settings, load};
-use sticky_ipam::controller::{run, world::World};
-use sticky_ipam::process::pages::Ready;
+use sticky_ipam::controller::run;
+use sticky_ipam::controller::writer::{Overseer, Unwatched};
+use sticky_ipam::runtime::http::Ready;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::bench::ApiServer;

@@ -107,7 +107,7 @@ async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named
     let (operators, _) = with_its_set(&desk, "green").await;
     // The controller's own rights: no custom kind is among them.
     let client = desk.case.controller().await.client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::act::Unwatched));
+    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
     while_at_work(&world, async {
         until("the owner", || async { owners(&desk, "db-0").await == ["Operator green"] }).await;
         desk.delete_set("db").await;

@@ -9,7 +9,7 @@ use kube::Api;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use sticky_ipam::cluster::cilium::CiliumNode;
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Desk, until};

@@ -1,0 +1,256 @@
+//! One step: look at the store, ask [`plan`](crate::agent::plan::plan), carry out what is due, one action at a time. And what
+//! is remembered between steps, which a restart may lose at no harm.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::agent::actions::{ActError, Hands, Outcome, open_store};
+use crate::agent::blocks;
+use crate::agent::flags::Settings;
+use crate::agent::index::Index;
+use crate::agent::metrics::{Addresses, Metrics, State, What};
+use crate::agent::plan;
+use crate::agent::plan::debounce::Suspects;
+use crate::agent::plan::{Action, Sight, Terms};
+use crate::agent::snapshot::Snapshot;
+use crate::alloc::Family;
+use crate::cluster::api::client::ApiError;
+use crate::cluster::protocol::apply::Witness;
+use crate::store::Disk;
+
+/// The first pause before an action that did not succeed is tried again.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest: a person may have to look.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The longest while the server is away. A watch that goes on where it was does not tell that it is back, and others wait
+/// for what a note says. One action a step is tried then, so this is at most that many requests.
+const LONGEST_AWAY: Duration = Duration::from_secs(15);
+
+/// Keeps one node in step.
+pub struct Keeper<D: Disk + Clone> {
+    settings: Arc<Settings>,
+    terms: Terms,
+    metrics: Arc<Metrics>,
+    disk: D,
+    witness: Arc<dyn Witness + Send + Sync>,
+    /// What the watches have told.
+    pub index: Index,
+    suspects: Suspects,
+    pauses: BTreeMap<String, Pause>,
+}
+
+/// How often an action did not succeed, what was said of it, and when it is due again.
+#[derive(Debug, Clone, Default)]
+struct Pause {
+    tries: u32,
+    due: Duration,
+    said: String,
+}
+
+/// What a step came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Actions that were done.
+    pub done: usize,
+    /// Actions that failed.
+    pub failed: usize,
+    /// The credentials were refused.
+    pub unauthorized: bool,
+}
+
+impl<D: Disk + Clone> Keeper<D> {
+    /// A keeper that knows nothing yet.
+    #[must_use]
+    pub fn new(
+        settings: Arc<Settings>,
+        metrics: Arc<Metrics>,
+        disk: D,
+        witness: Arc<dyn Witness + Send + Sync>,
+    ) -> Self {
+        let terms = Terms {
+            node: settings.node.clone(),
+            shape: settings.shape(Vec::new()),
+            ranges: Vec::new(),
+            fewest_free: settings.ip_rate_num,
+            most: settings.max_allocated_ip,
+            rules: settings.rules(),
+        };
+        Self {
+            settings,
+            terms,
+            metrics,
+            disk,
+            witness,
+            index: Index::default(),
+            suspects: Suspects::default(),
+            pauses: BTreeMap::new(),
+        }
+    }
+
+    /// Looks, plans, and carries out what is due. `now` is of a clock that only goes forward.
+    ///
+    /// # Errors
+    /// The store cannot be looked at. What an action fails with is logged, counted and tried again.
+    pub async fn step(&mut self, client: &kube::Client, now: Duration) -> Result<Step, ActError> {
+        self.metrics.steps.inc();
+        self.read_ranges();
+        self.show_pool();
+        let store = open_store(&self.settings, self.disk.clone())?;
+        let snapshot = Snapshot::take(&store, |path| self.settings.on_host(path))?;
+        let sight = Sight { terms: &self.terms, index: &self.index, store: &snapshot, now };
+        let actions = plan::plan(&sight, &mut self.suspects);
+        self.forget_pauses(&actions);
+        let mut step = Step::default();
+        for action in &actions {
+            let id = id(action);
+            if self.pauses.get(&id).is_some_and(|pause| pause.due > now) {
+                continue;
+            }
+            let hands = Hands {
+                settings: &self.settings,
+                terms: &self.terms,
+                index: &self.index,
+                client: client.clone(),
+                disk: self.disk.clone(),
+                witness: &*self.witness,
+                metrics: &self.metrics,
+            };
+            let outcome = hands.carry_out(action).await;
+            match &outcome {
+                Ok(Outcome::Done(_)) => step.done += 1,
+                Ok(_) => {}
+                Err(error) => {
+                    step.failed += 1;
+                    Metrics::count(&self.metrics.errors, action.name());
+                    step.unauthorized |= matches!(error.api(), Some(ApiError::Unauthorized { .. }));
+                }
+            }
+            let away = outcome.as_ref().err().and_then(ActError::api).is_some_and(ApiError::leaves_doubt);
+            self.account(action, &id, outcome, now);
+            if away {
+                // Others would only wait for the same server.
+                break;
+            }
+        }
+        self.show_odd();
+        if step.failed == 0 {
+            let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            self.metrics.last_success.set(i64::try_from(wall).unwrap_or(i64::MAX));
+        }
+        Ok(step)
+    }
+
+    /// Says what came of an action, once, and sets its pause.
+    fn account(&mut self, action: &Action, id: &str, outcome: Result<Outcome, ActError>, now: Duration) {
+        let (what, subject) = (action.name(), action.subject());
+        let away = outcome.as_ref().err().and_then(ActError::api).is_some_and(ApiError::leaves_doubt);
+        let (odd, said) = match outcome {
+            Ok(Outcome::Done(why)) => {
+                tracing::info!(what, subject, why, "done");
+                self.pauses.remove(id);
+                return;
+            }
+            Ok(Outcome::Needless(why)) => {
+                tracing::debug!(what, subject, why, "nothing to do");
+                (false, String::new())
+            }
+            Ok(Outcome::Later(why)) => {
+                tracing::debug!(what, subject, why, "not now");
+                (false, String::new())
+            }
+            Ok(Outcome::Odd(why)) => (true, why),
+            Err(error) => (true, error.to_string()),
+        };
+        let pause = self.pauses.entry(id.to_owned()).or_default();
+        if odd && pause.said != said {
+            tracing::warn!(what, subject, why = said, "not done; it is tried again");
+        }
+        pause.said = said;
+        pause.tries += 1;
+        let longest = if away { LONGEST_AWAY } else { LONGEST_PAUSE };
+        pause.due = now + pause_after(id, pause.tries).min(longest);
+    }
+
+    fn forget_pauses(&mut self, actions: &[Action]) {
+        let planned: std::collections::BTreeSet<String> = actions.iter().map(id).collect();
+        self.pauses.retain(|id, _| planned.contains(id));
+    }
+
+    /// Has everything that waits be tried at the next step: the API server is back.
+    pub fn forget_all_pauses(&mut self) {
+        self.pauses.clear();
+    }
+
+    /// The ranges of the conflist that the plugin reads; they change with the file.
+    fn read_ranges(&mut self) {
+        if self.terms.shape.pool {
+            return;
+        }
+        let path = self.settings.install().conflist_path();
+        let Ok(text) = std::fs::read_to_string(&path) else { return };
+        match blocks::sets_of_conflist(&text) {
+            Ok(sets) => {
+                let nets = sets.iter().flat_map(|set| set.ranges()).map(|range| range.subnet()).collect();
+                self.terms.shape = self.settings.shape(nets);
+                self.terms.ranges = sets;
+            }
+            Err(why) => tracing::debug!(file = %path.display(), why, "cannot read the conflist's ranges"),
+        }
+    }
+
+    fn show_pool(&self) {
+        let Some(node) = self.index.cilium_node() else { return };
+        for (family, (total, free)) in plan::count_pool(node) {
+            let family = match family {
+                Family::V4 => "IPv4",
+                Family::V6 => "IPv6",
+            };
+            for (state, count) in [(State::Total, total), (State::Free, free)] {
+                let labels = Addresses { family: family.to_owned(), state };
+                self.metrics.pool.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+            }
+        }
+    }
+
+    fn show_odd(&self) {
+        let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+        for (id, pause) in &self.pauses {
+            let name = id.split(' ').next().unwrap_or_default();
+            *counts.entry(name).or_default() += i64::from(!pause.said.is_empty());
+        }
+        for name in ["attach", "hide", "answer", "tell", "mac"] {
+            let gauge = self.metrics.odd.get_or_create(&What { what: name.to_owned() });
+            gauge.set(counts.get(name).copied().unwrap_or_default());
+        }
+    }
+}
+
+fn id(action: &Action) -> String {
+    format!("{} {}", action.name(), action.subject())
+}
+
+/// Twice as long after every try, and a little apart for different actions: a thousand nodes that lost one server must
+/// not come back at one moment.
+fn pause_after(id: &str, tries: u32) -> Duration {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let whole = FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(9)).min(LONGEST_PAUSE);
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write(id.as_bytes());
+    let part = u32::try_from(hasher.finish() % 1000).unwrap_or_default();
+    whole / 2 + whole / 2 * part / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_bound_and_differ() {
+        for tries in 1..40 {
+            let pause = pause_after("x", tries);
+            assert!(pause >= FIRST_PAUSE / 2 && pause <= LONGEST_PAUSE, "{pause:?}");
+        }
+        assert!(pause_after("x", 30) >= LONGEST_PAUSE / 2);
+    }
+}

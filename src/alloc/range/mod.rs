@@ -1,0 +1,412 @@
+//! The ranges that addresses are taken from: what an operator may write, made canonical once.
+//!
+//! A [`Range`] that exists is valid: every later question (is this address ours, how many are there) is answered
+//! without looking at the configuration again. It must never contain an address that no pod may have: the
+//! network address, the IPv4 broadcast address, the IPv6 subnet-router anycast address.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use thiserror::Error;
+
+/// The fewest host bits a subnet may have: with less there is no room for a gateway and one pod.
+const MIN_HOST_BITS: u8 = 2;
+
+/// Why a range, or a set of ranges, is refused. Every message names the field, the value and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RangeError {
+    /// `subnet` is no address with a prefix length.
+    #[error("subnet {0:?} is not a CIDR; write an address and a prefix length, such as 10.1.0.0/24")]
+    NotACidr(String),
+    /// An address field holds something else.
+    #[error("{field} {value:?} is not an IP address; write one such as 10.1.0.10 or fd00::10")]
+    NotAnAddress {
+        /// The configuration key.
+        field: &'static str,
+        /// What was written there.
+        value: String,
+    },
+    /// The subnet is an IPv4 network dressed as IPv6.
+    #[error("subnet {0} is an IPv4-mapped IPv6 network; write it as an IPv4 network")]
+    MappedSubnet(String),
+    /// No room for a gateway and a pod.
+    #[error("subnet {subnet} is too small to allocate from; use a prefix length of at most /{longest}")]
+    TooSmall {
+        /// The subnet as written.
+        subnet: String,
+        /// The longest prefix length that is accepted in this family.
+        longest: u8,
+    },
+    /// The subnet's address is not its network address.
+    #[error(
+        "subnet {given} has host bits set; the network address is {network}, so write {network}/{prefix}"
+    )]
+    HostBits {
+        /// The subnet as written.
+        given: String,
+        /// Its network address.
+        network: IpAddr,
+        /// Its prefix length.
+        prefix: u8,
+    },
+    /// `rangeStart` or `rangeEnd` lies elsewhere.
+    #[error("{field} {value} is not in subnet {subnet}; choose an address of that subnet")]
+    OutsideSubnet {
+        /// The configuration key.
+        field: &'static str,
+        /// The address written there.
+        value: IpAddr,
+        /// The subnet it should be in.
+        subnet: IpNet,
+    },
+    /// The range ends before it starts.
+    #[error("rangeStart {start} is after rangeEnd {end}; swap them")]
+    Inverted {
+        /// The first address as written.
+        start: IpAddr,
+        /// The last address as written.
+        end: IpAddr,
+    },
+    /// Only addresses that no pod may have are left.
+    #[error(
+        "rangeStart {start} to rangeEnd {end} of subnet {subnet} holds only the network or broadcast address; \
+         widen the range"
+    )]
+    NothingUsable {
+        /// The first address as written.
+        start: IpAddr,
+        /// The last address as written.
+        end: IpAddr,
+        /// The subnet of the range.
+        subnet: IpNet,
+    },
+    /// A set without ranges.
+    #[error("empty range set; list at least one range with a subnet in it")]
+    EmptySet,
+    /// A set answers for one address, so it has one family.
+    #[error("range set mixes IPv4 ({v4}) and IPv6 ({v6}); give each family a range set of its own")]
+    MixedFamilies {
+        /// An IPv4 range of the set, as it is shown.
+        v4: String,
+        /// An IPv6 range of the set, as it is shown.
+        v6: String,
+    },
+    /// Two ranges of one set share addresses.
+    #[error("ranges {0} and {1} of one range set overlap; make them disjoint")]
+    Overlap(String, String),
+}
+
+/// The family of an address or range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of an address, an IPv4-mapped one being IPv4.
+    pub fn of(ip: IpAddr) -> Self {
+        if ip.to_canonical().is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// Reads `address/prefix`, keeping host bits, or says nothing sensible was there.
+///
+/// An IPv4-mapped network of /96 and longer becomes the IPv4 network it stands for.
+pub fn parse_cidr(text: &str) -> Option<IpNet> {
+    let net = parse_cidr_verbatim(text)?;
+    match (net.addr().to_canonical(), net.addr()) {
+        (IpAddr::V4(v4), IpAddr::V6(_)) if net.prefix_len() >= 96 => {
+            IpNet::new(IpAddr::V4(v4), net.prefix_len() - 96).ok()
+        }
+        _ => Some(net),
+    }
+}
+
+fn parse_cidr_verbatim(text: &str) -> Option<IpNet> {
+    let (ip, prefix) = text.split_once('/')?;
+    // `u8::from_str` takes a plus sign, a CIDR does not; neither has leading zeros.
+    if !prefix.bytes().all(|b| b.is_ascii_digit()) || (prefix.len() > 1 && prefix.starts_with('0')) {
+        return None;
+    }
+    IpNet::new(ip.parse().ok()?, prefix.parse().ok()?).ok()
+}
+
+/// A validated stretch of one subnet, both ends included.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Range {
+    subnet: IpNet,
+    first: IpAddr,
+    last: IpAddr,
+    gateway: Option<IpAddr>,
+}
+
+/// A range as it is written down, before anything about it is known to be true.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RangeSpec<'a> {
+    /// The network, `address/prefix`.
+    pub subnet: &'a str,
+    /// The first address, if not the subnet's first.
+    pub range_start: Option<&'a str>,
+    /// The last address, if not the subnet's last.
+    pub range_end: Option<&'a str>,
+    /// The gateway, if not the subnet's first address.
+    pub gateway: Option<&'a str>,
+}
+
+/// How many bits two addresses of one family have in common, from the first on.
+fn common_prefix(one: IpAddr, two: IpAddr) -> u8 {
+    let unlike = (to_number(one) ^ to_number(two)).leading_zeros();
+    let unused = 128 - if one.is_ipv4() { 32 } else { 128 };
+    u8::try_from(unlike.saturating_sub(unused)).unwrap_or(u8::MAX)
+}
+
+impl Range {
+    /// Validates what was written and fills in what was left out: from the first to the last address that a pod
+    /// may have, with the subnet's first address as gateway.
+    pub fn from_spec(spec: &RangeSpec<'_>) -> Result<Self, RangeError> {
+        let subnet = parse_subnet(spec.subnet)?;
+        let (lowest, highest) = assignable(subnet);
+        let gateway = parse_address("gateway", spec.gateway)?.unwrap_or(lowest);
+        let start = parse_inside("rangeStart", spec.range_start, subnet)?;
+        let end = parse_inside("rangeEnd", spec.range_end, subnet)?;
+        if let (Some(start), Some(end)) = (start, end)
+            && start > end
+        {
+            return Err(RangeError::Inverted { start, end });
+        }
+        let first = start.map_or(lowest, |ip| ip.max(lowest));
+        let last = end.map_or(highest, |ip| ip.min(highest));
+        if first > last {
+            let (start, end) = (start.unwrap_or(lowest), end.unwrap_or(highest));
+            return Err(RangeError::NothingUsable { start, end, subnet });
+        }
+        Ok(Self { subnet, first, last, gateway: Some(gateway) })
+    }
+
+    /// The subnet, whose prefix length goes into results.
+    pub fn subnet(&self) -> IpNet {
+        self.subnet
+    }
+
+    /// The first address.
+    pub fn first(&self) -> IpAddr {
+        self.first
+    }
+
+    /// The last address.
+    pub fn last(&self) -> IpAddr {
+        self.last
+    }
+
+    /// The gateway, which may lie outside the range and even outside the subnet.
+    pub fn gateway(&self) -> Option<IpAddr> {
+        self.gateway
+    }
+
+    /// The family of every address in it.
+    pub fn family(&self) -> Family {
+        Family::of(self.first)
+    }
+
+    /// How many addresses there are, a gateway among them counted.
+    pub fn size(&self) -> u128 {
+        to_number(self.last) - to_number(self.first) + 1
+    }
+
+    /// How many addresses pods can have.
+    pub fn capacity(&self) -> u128 {
+        self.size() - u128::from(self.gateway.is_some_and(|gw| self.contains(gw)))
+    }
+
+    /// Whether the address lies between first and last.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        ip.is_ipv4() == self.first.is_ipv4() && self.first <= ip && ip <= self.last
+    }
+
+    /// Whether a pod may have the address: it is in the range and not the gateway.
+    pub fn usable(&self, ip: IpAddr) -> bool {
+        self.contains(ip) && self.gateway != Some(ip.to_canonical())
+    }
+
+    /// Whether the two share an address.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.family() == other.family() && self.first <= other.last && other.first <= self.last
+    }
+
+    /// The address with the subnet's prefix length, as results show it. An address from elsewhere has the longest one whose
+    /// network holds the gateway too: plugins such as ptp route only by a gateway that is on the link.
+    pub fn with_prefix(&self, ip: IpAddr) -> IpNet {
+        let ip = ip.to_canonical();
+        let own = self.subnet.prefix_len();
+        let length = match self.gateway {
+            Some(gateway) if !self.subnet.contains(&ip) => common_prefix(gateway, ip).clamp(1, own),
+            _ => own,
+        };
+        // No longer than the subnet's own, so it fits every address of the family.
+        IpNet::new(ip, length).unwrap_or_else(|_| IpNet::from(ip))
+    }
+
+    /// The address at a distance from the first one, or nothing past the end.
+    pub fn nth(&self, offset: u128) -> Option<IpAddr> {
+        (offset < self.size()).then(|| from_number(self.family(), to_number(self.first) + offset))
+    }
+
+    /// The distance of an address from the first one.
+    pub fn offset_of(&self, ip: IpAddr) -> Option<u128> {
+        self.contains(ip).then(|| to_number(ip.to_canonical()) - to_number(self.first))
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// The ranges that one address of a pod is taken from: at least one, of one family, disjoint.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RangeSet(Vec<Range>);
+
+impl RangeSet {
+    /// Puts ranges together, or says what keeps them from being a set.
+    pub fn new(ranges: Vec<Range>) -> Result<Self, RangeError> {
+        let head = ranges.first().ok_or(RangeError::EmptySet)?;
+        if let Some(odd) = ranges.iter().find(|r| r.family() != head.family()) {
+            let (v4, v6) = if head.family() == Family::V4 { (head, odd) } else { (odd, head) };
+            return Err(RangeError::MixedFamilies { v4: v4.to_string(), v6: v6.to_string() });
+        }
+        for (i, one) in ranges.iter().enumerate() {
+            if let Some(other) = ranges[i + 1..].iter().find(|other| one.overlaps(other)) {
+                return Err(RangeError::Overlap(one.to_string(), other.to_string()));
+            }
+        }
+        Ok(Self(ranges))
+    }
+
+    /// One set a family over these blocks, IPv4 first. A block that is too small for a pod is passed over.
+    pub fn over(blocks: &[IpNet]) -> Vec<Self> {
+        let range = |block: &IpNet| {
+            let text = block.trunc().to_string();
+            Range::from_spec(&RangeSpec { subnet: &text, ..RangeSpec::default() }).ok()
+        };
+        let of_family = |family: Family| {
+            let blocks = blocks.iter().filter(|block| Family::of(block.addr()) == family);
+            Self::new(blocks.filter_map(range).collect()).ok()
+        };
+        [Family::V4, Family::V6].into_iter().filter_map(of_family).collect()
+    }
+
+    /// The ranges, in the order written, which is the order they are used up in.
+    pub fn ranges(&self) -> &[Range] {
+        &self.0
+    }
+
+    /// The family of every address in it.
+    pub fn family(&self) -> Family {
+        // A set is never empty; the fallback only keeps this free of panics.
+        self.0.first().map_or(Family::V4, Range::family)
+    }
+
+    /// The range that the address lies in.
+    pub fn contains(&self, ip: IpAddr) -> Option<&Range> {
+        self.0.iter().find(|range| range.contains(ip))
+    }
+
+    /// Whether the two sets share an address.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(b)))
+    }
+
+    /// How many addresses pods can have, all ranges together.
+    pub fn capacity(&self) -> u128 {
+        self.0.iter().fold(0u128, |sum, range| sum.saturating_add(range.capacity()))
+    }
+}
+
+impl fmt::Display for RangeSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, range) in self.0.iter().enumerate() {
+            write!(f, "{}{range}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+fn parse_subnet(text: &str) -> Result<IpNet, RangeError> {
+    let net = parse_cidr_verbatim(text).ok_or_else(|| RangeError::NotACidr(text.to_owned()))?;
+    if net.addr() != net.addr().to_canonical() {
+        return Err(RangeError::MappedSubnet(net.to_string()));
+    }
+    let longest = net.max_prefix_len() - MIN_HOST_BITS;
+    if net.prefix_len() > longest {
+        return Err(RangeError::TooSmall { subnet: net.to_string(), longest });
+    }
+    if net.addr() != net.network() {
+        let (network, prefix) = (net.network(), net.prefix_len());
+        return Err(RangeError::HostBits { given: net.to_string(), network, prefix });
+    }
+    Ok(net)
+}
+
+/// An address field; left out and empty are the same, as they are for host-local.
+fn parse_address(field: &'static str, text: Option<&str>) -> Result<Option<IpAddr>, RangeError> {
+    match text {
+        None | Some("") => Ok(None),
+        Some(text) => match text.parse::<IpAddr>() {
+            Ok(ip) => Ok(Some(ip.to_canonical())),
+            Err(_) => Err(RangeError::NotAnAddress { field, value: text.to_owned() }),
+        },
+    }
+}
+
+fn parse_inside(
+    field: &'static str,
+    text: Option<&str>,
+    subnet: IpNet,
+) -> Result<Option<IpAddr>, RangeError> {
+    let ip = parse_address(field, text)?;
+    match ip {
+        Some(value) if !subnet.contains(&value) => Err(RangeError::OutsideSubnet { field, value, subnet }),
+        _ => Ok(ip),
+    }
+}
+
+/// The first and last address of a subnet that anyone may have.
+fn assignable(subnet: IpNet) -> (IpAddr, IpAddr) {
+    let family = Family::of(subnet.addr());
+    let lowest = to_number(subnet.network()) + 1;
+    let highest = to_number(subnet.broadcast()) - u128::from(family == Family::V4);
+    (from_number(family, lowest), from_number(family, highest))
+}
+
+fn to_number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+fn from_number(family: Family, number: u128) -> IpAddr {
+    match family {
+        // Numbers of the IPv4 family come from IPv4 addresses of one subnet, so they fit.
+        Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(number).unwrap_or(u32::MAX))),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from_bits(number)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! Events: what a person who looks at a pod or a StickyIP should know. Best effort, after the write that decides. Must
+//! never fail or hold up what they tell of: whoever tells goes on whatever becomes of it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta, PostParams};
+use sha2::{Digest, Sha256};
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::objects::{IPPool, Skipped, StickyIP};
+use crate::cluster::protocol::apply::{Carrier, FIELD_MANAGER, Sent};
+use crate::policy::selection::facts::PodFacts;
+
+/// How long a told event may take away from a verb.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// The longest message that the API server takes.
+const LONGEST_MESSAGE: usize = 1024;
+/// The longest start of an event's name that is an object's.
+const LONGEST_NAME: usize = 200;
+
+/// What is told, and of what.
+#[derive(Debug, Clone)]
+pub struct Told {
+    /// The object.
+    pub about: ObjectReference,
+    /// One word for machines.
+    pub reason: &'static str,
+    /// A sentence for people.
+    pub message: String,
+    /// Something is wrong.
+    pub warning: bool,
+}
+
+/// A pod, as an event names it.
+#[must_use]
+pub fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(namespace.into()),
+        name: Some(name.into()),
+        uid: Some(uid.into()),
+        ..ObjectReference::default()
+    }
+}
+
+/// A StickyIP, as an event names it.
+#[must_use]
+pub fn sticky_ip(object: &StickyIP) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("sticky-ipam.io/v1alpha1".into()),
+        kind: Some("StickyIP".into()),
+        namespace: object.metadata.namespace.clone(),
+        name: object.metadata.name.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+/// A node, as an event names it.
+#[must_use]
+pub fn node(name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(name.into()),
+        uid: Some(uid.into()),
+        ..ObjectReference::default()
+    }
+}
+
+/// A pool, as an event names it.
+#[must_use]
+pub fn pool(object: &IPPool) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("sticky-ipam.io/v1alpha1".into()),
+        kind: Some("IPPool".into()),
+        name: object.metadata.name.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+/// An object that was passed over, as an event names it.
+#[must_use]
+pub fn skipped(object: &Skipped) -> ObjectReference {
+    let (namespace, name) = match object.name.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, object.name.as_str()),
+    };
+    let version = match object.kind.as_str() {
+        "Pod" => "v1",
+        kind if kind.starts_with("Cilium") => "cilium.io/v2",
+        _ => "sticky-ipam.io/v1alpha1",
+    };
+    ObjectReference {
+        api_version: Some(version.into()),
+        kind: Some(object.kind.clone()),
+        namespace: namespace.map(str::to_owned),
+        name: Some(name.into()),
+        uid: object.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+/// What is told when this very attachment moved the address from another node: from, to, and why. `before` is the
+/// StickyIP as it was read before, where it was: two attachments of one second look alike.
+#[must_use]
+pub fn move_of(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
+    let status = object.status.as_ref()?;
+    let known = before.and_then(|before| before.status.as_ref()?.handovers.first());
+    if known.is_some() && known == status.handovers.first() {
+        return None;
+    }
+    let attachment = status.attachment.as_ref()?;
+    let last = status.handovers.first()?;
+    let just_now = last.at == attachment.since && last.to == attachment.node;
+    let moved = just_now && !last.from.is_empty() && last.from != last.to;
+    let addresses: Vec<String> = object.spec.addresses.iter().map(ToString::to_string).collect();
+    moved.then(|| {
+        let pod = &attachment.pod_name;
+        format!(
+            "{} moved from node {} to node {} with pod {pod}: {}",
+            addresses.join(", "),
+            last.from,
+            last.to,
+            last.reason
+        )
+    })
+}
+
+/// Tells whoever looks at the StickyIP or at the pod that the address came from another node, if it did.
+pub async fn tell_of_the_move(
+    carrier: &mut Carrier<'_>,
+    before: Option<&StickyIP>,
+    object: &StickyIP,
+    facts: &PodFacts,
+) {
+    let Some(message) = move_of(before, object) else { return };
+    let pod = pod(&facts.namespace, &facts.name, &facts.uid);
+    for about in [sticky_ip(object), pod] {
+        let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
+        tell(carrier, &told).await;
+    }
+}
+
+impl Told {
+    /// The name of the event: the same thing told again bears the same one, so that it stands there once.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let object = self.about.name.as_deref().unwrap_or_default();
+        let uid = self.about.uid.as_deref().unwrap_or_default();
+        let digest = Sha256::digest(format!("{uid}\n{}\n{}", self.reason, self.message).as_bytes());
+        let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        format!("{}.{digest}", &object[..object.floor_char_boundary(LONGEST_NAME)])
+    }
+
+    /// Where the event stands: with its object, or where Kubernetes keeps those of objects without a namespace.
+    fn namespace(&self) -> &str {
+        self.about.namespace.as_deref().unwrap_or("default")
+    }
+
+    fn event(&self) -> Event {
+        let now = Timestamp::now();
+        let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
+        Event {
+            metadata: ObjectMeta {
+                name: Some(self.name()),
+                namespace: Some(self.namespace().to_owned()),
+                ..ObjectMeta::default()
+            },
+            involved_object: self.about.clone(),
+            reason: Some(self.reason.into()),
+            message: Some(self.message[..self.message.floor_char_boundary(LONGEST_MESSAGE)].into()),
+            type_: Some(if self.warning { "Warning" } else { "Normal" }.into()),
+            source: Some(EventSource { component: Some(FIELD_MANAGER.into()), host: None }),
+            first_timestamp: Some(now.clone()),
+            last_timestamp: Some(now),
+            count: Some(1),
+            ..Event::default()
+        }
+    }
+}
+
+/// Tells it, if that is quickly done. Whether it stands there now.
+pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) -> bool {
+    let api = carrier.api().clone();
+    let events: Api<Event> = Api::namespaced(api.client(), told.namespace());
+    let (name, event) = (told.name(), told.event());
+    let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let what = format!("create Event {name}");
+    let create = async {
+        let sent = api.once(&what, events.create(&params, &event));
+        match tokio::time::timeout(PATIENCE, sent).await {
+            Ok(answer) => answer.map(|_| ()),
+            Err(_) => Err(ApiError::TooLate { what: what.clone(), timeout: PATIENCE }),
+        }
+    };
+    match carrier.witnessed(Sent::Event(&name), create).await {
+        // It stands there already.
+        Ok(()) | Err(ApiError::Refused { code: 409, .. }) => true,
+        Err(error) => {
+            tracing::warn!(%error, message = told.message, "cannot tell an event");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_thing_told_twice_has_one_name_and_other_things_have_others() {
+        let told = |message: &str| Told {
+            about: pod("db", "db-0", "u1"),
+            reason: "AddressRefused",
+            message: message.into(),
+            warning: true,
+        };
+        assert_eq!(told("held by x").name(), told("held by x").name());
+        assert_ne!(told("held by x").name(), told("held by y").name());
+        assert!(told("held by x").name().starts_with("db-0."));
+        assert_eq!(told(&"é".repeat(2000)).event().message.unwrap().len(), LONGEST_MESSAGE);
+    }
+
+    #[test]
+    fn a_move_is_what_this_attachment_did_and_nothing_older() {
+        let sticky = |from: &str, at: &str| -> StickyIP {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "db-0", "namespace": "db"},
+                "spec": {"addresses": ["10.0.0.7"], "claimant": {"kind": "Pod"},
+                         "workload": {"apiVersion": "v1", "kind": "Pod", "name": "db-0", "uid": "u"}},
+                "status": {"attachment": {"node": "n2", "podName": "db-0", "podUid": "u", "containerId": "c",
+                                          "since": "2026-01-01T00:00:05Z"},
+                           "handovers": [{"from": from, "to": "n2", "reason": "the address was free", "at": at}]}}))
+            .unwrap()
+        };
+        let moved = sticky("n1", "2026-01-01T00:00:05Z");
+        let told = move_of(None, &moved).unwrap();
+        assert!(told.contains("10.0.0.7 moved from node n1 to node n2"), "{told}");
+        assert_eq!(move_of(Some(&sticky("n3", "2026-01-01T00:00:05Z")), &moved), Some(told));
+        assert_eq!(move_of(Some(&moved), &moved), None);
+        assert_eq!(move_of(None, &sticky("n1", "2026-01-01T00:00:04Z")), None);
+        assert_eq!(move_of(None, &sticky("", "2026-01-01T00:00:05Z")), None);
+        assert_eq!(move_of(None, &sticky("n2", "2026-01-01T00:00:05Z")), None);
+    }
+}

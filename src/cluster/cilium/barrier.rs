@@ -1,0 +1,86 @@
+//! A sign in the pool of a CiliumNode: a key that no pod can have, put there in one write with the owner of another key.
+//!
+//! Cilium's agent does not tell which version of its CiliumNode it knows. But its socket tells whether a key stands in the pool as it
+//! knows it, and it knows an object whole: once it knows the sign, it knows the owner too (docs/decisions/0026). Must
+//! never be taken for an address, and never vouch for another write than the one that put it there.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
+
+/// Whose a sign is. No namespace can have a dot in its name, so no pod is ever given it.
+const OWNER: &str = "sticky-ipam.io/sign";
+/// 240.0.0.0/4, which nobody uses: reserved, and routed nowhere.
+const V4: u32 = 0xf000_0000;
+/// 100::/64, which nobody uses: what is sent there is discarded.
+const V6: u128 = 0x0100 << 112;
+
+/// Whether a key of the pool is a sign.
+#[must_use]
+pub fn is_sign(entry: &PoolEntry) -> bool {
+    entry.owner == OWNER
+}
+
+/// A new sign for the owner of this address, if it is put in place of the object as it was read. Another one for every
+/// version of the object, and a version is followed by one write only: no two writes have the same sign.
+#[must_use]
+pub fn fresh(node: &CiliumNode, owned: IpAddr) -> (IpAddr, PoolEntry) {
+    let version = node.metadata.resource_version.as_deref().unwrap_or_default();
+    let number = version.bytes().fold(0u64, |number, digit| {
+        number.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))
+    });
+    let sign = match owned {
+        IpAddr::V4(_) => {
+            let low = u32::try_from(number & u64::from(!V4)).unwrap_or_default();
+            IpAddr::V4(Ipv4Addr::from(V4 | low))
+        }
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from(V6 | u128::from(number))),
+    };
+    (sign, PoolEntry { owner: OWNER.into(), resource: owned.to_string() })
+}
+
+/// The sign that stands for the owner of this address.
+#[must_use]
+pub fn of(node: &CiliumNode, owned: IpAddr) -> Option<IpAddr> {
+    let owned = owned.to_string();
+    let standing = node.spec.ipam.pool.iter().find(|(_, entry)| is_sign(entry) && entry.resource == owned);
+    standing.and_then(|(key, _)| key.parse().ok())
+}
+
+/// The keys of all signs that stand.
+pub fn keys(node: &CiliumNode) -> impl Iterator<Item = &String> {
+    node.spec.ipam.pool.iter().filter(|(_, entry)| is_sign(entry)).map(|(key, _)| key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(version: &str, pool: serde_json::Value) -> CiliumNode {
+        let metadata = json!({"name": "n", "resourceVersion": version});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"ipam": {"pool": pool}}})).unwrap()
+    }
+
+    #[test]
+    fn every_version_has_a_sign_of_its_own_that_is_nobodys_address() {
+        let (four, six): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
+        let sign = |version: &str, owned| fresh(&node(version, json!({})), owned).0.to_string();
+        assert_eq!((sign("258", four), sign("258", six)), ("240.0.1.2".into(), "100::102".into()));
+        assert_ne!(sign("258", four), sign("259", four));
+        assert_eq!(sign("18446744073709551615", four), "255.255.255.255");
+        assert_eq!(sign("18446744073709551615", six), "100::ffff:ffff:ffff:ffff");
+        assert!(!sign("no number", four).is_empty());
+    }
+
+    #[test]
+    fn a_sign_stands_for_the_address_that_it_was_put_with_alone() {
+        let owned: IpAddr = "10.0.0.1".parse().unwrap();
+        let (sign, entry) = fresh(&node("7", json!({})), owned);
+        let pool = json!({"10.0.0.1": {"owner": "db/db-0"}, sign.to_string(): entry});
+        let node = node("8", pool);
+        assert_eq!(of(&node, owned), Some(sign));
+        assert_eq!(of(&node, "10.0.0.2".parse().unwrap()), None);
+        assert_eq!(keys(&node).collect::<Vec<_>>(), [&sign.to_string()]);
+    }
+}

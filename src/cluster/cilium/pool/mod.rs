@@ -1,0 +1,322 @@
+//! What a node's own CiliumNode shows of the StickyIPs that are attached to the node: in `crd` mode a key of the pool with
+//! its owner, and in every mode a route of its own (/32, /128) for an address away from the node's home blocks.
+//!
+//! Put after the StickyIP is attached here, taken out before it is detached: the attachment is on one node at a time, so
+//! an address stands in one node's pool at most. Must never write another node's object, never touch a key that nobody
+//! owns, and never replace the list of ranges unless nobody wrote it since it was read.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use kube::api::{Api, Patch};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::cluster::api::client::{ApiError, Connection};
+use crate::cluster::cilium::barrier;
+use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
+use crate::cluster::objects::WorkloadRef;
+use crate::cluster::protocol::apply::{Carrier, Sent, patch_params};
+
+/// How often others may write the object between our read and our write.
+const MOST_TRIES: usize = 64;
+/// Between two tries: others have the same plan.
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// What a node shows, and where its home is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Whether addresses stand in the pool (`crd` mode).
+    pub pool: bool,
+    /// Ranges of the node's own configuration (`delegated`, `chained`), which count as home beside its blocks.
+    pub ranges: Vec<IpNet>,
+}
+
+impl Shape {
+    /// Whether the CiliumNode says nothing of these addresses, however it looks: no pool, and all at home.
+    #[must_use]
+    pub fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
+        !self.pool && addresses.iter().all(|address| contains(&self.ranges, *address))
+    }
+}
+
+/// The addresses of an attached StickyIP, as they are shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The addresses.
+    pub addresses: Vec<IpAddr>,
+    /// `namespace/pod`: the one that Cilium gives them to.
+    pub owner: String,
+    /// `namespace/Kind/name` of the workload, for people.
+    pub resource: String,
+}
+
+/// How a pool names a workload.
+#[must_use]
+pub fn resource(namespace: &str, workload: &WorkloadRef) -> String {
+    format!("{namespace}/{}/{}", workload.kind, workload.name)
+}
+
+/// A write to a CiliumNode: single keys of the pool, and the whole list of ranges if it changes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodePatch {
+    /// The node.
+    pub node: String,
+    /// The resourceVersion that must stand: always there when the list changes, which has several writers.
+    pub resource_version: Option<String>,
+    /// Keys to put, and those to take out.
+    pub pool: BTreeMap<String, Option<PoolEntry>>,
+    /// The list as it shall be.
+    pub pod_cidrs: Option<Vec<String>>,
+}
+
+impl NodePatch {
+    /// The merge patch.
+    #[must_use]
+    pub fn body(&self) -> Value {
+        let put = self.pool.iter().filter_map(|(key, entry)| Some((key.as_str(), entry.as_ref()?)));
+        let gone = self.pool.iter().filter(|(_, entry)| entry.is_none()).map(|(key, _)| key.as_str());
+        let mut body = if self.pool.is_empty() { json!({}) } else { pool_patch(put, gone) };
+        if let Some(pod_cidrs) = &self.pod_cidrs {
+            body["spec"]["ipam"]["podCIDRs"] = json!(pod_cidrs);
+        }
+        if let Some(version) = &self.resource_version {
+            body["metadata"] = json!({"resourceVersion": version});
+        }
+        body
+    }
+
+    /// Keys of the pool only, and only if nobody has written the object since it was read: somebody may have put an owner there.
+    #[must_use]
+    pub fn of_keys(node: &CiliumNode, pool: BTreeMap<String, Option<PoolEntry>>) -> Self {
+        Self { resource_version: node.metadata.resource_version.clone(), ..Self::of(node, pool, None) }
+    }
+
+    fn of(
+        node: &CiliumNode,
+        pool: BTreeMap<String, Option<PoolEntry>>,
+        pod_cidrs: Option<Vec<String>>,
+    ) -> Self {
+        let version = node.metadata.resource_version.clone();
+        Self {
+            node: node.metadata.name.clone().unwrap_or_default(),
+            resource_version: version.filter(|_| pod_cidrs.is_some()),
+            pool,
+            pod_cidrs,
+        }
+    }
+}
+
+/// The node's home blocks: the ranges of its list that are more than one address.
+#[must_use]
+pub fn home_blocks(node: &CiliumNode) -> Vec<IpNet> {
+    let listed = node.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
+    listed.filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc()).collect()
+}
+
+/// The single addresses that the node's list routes here.
+#[must_use]
+pub fn single_routes(node: &CiliumNode) -> Vec<IpAddr> {
+    let listed = node.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
+    listed.filter(|net| net.prefix_len() == net.max_prefix_len()).map(|net| net.addr()).collect()
+}
+
+/// What must change on this CiliumNode for an address that is attached here; none if it shows it already.
+#[must_use]
+pub fn show(node: &CiliumNode, shape: &Shape, shown: &Shown) -> Option<NodePatch> {
+    let mut pool = BTreeMap::new();
+    let wanted = PoolEntry { owner: shown.owner.clone(), resource: shown.resource.clone() };
+    for address in shown.addresses.iter().filter(|_| shape.pool) {
+        if node.spec.ipam.pool.get(&address.to_string()) != Some(&wanted) {
+            pool.insert(address.to_string(), Some(wanted.clone()));
+        }
+    }
+    let home = [home_blocks(node), shape.ranges.clone()].concat();
+    let mut routes = node.spec.ipam.pod_cidrs.clone();
+    for address in &shown.addresses {
+        let away = !contains(&home, *address);
+        let listed = routes.iter().any(|text| is_route_of(text, *address));
+        match (away, listed) {
+            (true, false) => routes.push(IpNet::from(*address).to_string()),
+            // Home again: its block leads here.
+            (false, true) => routes.retain(|text| !is_route_of(text, *address)),
+            _ => {}
+        }
+    }
+    patch(node, pool, routes)
+}
+
+/// What must change on this CiliumNode when these addresses are no longer attached here; none if it shows nothing of
+/// them. A key that nobody owns is Cilium's to give to anybody, and stays.
+#[must_use]
+pub fn hide(node: &CiliumNode, shape: &Shape, addresses: &[IpAddr]) -> Option<NodePatch> {
+    let owned = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| !entry.owner.is_empty());
+    let keys = addresses.iter().filter(|_| shape.pool).map(ToString::to_string).filter(owned);
+    let pool = keys.map(|key| (key, None)).collect();
+    let mut routes = node.spec.ipam.pod_cidrs.clone();
+    routes.retain(|text| !addresses.iter().any(|address| is_route_of(text, *address)));
+    patch(node, pool, routes)
+}
+
+/// What must change so that those of these addresses that stand in the pool for somebody of this kind are anybody's, with the
+/// signs that vouched for an owner; none if none does.
+#[must_use]
+pub fn disown(
+    node: &CiliumNode,
+    addresses: &[IpAddr],
+    whose: impl Fn(&PoolEntry) -> bool,
+) -> Option<NodePatch> {
+    let pool = &node.spec.ipam.pool;
+    let keys = addresses.iter().map(ToString::to_string);
+    let mut keys: BTreeMap<_, _> = keys
+        .filter(|key| pool.get(key).is_some_and(|entry| !entry.owner.is_empty() && whose(entry)))
+        .map(|key| (key, Some(PoolEntry::default())))
+        .collect();
+    if keys.is_empty() {
+        return None;
+    }
+    let signs = addresses.iter().filter_map(|address| barrier::of(node, *address));
+    keys.extend(signs.map(|sign| (sign.to_string(), None)));
+    Some(NodePatch::of_keys(node, keys))
+}
+
+fn patch(
+    node: &CiliumNode,
+    pool: BTreeMap<String, Option<PoolEntry>>,
+    routes: Vec<String>,
+) -> Option<NodePatch> {
+    let routes = (routes != node.spec.ipam.pod_cidrs).then_some(routes);
+    (!pool.is_empty() || routes.is_some()).then(|| NodePatch::of(node, pool, routes))
+}
+
+/// A CiliumNode as if it showed nothing of these addresses, neither a key nor a route of their own.
+#[must_use]
+pub fn without(mut node: CiliumNode, addresses: &[IpAddr]) -> CiliumNode {
+    let ipam = &mut node.spec.ipam;
+    ipam.pool.retain(|key, _| key.parse().is_ok_and(|key| !addresses.contains(&key)));
+    ipam.pod_cidrs.retain(|text| !addresses.iter().any(|address| is_route_of(text, *address)));
+    node
+}
+
+fn contains(ranges: &[IpNet], address: IpAddr) -> bool {
+    ranges.iter().any(|range| range.contains(&address))
+}
+
+fn is_route_of(text: &str, address: IpAddr) -> bool {
+    text.parse::<IpNet>().is_ok_and(|net| net == IpNet::from(address))
+}
+
+/// Why the CiliumNode does not show what it should.
+#[derive(Debug, Error)]
+pub enum ProjectionError {
+    /// There is none.
+    #[error("CiliumNode {node} does not exist; Cilium's agent on this node, or its operator, creates it")]
+    Missing {
+        /// The node.
+        node: String,
+    },
+    /// Others wrote it every time.
+    #[error("others changed CiliumNode {node} {MOST_TRIES} times in a row")]
+    Outrun {
+        /// The node.
+        node: String,
+    },
+    /// The server was of no help.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+}
+
+/// Reads a CiliumNode, live.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode>, ApiError> {
+    let nodes: Api<CiliumNode> = Api::all(api.client());
+    api.read(&format!("get CiliumNode {node}"), || nodes.get_opt(node)).await
+}
+
+/// Has the node's CiliumNode show an attached StickyIP. `known` is the object if it was just read.
+///
+/// # Errors
+/// See [`ProjectionError`]; if the server left doubt, the write may have happened.
+pub async fn put(
+    carrier: &mut Carrier<'_>,
+    node: &str,
+    shape: &Shape,
+    shown: &Shown,
+    known: Option<CiliumNode>,
+) -> Result<(), ProjectionError> {
+    change(carrier, node, known, |object| show(object, shape, shown))
+        .await?
+        .ok_or_else(|| ProjectionError::Missing { node: node.to_owned() })
+}
+
+/// Has the node's CiliumNode show nothing of addresses whose sandbox has ended. One that does not exist shows nothing.
+///
+/// # Errors
+/// See [`ProjectionError`].
+pub async fn remove(
+    carrier: &mut Carrier<'_>,
+    node: &str,
+    shape: &Shape,
+    addresses: &[IpAddr],
+) -> Result<(), ProjectionError> {
+    change(carrier, node, None, |object| hide(object, shape, addresses)).await.map(|_| ())
+}
+
+/// Reads, writes what must change, and reads again until nothing must; none if there is no such object.
+///
+/// # Errors
+/// See [`ProjectionError`].
+pub async fn change(
+    carrier: &mut Carrier<'_>,
+    node: &str,
+    mut known: Option<CiliumNode>,
+    decide: impl Fn(&CiliumNode) -> Option<NodePatch>,
+) -> Result<Option<()>, ProjectionError> {
+    for _ in 0..MOST_TRIES {
+        let object = match known.take() {
+            Some(object) => object,
+            None => match read_node(carrier.api(), node).await? {
+                Some(object) => object,
+                None => return Ok(None),
+            },
+        };
+        let Some(patch) = decide(&object) else { return Ok(Some(())) };
+        match carry(carrier, &patch).await {
+            Ok(()) => return Ok(Some(())),
+            Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
+            // Somebody was faster, or nobody knows: look again.
+            Err(ApiError::Refused { code: 409 | 412, .. }) => {}
+            Err(error) if error.leaves_doubt() => {
+                tracing::warn!(cilium_node = node, %error, "in doubt about a write; looking again");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        carrier.api().pause(&format!("patch CiliumNode {node}"), PAUSE).await?;
+    }
+    Err(ProjectionError::Outrun { node: node.to_owned() })
+}
+
+/// Sends one write to a CiliumNode.
+///
+/// # Errors
+/// The server's.
+pub async fn carry(carrier: &mut Carrier<'_>, patch: &NodePatch) -> Result<(), ApiError> {
+    let api = carrier.api().clone();
+    let nodes: Api<CiliumNode> = Api::all(api.client());
+    let what = format!("patch CiliumNode {}", patch.node);
+    let params = patch_params();
+    let mut body = patch.body();
+    // Every start of a pod waits for this, and a pool has many fields to keep owners of (docs/decisions/0024).
+    body["metadata"]["managedFields"] = json!([{}]);
+    let body = Patch::Merge(body);
+    // The answer is the whole object, which may be large, and nobody reads it.
+    let sent = async { api.once(&what, nodes.patch_metadata(&patch.node, &params, &body)).await };
+    carrier.witnessed(Sent::Node(patch), sent).await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests;

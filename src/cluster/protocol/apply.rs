@@ -1,0 +1,512 @@
+//! Carrying out one write with exactly its precondition. Must never decide anything, and never write without the
+//! precondition that the write names.
+
+use std::future::Future;
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::{Value, json};
+
+use crate::cluster::api::client::{ApiError, Connection};
+use crate::cluster::cilium::pool::NodePatch;
+use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING, retention_set};
+use crate::cluster::objects::{
+    AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, Holder,
+    StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, condition, labels,
+};
+use crate::cluster::protocol::write::{Unchanged, Write};
+use crate::policy::handover::{Attached, Takeover};
+use crate::policy::lifetime::retention::Retention;
+
+/// Who we are, in the fields that the API server keeps of every writer.
+pub const FIELD_MANAGER: &str = "sticky-ipam";
+
+/// The condition of a StickyIP whose address another holds.
+const CONFLICT: &str = "Conflict";
+/// Conditions that end when a pod is attached.
+const OF_UNATTACHED: &[&str] = &[CONFLICT, KEPT_IN_DOUBT, RELEASING];
+
+/// A write to the API server on its way.
+#[derive(Debug, Clone, Copy)]
+pub enum Sent<'a> {
+    /// One of the protocol.
+    Protocol(&'a Write),
+    /// One to the node's own CiliumNode.
+    Node(&'a NodePatch),
+    /// One to a pod of this name: what it asks of Cilium.
+    Pod(&'a str),
+    /// An event of this name: nothing rests on it.
+    Event(&'a str),
+}
+
+/// Told of every write, by number from 1. Tests stop a process there.
+pub trait Witness {
+    /// The write is about to be sent.
+    fn before(&self, number: usize, write: Sent<'_>) {
+        let _ = (number, write);
+    }
+    /// The write was sent, whatever came of it.
+    fn after(&self, number: usize, write: Sent<'_>) {
+        let _ = (number, write);
+    }
+}
+
+/// Watches nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Nobody;
+
+impl Witness for Nobody {}
+
+/// What came of a write.
+#[derive(Debug)]
+pub enum Carried {
+    /// A StickyIP was written; this is how it stands now.
+    Sticky(Box<StickyIP>),
+    /// A claim was written; this is how it stands now.
+    Claim(Box<AddressClaim>),
+    /// The object is gone, or going.
+    Deleted,
+    /// The world has moved on: the precondition did not hold. Read again.
+    Lost,
+}
+
+/// Carries writes out, one at a time.
+pub struct Carrier<'a> {
+    api: Connection,
+    witness: &'a dyn Witness,
+    count: usize,
+}
+
+impl<'a> Carrier<'a> {
+    /// A carrier over this connection.
+    #[must_use]
+    pub fn new(api: Connection, witness: &'a dyn Witness) -> Self {
+        Self { api, witness, count: 0 }
+    }
+
+    /// How many writes were sent.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn api(&self) -> &Connection {
+        &self.api
+    }
+
+    /// The connection, to start its time anew.
+    pub fn api_mut(&mut self) -> &mut Connection {
+        &mut self.api
+    }
+
+    /// Sends one write. `known` is the StickyIP as it was read, for the part of its status that grows; `pod` is the name
+    /// of the pod that is attached.
+    ///
+    /// # Errors
+    /// The server is of no help; if [`ApiError::leaves_doubt`], the write may have happened.
+    pub async fn carry(
+        &mut self,
+        write: &Write,
+        known: Option<&StickyIP>,
+        pod: &str,
+    ) -> Result<Carried, ApiError> {
+        if let Some((holder, uid)) = write.must_be_gone()
+            && self.is_there(holder, uid).await?
+        {
+            return Ok(Carried::Lost);
+        }
+        self.before(Sent::Protocol(write));
+        let sent = self.send(write, known, pod).await;
+        self.witness.after(self.count, Sent::Protocol(write));
+        match sent {
+            // Exists already, or changed; gone; not as the rules of the object's life want it: somebody was faster.
+            Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Carried::Lost),
+            other => other,
+        }
+    }
+
+    /// Sends a write of another kind under the witness's eyes.
+    ///
+    /// # Errors
+    /// The request's.
+    pub async fn witnessed<T>(
+        &mut self,
+        write: Sent<'_>,
+        request: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        self.before(write);
+        let sent = request.await;
+        self.witness.after(self.count, write);
+        sent
+    }
+
+    fn before(&mut self, write: Sent<'_>) {
+        self.count += 1;
+        self.witness.before(self.count, write);
+    }
+
+    /// A live look whether the StickyIP with this uid exists.
+    async fn is_there(&self, holder: &Holder, uid: &str) -> Result<bool, ApiError> {
+        let api: Api<StickyIP> = Api::namespaced(self.api.client(), &holder.namespace);
+        let what = format!("get StickyIP {holder}");
+        match self.api.read(&what, || api.get_metadata(&holder.name)).await {
+            Ok(found) => Ok(found.metadata.uid.as_deref() == Some(uid)),
+            Err(error) if error.says_gone(&holder.name) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
+        match write {
+            Write::CreateClaim { address, holder, phase, sticky_uid, origin, pod } => {
+                let (home, block) = origin.home_and_block();
+                let mut claim = AddressClaim::new(
+                    &ClaimName::of(*address).to_string(),
+                    AddressClaimSpec {
+                        address: *address,
+                        phase: *phase,
+                        holder: holder.clone(),
+                        sticky_uid: sticky_uid.clone(),
+                        home_node: home.map(str::to_owned),
+                        block: block.map(|block| block.to_string()),
+                        reason: None,
+                        pod: pod.clone(),
+                        released: None,
+                    },
+                );
+                if let Some(block) = block {
+                    let label = (labels::BLOCK.to_owned(), labels::block_value(block));
+                    claim.metadata.labels = Some([label].into());
+                }
+                let what = format!("create AddressClaim {address}");
+                let made = self.api.once(&what, self.claims().create(&params(), &claim)).await?;
+                Ok(Carried::Claim(Box::new(made)))
+            }
+            Write::AnswerClaim { address, at, refused } => {
+                let spec = match refused {
+                    None => json!({"phase": ClaimPhase::Granted}),
+                    Some(reason) => json!({"phase": ClaimPhase::Refused, "reason": clip(reason)}),
+                };
+                self.patch_claim(*address, at, spec).await
+            }
+            Write::SealClaim { address, at, sticky_uid } => {
+                let spec = json!({"phase": ClaimPhase::Bound, "stickyUid": sticky_uid, "released": null});
+                self.patch_claim(*address, at, spec).await
+            }
+            Write::RestClaim { address, at, released, .. } => {
+                let mut spec = json!({"phase": ClaimPhase::Resting});
+                if *released {
+                    spec["released"] = true.into();
+                }
+                self.patch_claim(*address, at, spec).await
+            }
+            Write::ForgetPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
+            Write::DeleteClaim { address, at } => {
+                let name = ClaimName::of(*address).to_string();
+                let what = format!("delete AddressClaim {address}");
+                self.api.once(&what, self.claims().delete(&name, &only_if(at))).await?;
+                Ok(Carried::Deleted)
+            }
+            Write::CreateSticky { key, addresses, claimant, workload, retention } => {
+                let spec = StickyIPSpec {
+                    addresses: addresses.clone(),
+                    claimant: *claimant,
+                    workload: workload.clone(),
+                    owners: Vec::new(),
+                    retention: *retention,
+                };
+                let mut object = StickyIP::new(&key.name, spec);
+                if *retention != Retention::default() {
+                    // Or the controller would take it for a person's word, and leave it for ever.
+                    object.metadata.annotations = Some(retention_set(*retention));
+                }
+                let what = format!("create StickyIP {key}");
+                let made = self.api.once(&what, self.stickies(key).create(&params(), &object)).await?;
+                Ok(Carried::Sticky(Box::new(made)))
+            }
+            Write::DeleteSticky { key, at } => {
+                let what = format!("delete StickyIP {key}");
+                self.api.once(&what, self.stickies(key).delete(&key.name, &only_if(at))).await?;
+                Ok(Carried::Deleted)
+            }
+            Write::Attach { key, at, attached, takeover } => {
+                let Some(known) = read_at(known, at) else { return Ok(Carried::Lost) };
+                let status = known.status.clone().unwrap_or_default();
+                self.put_status(key, known, attached_status(status, attached, *takeover, pod, now())).await
+            }
+            Write::Detach { key, at, proof } => {
+                // A merge patch takes a key out by null.
+                let mut status =
+                    json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
+                if let Some(proof) = proof {
+                    let Some(known) = status_at(known, at) else { return Ok(Carried::Lost) };
+                    status["handovers"] = json!(left_behind(known, *proof, now()).handovers);
+                }
+                self.patch_status(key, at, &status).await
+            }
+            Write::RecordMac { key, at, mac } => self.patch_status(key, at, &json!({"mac": mac})).await,
+            Write::MarkConflict { key, at, address, held_by } => {
+                let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
+                let generation = known.and_then(|known| known.metadata.generation);
+                let status = conflict_status(status, generation, key, *address, held_by, now());
+                self.patch_status(key, at, &status).await
+            }
+        }
+    }
+
+    async fn patch_claim(&self, address: IpAddr, at: &Unchanged, spec: Value) -> Result<Carried, ApiError> {
+        let name = ClaimName::of(address).to_string();
+        let mut metadata = metadata(at);
+        // Nobody but us writes claims, and keeping who wrote which field would be a quarter of the write (docs/decisions/0024).
+        metadata["managedFields"] = json!([{}]);
+        let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
+        let what = format!("patch AddressClaim {address}");
+        let made = self.api.once(&what, self.claims().patch(&name, &patch_params(), &patch)).await?;
+        Ok(Carried::Claim(Box::new(made)))
+    }
+
+    /// Writes the whole status of an object as it was read, if it still stands so. Cheaper for the server than a patch, and every start
+    /// of a pod waits for it (docs/decisions/0024).
+    async fn put_status(
+        &self,
+        key: &Holder,
+        known: &StickyIP,
+        status: StickyIPStatus,
+    ) -> Result<Carried, ApiError> {
+        // By this path the server takes the status alone. All else is there as it was read, with uid and resourceVersion: before 1.36, what
+        // a body lacks of the metadata would be nobody's any more.
+        let mut object = StickyIP { status: Some(status), ..known.clone() };
+        object.metadata.managed_fields = None;
+        let what = format!("update the status of StickyIP {key}");
+        let sent = self.stickies(key);
+        let made = self.api.once(&what, sent.replace_status(&key.name, &params(), &object)).await?;
+        Ok(Carried::Sticky(Box::new(made)))
+    }
+
+    async fn patch_status(&self, key: &Holder, at: &Unchanged, status: &Value) -> Result<Carried, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": metadata(at), "status": status}));
+        let what = format!("patch the status of StickyIP {key}");
+        let sent = self.stickies(key);
+        let made = self.api.once(&what, sent.patch_status(&key.name, &patch_params(), &patch)).await?;
+        Ok(Carried::Sticky(Box::new(made)))
+    }
+
+    fn claims(&self) -> Api<AddressClaim> {
+        Api::all(self.api.client())
+    }
+
+    fn stickies(&self, key: &Holder) -> Api<StickyIP> {
+        Api::namespaced(self.api.client(), &key.namespace)
+    }
+}
+
+fn params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// Every patch of ours names its writer.
+pub(crate) fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// In a merge patch these two make the server refuse it on any other state of the object.
+fn metadata(at: &Unchanged) -> Value {
+    json!({"uid": at.uid, "resourceVersion": at.resource_version})
+}
+
+fn only_if(at: &Unchanged) -> DeleteParams {
+    let preconditions =
+        Preconditions { uid: Some(at.uid.clone()), resource_version: Some(at.resource_version.clone()) };
+    DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
+}
+
+fn now() -> Timestamp {
+    // The schema's date-time knows seconds; more would only make two writes of one second differ.
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+/// The longest reason that a claim takes.
+const LONGEST_REASON: usize = 1024;
+
+fn clip(text: &str) -> &str {
+    &text[..text.floor_char_boundary(LONGEST_REASON)]
+}
+
+/// The object on which the write rests; none if another state of it is known.
+fn read_at<'a>(known: Option<&'a StickyIP>, at: &Unchanged) -> Option<&'a StickyIP> {
+    known.filter(|known| {
+        known.metadata.resource_version.as_deref() == Some(&at.resource_version)
+            && known.metadata.uid.as_deref() == Some(&at.uid)
+    })
+}
+
+fn status_at(known: Option<&StickyIP>, at: &Unchanged) -> Option<StickyIPStatus> {
+    Some(read_at(known, at)?.status.clone().unwrap_or_default())
+}
+
+fn attached_status(
+    mut status: StickyIPStatus,
+    attached: &Attached,
+    takeover: Option<Takeover>,
+    pod: &str,
+    now: Timestamp,
+) -> StickyIPStatus {
+    let from = status.attachment.as_ref().map(|old| old.node.clone());
+    // Away from a dead node, and to nobody yet: this is where it goes.
+    let begun = status.handovers.first().filter(|last| last.to.is_empty()).cloned();
+    if let Some(begun) = begun {
+        let reason = takeover.map_or(begun.reason, |why| reason_of(why).to_owned());
+        let (to, at) = (attached.node.clone(), Time(now));
+        status.handovers[0] = HandoverRecord { from: from.unwrap_or(begun.from), to, reason, at };
+    } else {
+        let last = status.handovers.first().map(|last| last.to.clone());
+        // The sandbox made anew on the same node is no move.
+        let moved = last.as_deref() != Some(&attached.node)
+            || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
+        if moved {
+            status.record(HandoverRecord {
+                from: from.or(last).unwrap_or_default(),
+                to: attached.node.clone(),
+                reason: takeover.map_or("the address was free", reason_of).to_owned(),
+                at: Time(now),
+            });
+        }
+    }
+    status.attachment = Some(Attachment {
+        node: attached.node.clone(),
+        pod_name: pod.to_owned(),
+        pod_uid: attached.pod_uid.clone(),
+        container_id: attached.container_id.clone(),
+        since: Time(now),
+    });
+    status.phase = Some(StickyPhase::Attached);
+    status.last_seen = Some(Time(now));
+    // What was said of an address that nobody had is no longer so.
+    status.conditions.retain(|condition| !OF_UNATTACHED.contains(&condition.kind.as_str()));
+    status
+}
+
+/// The status of a StickyIP that is taken off a dead node: the next attachment is a move from there, for this reason.
+fn left_behind(mut status: StickyIPStatus, proof: Takeover, now: Timestamp) -> StickyIPStatus {
+    if let Some(attachment) = status.attachment.take() {
+        let reason = reason_of(proof).to_owned();
+        status.record(HandoverRecord { from: attachment.node, to: String::new(), reason, at: Time(now) });
+    }
+    status
+}
+
+fn reason_of(takeover: Takeover) -> &'static str {
+    match takeover {
+        Takeover::SandboxReplaced => "the same pod has a new sandbox",
+        Takeover::LocalSandboxGone => "the old pod's sandbox on this node is gone",
+        Takeover::NodeGone => "the old node was deleted",
+        Takeover::OutOfService => "the old node is tainted out-of-service",
+    }
+}
+
+fn conflict_status(
+    mut status: StickyIPStatus,
+    generation: Option<i64>,
+    key: &Holder,
+    address: IpAddr,
+    held_by: &Holder,
+    now: Timestamp,
+) -> Value {
+    let conflict = Condition {
+        kind: CONFLICT.into(),
+        status: "True".into(),
+        reason: "ClaimedForAnother".into(),
+        message: format!(
+            "{address} of StickyIP {key} is claimed for StickyIP {held_by}; delete one of the two"
+        ),
+        last_transition_time: Time(now),
+        observed_generation: generation,
+    };
+    condition::set(&mut status.conditions, conflict);
+    json!({"phase": StickyPhase::Conflict, "conditions": status.conditions})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(node: &str, container: &str) -> Attached {
+        Attached { node: node.into(), pod_uid: "u".into(), container_id: container.into() }
+    }
+
+    #[test]
+    fn a_move_is_written_down_and_a_new_sandbox_on_the_same_node_is_none() {
+        let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
+        assert_eq!(first.handovers.len(), 1);
+        let again =
+            attached_status(first.clone(), &on("n1", "c2"), Some(Takeover::SandboxReplaced), "p", now());
+        assert_eq!(again.handovers.len(), 1);
+        assert_eq!(again.attachment.unwrap().container_id, "c2");
+        let moved = attached_status(first, &on("n2", "c3"), Some(Takeover::NodeGone), "p", now());
+        assert_eq!((&*moved.handovers[0].from, &*moved.handovers[0].to), ("n1", "n2"));
+    }
+
+    #[test]
+    fn a_move_off_a_dead_node_keeps_its_reason_whoever_detached_first() {
+        let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
+        let taken = attached_status(first.clone(), &on("n2", "c2"), Some(Takeover::OutOfService), "p", now());
+        let left = left_behind(first, Takeover::OutOfService, now());
+        assert_eq!((&*left.handovers[0].from, &*left.handovers[0].to), ("n1", ""));
+        let detached = attached_status(left, &on("n2", "c2"), None, "p", now());
+        assert_eq!(detached.handovers, taken.handovers);
+        assert!(detached.handovers[0].reason.contains("out-of-service"));
+    }
+
+    #[test]
+    fn an_attachment_ends_what_was_said_of_an_address_that_nobody_had() {
+        let key = |name: &str| Holder { namespace: "db".into(), name: name.into() };
+        let address = "10.0.0.1".parse().unwrap();
+        let marked =
+            conflict_status(StickyIPStatus::default(), Some(3), &key("a"), address, &key("b"), now());
+        assert_eq!(marked["conditions"][0]["observedGeneration"], 3);
+        let message = marked["conditions"][0]["message"].as_str().unwrap();
+        assert!(message.contains("db/a") && message.contains("db/b"), "{message}");
+        let mut status: StickyIPStatus = serde_json::from_value(marked).unwrap();
+        status.conditions.push(Condition { kind: "Other".into(), ..status.conditions[0].clone() });
+        let attached = attached_status(status, &on("n1", "c1"), None, "p", now());
+        let kinds: Vec<&str> = attached.conditions.iter().map(|condition| condition.kind.as_str()).collect();
+        assert_eq!(kinds, ["Other"]);
+    }
+
+    #[test]
+    fn what_a_newer_version_says_in_the_status_is_carried_along() {
+        let known = json!({"phase": "Retained", "mac": "02:00:00:00:00:01", "weather": {"wind": "north"}});
+        let status: StickyIPStatus = serde_json::from_value(known).unwrap();
+        let written = json!(attached_status(status, &on("n1", "c1"), None, "p", now()));
+        assert_eq!(written["weather"], json!({"wind": "north"}));
+        assert_eq!((&written["phase"], &written["mac"]), (&json!("Attached"), &json!("02:00:00:00:00:01")));
+    }
+
+    #[test]
+    fn a_status_that_grew_is_not_written_over() {
+        let mut known = StickyIP::new(
+            "db-0",
+            StickyIPSpec {
+                addresses: vec!["10.0.0.1".parse().unwrap()],
+                claimant: crate::cluster::objects::ClaimantRef {
+                    kind: crate::cluster::objects::ClaimantKind::Pod,
+                    ordinal: None,
+                },
+                workload: Default::default(),
+                owners: Vec::new(),
+                retention: Retention::default(),
+            },
+        );
+        known.metadata.uid = Some("u1".into());
+        known.metadata.resource_version = Some("7".into());
+        let at = |version: &str| Unchanged { uid: "u1".into(), resource_version: version.into() };
+        assert!(status_at(Some(&known), &at("7")).is_some());
+        assert!(status_at(Some(&known), &at("8")).is_none());
+        assert!(status_at(None, &at("7")).is_none());
+    }
+}

@@ -1,0 +1,376 @@
+//! Which addresses a claimant without a StickyIP could have: those that its earlier attempts hold, those that it is
+//! pinned to, then a Sticky pool's, then the node's own. Must never propose an address of the node's block before the
+//! node's store has reserved it, and never one of any node's block as a Sticky pool's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, ListParams};
+use sha2::{Digest, Sha256};
+
+use crate::alloc::range::Family;
+use crate::cluster::api::client::{ApiError, Connection};
+use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::objects::ip_pool::overlaps;
+use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
+use crate::cluster::protocol::bind::{Ground, WalkError};
+use crate::cluster::protocol::step::Candidate;
+use crate::cluster::protocol::view::Origin;
+use crate::policy::selection::selector::Selector;
+
+/// How many addresses of a pool's range are looked at: more than anybody claims, and the end of a search in a /64.
+const MOST_TRIED: u128 = 1 << 17;
+
+/// What the cluster has to offer: read once an ADD, and only for a claimant that has nothing yet.
+#[derive(Debug, Default)]
+pub struct Offer {
+    pools: Vec<IPPool>,
+    /// The labels of this node, read only if a pool asks for them.
+    labels: BTreeMap<String, String>,
+    own: Vec<AddressClaim>,
+    /// The blocks of all nodes, read only for an address of a Sticky pool and for one that nobody else knows.
+    blocks: Option<Vec<(String, IpNet)>>,
+}
+
+impl Offer {
+    /// Reads the Sticky pools and what the claimant's earlier attempts left.
+    ///
+    /// # Errors
+    /// The server is of no help.
+    pub async fn read(api: &Connection, key: &Holder, node: &str) -> Result<Self, WalkError> {
+        let pools: Api<IPPool> = Api::all(api.client());
+        let claims: Api<AddressClaim> = Api::all(api.client());
+        let of_key = ListParams::default()
+            .fields(&format!("spec.holder.namespace={},spec.holder.name={}", key.namespace, key.name));
+        let every = ListParams::default();
+        let (pools, own) = tokio::try_join!(
+            api.read("list IPPools", || pools.list(&every)),
+            api.read("list AddressClaims", || claims.list(&of_key)),
+        )?;
+        let pools = usable(pools.items);
+        let mut labels = BTreeMap::new();
+        if pools.iter().any(|pool| pool.spec.node_selector.is_some()) {
+            let nodes: Api<Node> = Api::all(api.client());
+            let found = api.read(&format!("get Node {node}"), || nodes.get_metadata_opt(node)).await?;
+            labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
+        }
+        Ok(Self { pools, labels, own: own.items, blocks: None })
+    }
+
+    /// What these pools have to offer to a claimant of which nothing is known. For a pin alone, of which `blocks` are those nodes'
+    /// blocks in which it lies: the node's labels, by which pools are chosen, and other blocks are not in it.
+    #[must_use]
+    pub fn of_pools_alone(pools: Vec<IPPool>, blocks: Vec<(String, IpNet)>) -> Self {
+        Self { pools: usable(pools), blocks: Some(blocks), ..Self::default() }
+    }
+
+    /// Where an address comes from.
+    ///
+    /// # Errors
+    /// The server is of no help, or the node's store is not, or somebody on this node has it.
+    pub async fn origin(
+        &mut self,
+        api: &Connection,
+        address: IpAddr,
+        ground: &mut dyn Ground,
+    ) -> Result<Origin, WalkError> {
+        if let Some(origin) = of_sticky_pool(&self.pools, address)
+            && !ground.is_own(address)
+            && !self.blocks(api).await?.iter().any(|(_, block)| block.contains(&address))
+        {
+            return Ok(origin);
+        }
+        match ground.reserve_this(address)? {
+            Origin::Nowhere => self.of_another_node(api, address, ground.node()).await,
+            origin => Ok(origin),
+        }
+    }
+
+    /// Whether another node's block has the address: that node must grant it then.
+    async fn of_another_node(
+        &mut self,
+        api: &Connection,
+        address: IpAddr,
+        own: &str,
+    ) -> Result<Origin, WalkError> {
+        let blocks = self.blocks(api).await?;
+        let found = blocks.iter().find(|(home, block)| home != own && block.contains(&address));
+        Ok(found.map_or(Origin::Nowhere, |(home, block)| Origin::ForeignBlock {
+            home: home.clone(),
+            block: *block,
+        }))
+    }
+
+    /// The blocks of all nodes, by one live look.
+    async fn blocks(&mut self, api: &Connection) -> Result<&[(String, IpNet)], WalkError> {
+        Ok(match &mut self.blocks {
+            Some(blocks) => blocks,
+            none => none.insert(all_blocks(api).await?),
+        })
+    }
+
+    /// A pin's addresses with their origins.
+    ///
+    /// # Errors
+    /// As [`Offer::origin`].
+    pub async fn pinned(
+        &mut self,
+        api: &Connection,
+        addresses: &[IpAddr],
+        ground: &mut dyn Ground,
+    ) -> Result<Vec<Candidate>, WalkError> {
+        let mut candidates = Vec::new();
+        for address in addresses {
+            candidates.push(match self.left(*address) {
+                Some(claim) => again(claim, ground)?,
+                None => Candidate { address: *address, origin: self.origin(api, *address, ground).await? },
+            });
+        }
+        Ok(candidates)
+    }
+
+    /// One candidate a family that the node's pods have. `kept` are those of an earlier choice, which are as good as before unless they
+    /// are to be avoided.
+    pub async fn candidates(
+        &mut self,
+        api: &Connection,
+        key: &Holder,
+        kept: &[Candidate],
+        avoid: &BTreeSet<IpAddr>,
+        ground: &mut dyn Ground,
+    ) -> Result<Vec<Candidate>, WalkError> {
+        let mut candidates = Vec::new();
+        for family in ground.families() {
+            let mut again_good = kept.iter().filter(|one| !avoid.contains(&one.address));
+            if let Some(kept) = again_good.find(|one| Family::of(one.address) == family) {
+                candidates.push(kept.clone());
+                continue;
+            }
+            let mut of_family = self.own.iter().filter(|claim| Family::of(claim.spec.address) == family);
+            let left = of_family.find(|claim| {
+                claim.spec.phase != ClaimPhase::Refused
+                    && claim.spec.released != Some(true)
+                    && !avoid.contains(&claim.spec.address)
+            });
+            let candidate = match left {
+                Some(claim) => Some(again(claim, ground)?),
+                None => match self.of_pools(api, key, family, avoid, ground).await? {
+                    Some(candidate) => Some(candidate),
+                    None => ground.reserve_any(family, avoid)?,
+                },
+            };
+            candidates.push(candidate.ok_or(WalkError::Exhausted { family })?);
+        }
+        Ok(candidates)
+    }
+
+    /// Whether a pool is for the pods of this node. A selector that cannot be read picks nobody.
+    fn serves(&self, pool: &IPPool) -> bool {
+        pool.spec.node_selector.as_ref().is_none_or(|written| {
+            Selector::check(written).is_ok_and(|selector| selector.matches(&self.labels))
+        })
+    }
+
+    fn left(&self, address: IpAddr) -> Option<&AddressClaim> {
+        self.own.iter().find(|claim| claim.spec.address == address)
+    }
+
+    /// A free address of a Sticky pool. Where the search starts depends on the claimant, so that claimants that come at
+    /// once do not all try the same.
+    async fn of_pools(
+        &mut self,
+        api: &Connection,
+        key: &Holder,
+        family: Family,
+        avoid: &BTreeSet<IpAddr>,
+        ground: &dyn Ground,
+    ) -> Result<Option<Candidate>, WalkError> {
+        let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
+        if !self
+            .pools
+            .iter()
+            .any(|pool| self.serves(pool) && pool.spec.cidrs.iter().any(|range| of_family(&range)))
+        {
+            return Ok(None);
+        }
+        let blocks: Vec<IpNet> = self.blocks(api).await?.iter().map(|(_, block)| *block).collect();
+        let claims: Api<AddressClaim> = Api::all(api.client());
+        for pool in self.pools.iter().filter(|pool| self.serves(pool)) {
+            for range in pool.spec.cidrs.iter().filter(of_family) {
+                let inside = |block: &&IpNet| range.contains(*block) || block.contains(range);
+                let inside: Vec<&IpNet> = blocks.iter().filter(inside).collect();
+                if inside.iter().any(|block| block.contains(range)) {
+                    continue;
+                }
+                let of_range = ListParams::default().labels(&format!(
+                    "{}={}",
+                    labels::BLOCK,
+                    labels::block_value(*range)
+                ));
+                let listed = api.read("list AddressClaims", || claims.list_metadata(&of_range)).await?;
+                let taken: BTreeSet<String> =
+                    listed.items.into_iter().filter_map(|claim| claim.metadata.name).collect();
+                let free = |address: &IpAddr| {
+                    !avoid.contains(address)
+                        && !pool.excludes(*address)
+                        && !ground.is_own(*address)
+                        && !inside.iter().any(|block| block.contains(address))
+                        && !taken.contains(&crate::cluster::objects::ClaimName::of(*address).to_string())
+                };
+                if let Some(address) = search(*range, start(key), free) {
+                    return Ok(Some(Candidate { address, origin: Origin::StickyPool { range: *range } }));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Where an address comes from by the pools that may be used alone; none if it is of no pool. Whoever asks has made sure that it is of
+/// no node's block.
+pub fn of_sticky_pool(pools: &[IPPool], address: IpAddr) -> Option<Origin> {
+    pools.iter().find_map(|pool| {
+        let range = *pool.spec.cidrs.iter().find(|range| range.contains(&address))?;
+        Some(if pool.excludes(address) { Origin::Nowhere } else { Origin::StickyPool { range } })
+    })
+}
+
+/// The Sticky pools that may be used, in the order of the manual: the highest priority first, then by name.
+pub fn usable(mut pools: Vec<IPPool>) -> Vec<IPPool> {
+    let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
+    pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
+    pools.retain(|pool| {
+        pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none() && !pool.is_refused()
+    });
+    pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
+    pools
+}
+
+/// The home blocks of all nodes.
+async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, WalkError> {
+    let nodes: Api<CiliumNode> = Api::all(api.client());
+    let every = ListParams::default();
+    let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
+        // Without Cilium's kinds there are no blocks.
+        Err(ApiError::Refused { code: 404, .. }) => return Ok(Vec::new()),
+        listed => listed?,
+    };
+    let blocks = listed.items.iter().flat_map(|node| {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        home_blocks(node).into_iter().map(move |block| (name.clone(), block))
+    });
+    Ok(blocks.collect())
+}
+
+/// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been lost since.
+fn again(claim: &AddressClaim, ground: &mut dyn Ground) -> Result<Candidate, WalkError> {
+    let mut origin = origin_of(claim, ground.node());
+    if matches!(origin, Origin::OwnBlock { .. }) {
+        match ground.reserve_this(claim.spec.address)? {
+            Origin::Nowhere => {}
+            // Whoever is not the node itself asks it again, should the claim be gone by now.
+            as_reserved => origin = as_reserved,
+        }
+    }
+    Ok(Candidate { address: claim.spec.address, origin })
+}
+
+fn origin_of(claim: &AddressClaim, node: &str) -> Origin {
+    let block = claim.spec.block.as_deref().and_then(|block| block.parse::<IpNet>().ok());
+    let block = block.unwrap_or_else(|| IpNet::from(claim.spec.address));
+    match &claim.spec.home_node {
+        None => Origin::StickyPool { range: block },
+        Some(home) if home == node => Origin::OwnBlock { node: home.clone(), block },
+        Some(home) => Origin::ForeignBlock { home: home.clone(), block },
+    }
+}
+
+fn start(key: &Holder) -> u128 {
+    let digest = Sha256::digest(key.to_string().as_bytes());
+    digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u128::from(*byte))
+}
+
+/// The first address from `start` on, going round, that is free. Network and broadcast address are none of them.
+fn search(range: IpNet, start: u128, free: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+    let bits = u32::from(range.max_prefix_len() - range.prefix_len());
+    let (first, last) = match (range, bits) {
+        // A range of one or two is all addresses.
+        (_, 0) => (0, 0),
+        (_, 1) => (0, 1),
+        (IpNet::V4(_), bits) => (1, (1u128 << bits) - 2),
+        (IpNet::V6(_), bits) => (1, 1u128.checked_shl(bits).unwrap_or(0).wrapping_sub(1)),
+    };
+    let size = (last - first).saturating_add(1);
+    let at = |offset: u128| match range {
+        IpNet::V4(v4) => {
+            let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+            IpAddr::from(std::net::Ipv4Addr::from_bits(v4.network().to_bits().saturating_add(offset)))
+        }
+        IpNet::V6(v6) => IpAddr::from(std::net::Ipv6Addr::from_bits(v6.network().to_bits() | offset)),
+    };
+    let start = start % size;
+    (0..size.min(MOST_TRIED)).map(|step| at(first + (start + step) % size)).find(|address| free(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(range: &str, start: u128) -> Vec<IpAddr> {
+        let found = std::cell::RefCell::new(Vec::new());
+        let none = search(range.parse().unwrap(), start, |address| {
+            found.borrow_mut().push(*address);
+            false
+        });
+        assert_eq!(none, None);
+        found.into_inner()
+    }
+
+    #[test]
+    fn every_usable_address_is_tried_once_from_any_start() {
+        for start in [0, 1, 5, u128::from(u64::MAX)] {
+            let mut tried = all("10.0.0.0/29", start);
+            tried.sort();
+            let texts: Vec<String> = tried.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6"]);
+        }
+        assert_eq!(all("10.0.0.9/32", 7).len(), 1);
+        assert_eq!(all("10.0.0.8/31", 7).len(), 2);
+    }
+
+    #[test]
+    fn a_pool_that_was_refused_for_what_it_overlaps_is_not_used() {
+        let pool = |status: &str, reason: &str| -> IPPool {
+            let condition = serde_json::json!({"type": "Ready", "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            serde_json::from_value(
+                serde_json::json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
+                "metadata": {"name": "p"}, "spec": {"cidrs": ["10.0.8.0/22"], "use": "Sticky"},
+                "status": {"conditions": [condition]}}),
+            )
+            .unwrap()
+        };
+        for (status, reason, is_used) in [
+            ("False", "OverlapsBlock", false),
+            ("False", "Overlaps", false),
+            ("False", "Full", true),
+            ("True", "InUse", true),
+        ] {
+            assert_eq!(usable(vec![pool(status, reason)]).len(), usize::from(is_used), "{reason}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_found_address_is_of_the_range(address: IpAddr, bits in 0u8..=128, start: u64) {
+            let bits = if address.is_ipv4() { bits.min(32) } else { bits };
+            let range = IpNet::new(address, bits).unwrap().trunc();
+            let found = search(range, u128::from(start), |_| true).unwrap();
+            prop_assert!(range.contains(&found), "{found} is not of {range}");
+        }
+    }
+}

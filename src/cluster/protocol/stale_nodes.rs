@@ -1,0 +1,273 @@
+//! Which other node still shows an address with which nobody is attached. Whoever deletes a StickyIP by hand while it is attached takes
+//! the attachment with it; but the node of its pod shows the address until that pod has ended.
+//!
+//! Must never be the ground of a right: it only has the claimant's next pod wait.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, ListParams};
+
+use crate::cluster::api::client::{ApiError, Connection};
+use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::cilium::pool::{read_node, single_routes};
+use crate::cluster::objects::ClaimPhase;
+use crate::cluster::pod;
+use crate::cluster::protocol::step::{Seen, Step, Waiting};
+use crate::cluster::protocol::write::Write;
+
+/// What a walk knows of those who may live with its addresses though no object says so.
+#[derive(Debug, Default)]
+pub struct Lookout {
+    /// Addresses whose claims this walk itself has made, or sealed when it had looked where that was due. Of these nobody else has
+    /// had a right since.
+    own: BTreeSet<IpAddr>,
+    /// The node that was found last, and what it showed.
+    found: Option<(String, IpAddr)>,
+}
+
+impl Lookout {
+    /// Told of a write of this walk that has succeeded.
+    pub fn has_written(&mut self, write: &Write) {
+        if let Write::CreateClaim { address, .. } | Write::SealClaim { address, .. } = write {
+            self.own.insert(*address);
+        }
+    }
+
+    /// The step, or what is to be waited for before it: a node other than this one that shows an address for somebody, unless there is
+    /// the proof that its pods are gone which a takeover needs. By a live look, so only where a StickyIP may have vanished: neither
+    /// where the StickyIP was attached before, nor where this walk has made all.
+    ///
+    /// # Errors
+    /// The server is of no help.
+    pub async fn before(
+        &mut self,
+        step: Step,
+        seen: &Seen<'_>,
+        api: &Connection,
+        node: &str,
+    ) -> Result<Step, ApiError> {
+        let in_question = self.in_question(&step, seen);
+        if in_question.is_empty() {
+            return Ok(step);
+        }
+        // As long as it shows the address, all others say nothing new.
+        let known = self.found.take().filter(|(_, address)| in_question.contains(address));
+        self.found = match known {
+            Some((known, address)) if still_shows(api, &known, address).await? => Some((known, address)),
+            _ => showing(api, node, &in_question).await?,
+        };
+        Ok(match self.found.clone() {
+            Some((node, address)) => Step::Wait(Waiting::Shown { address, node }),
+            None => step,
+        })
+    }
+
+    /// The addresses that this step is about to make usable, or brings nearer to it, and that may be with somebody.
+    fn in_question(&self, step: &Step, seen: &Seen<'_>) -> Vec<IpAddr> {
+        let Step::Do(write) = step else { return Vec::new() };
+        match write {
+            Write::RestClaim { address, .. } => vec![*address],
+            // Somebody else has rested it: the pod's own node may, whose agent is about to attach the pod again.
+            Write::SealClaim { address, .. } => {
+                let rests = seen.claims.get(address).is_some_and(|claim| claim.phase == ClaimPhase::Resting);
+                rests.then_some(*address).into_iter().collect()
+            }
+            Write::Attach { .. } => {
+                let new = seen.sticky.filter(|sticky| sticky.never_attached());
+                let addresses = new.into_iter().flat_map(|sticky| sticky.addresses.iter().copied());
+                addresses.filter(|address| !self.own.contains(address)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A node other than this one that shows one of the addresses for somebody who may live.
+async fn showing(
+    api: &Connection,
+    node: &str,
+    addresses: &[IpAddr],
+) -> Result<Option<(String, IpAddr)>, ApiError> {
+    let nodes: Api<CiliumNode> = Api::all(api.client());
+    let every = ListParams::default();
+    let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
+        // Without Cilium's kinds nothing is shown.
+        Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
+        listed => listed?,
+    };
+    for found in &listed.items {
+        let Some(name) = found.metadata.name.as_deref().filter(|name| *name != node) else { continue };
+        let shown = addresses.iter().find(|address| shows(found, **address));
+        if let Some(address) = shown
+            && may_live(api, name).await?
+        {
+            return Ok(Some((name.to_owned(), *address)));
+        }
+    }
+    Ok(None)
+}
+
+async fn still_shows(api: &Connection, node: &str, address: IpAddr) -> Result<bool, ApiError> {
+    let (found, lives) = tokio::try_join!(read_node(api, node), may_live(api, node))?;
+    Ok(lives && found.is_some_and(|found| shows(&found, address)))
+}
+
+/// Whether the pods of a node may live.
+async fn may_live(api: &Connection, node: &str) -> Result<bool, ApiError> {
+    let nodes: Api<Node> = Api::all(api.client());
+    let found = api.read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
+    Ok(pod::node_state(found.as_ref()).proof_of_death().is_none())
+}
+
+fn shows(node: &CiliumNode, address: IpAddr) -> bool {
+    let key = node.spec.ipam.pool.get(&address.to_string());
+    key.is_some_and(|entry| !entry.owner.is_empty()) || single_routes(node).contains(&address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::api::canned::Canned;
+    use crate::cluster::protocol::view::{ClaimView, StickyView};
+    use crate::cluster::protocol::write::Unchanged;
+    use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
+
+    const NODES: &str = "/apis/cilium.io/v2/ciliumnodes";
+
+    fn sticky(status: Value) -> StickyView {
+        let object = json!({"metadata": {"name": "db-0", "namespace": "db", "uid": "u"},
+            "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod"},
+                     "workload": {"apiVersion": "v1", "kind": "Pod", "name": "db-0"}}, "status": status});
+        StickyView::from(&serde_json::from_value(object).unwrap())
+    }
+
+    fn claims(phase: &str) -> BTreeMap<IpAddr, ClaimView> {
+        let claim = json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
+            "stickyUid": "u", "holder": {"namespace": "db", "name": "db-0"}}});
+        let claim = ClaimView::from(&serde_json::from_value(claim).unwrap());
+        [(claim.address, claim)].into()
+    }
+
+    fn seen<'a>(sticky: &'a StickyView, claims: &'a BTreeMap<IpAddr, ClaimView>) -> Seen<'a> {
+        let (old_node, old_pod) = (NodeState::Unknown, OldPod::Unknown);
+        Seen { sticky: Some(sticky), claims, old_node, old_pod, old_sandbox: OldSandbox::MayLive }
+    }
+
+    fn at() -> Unchanged {
+        Unchanged { uid: "u".into(), resource_version: "1".into() }
+    }
+
+    fn seal() -> Write {
+        Write::SealClaim { address: "10.0.0.1".parse().unwrap(), at: at(), sticky_uid: "u".into() }
+    }
+
+    fn attach(sticky: &StickyView) -> Step {
+        let attached = Attached { node: "n2".into(), pod_uid: "p".into(), container_id: "c".into() };
+        Step::Do(Write::Attach { key: sticky.key.clone(), at: at(), attached, takeover: None })
+    }
+
+    fn cilium_node(name: &str, owner: Option<&str>) -> Value {
+        let pool = owner.map(|owner| json!({"10.0.0.1": {"owner": owner}})).unwrap_or_default();
+        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": name},
+               "spec": {"ipam": {"pool": pool}}})
+    }
+
+    /// Three nodes, of which n1 shows the address for somebody.
+    fn cluster(owner: Option<&str>) -> std::sync::Arc<Canned> {
+        let server = Canned::new();
+        let nodes = [cilium_node("n0", None), cilium_node("n1", owner), cilium_node("n2", Some("db/other"))];
+        let list =
+            json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNodeList", "metadata": {}, "items": nodes});
+        server.answer(NODES, list);
+        server.answer(&format!("{NODES}/n1"), cilium_node("n1", owner));
+        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "status": ready});
+        server.answer("/api/v1/nodes/n1", node);
+        server
+    }
+
+    fn line(server: &std::sync::Arc<Canned>) -> Connection {
+        Connection::with_client(server.client(), Path::new("canned"), Duration::from_secs(10))
+    }
+
+    #[tokio::test]
+    async fn nobody_is_asked_where_the_stickyip_was_attached_before_or_this_walk_made_its_claims() {
+        let server = cluster(Some("db/db-0"));
+        let api = line(&server);
+        let (bound, granted) = (claims("Bound"), claims("Granted"));
+        let before = sticky(json!({"lastSeen": "2026-01-01T00:00:00Z"}));
+        let mut lookout = Lookout::default();
+        let step = lookout.before(attach(&before), &seen(&before, &bound), &api, "n2").await.unwrap();
+        assert_eq!(step, attach(&before));
+        let new = sticky(json!({}));
+        let step = lookout.before(Step::Do(seal()), &seen(&new, &granted), &api, "n2").await.unwrap();
+        assert_eq!(step, Step::Do(seal()));
+        lookout.has_written(&seal());
+        let step = lookout.before(attach(&new), &seen(&new, &bound), &api, "n2").await.unwrap();
+        assert_eq!((step, server.asked()), (attach(&new), vec![]));
+    }
+
+    #[tokio::test]
+    async fn whoever_else_rested_or_sealed_a_claim_has_a_new_stickyip_wait_for_the_node_that_shows_it() {
+        let server = cluster(Some("db/db-0"));
+        let api = line(&server);
+        let new = sticky(json!({}));
+        let rest = Write::RestClaim {
+            address: "10.0.0.1".parse().unwrap(),
+            at: at(),
+            holder: new.key.clone(),
+            gone_uid: "gone".into(),
+            released: false,
+        };
+        let steps = [(Step::Do(rest), "Bound"), (Step::Do(seal()), "Resting"), (attach(&new), "Bound")];
+        for (step, phase) in steps {
+            let claims = claims(phase);
+            let waits = Lookout::default().before(step.clone(), &seen(&new, &claims), &api, "n2").await;
+            let shown = Waiting::Shown { address: "10.0.0.1".parse().unwrap(), node: "n1".into() };
+            assert_eq!(waits.unwrap(), Step::Wait(shown), "{step:?}");
+            // What its own node shows does not keep it.
+            let (seen, api) = (seen(&new, &claims), line(&cluster(None)));
+            let own = Lookout::default().before(step.clone(), &seen, &api, "n2").await;
+            assert_eq!(own.unwrap(), step);
+        }
+    }
+
+    #[tokio::test]
+    async fn while_a_node_shows_the_address_that_node_alone_is_asked() {
+        let server = cluster(Some("db/db-0"));
+        let api = line(&server);
+        let (new, claims) = (sticky(json!({})), claims("Bound"));
+        let mut lookout = Lookout::default();
+        let lists = |asked: Vec<String>| asked.iter().filter(|asked| asked.ends_with("ciliumnodes")).count();
+        for look in 0..5 {
+            let step = lookout.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
+            assert!(matches!(step, Step::Wait(_)), "{step:?}");
+            assert_eq!(lists(server.asked()), usize::from(look == 0));
+        }
+        // Gone from there, it may be on another by now.
+        server.answer(&format!("{NODES}/n1"), cilium_node("n1", None));
+        let moved = [cilium_node("n1", None), cilium_node("n3", Some("db/db-0"))];
+        let list =
+            json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNodeList", "metadata": {}, "items": moved});
+        server.answer(NODES, list);
+        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n3"}, "status": ready});
+        server.answer("/api/v1/nodes/n3", node);
+        let step = lookout.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
+        assert!(matches!(&step, Step::Wait(Waiting::Shown { node, .. }) if node == "n3"), "{step:?}");
+        assert_eq!(lists(server.asked()), 1);
+        // A node that is gone for good shows nothing.
+        server.answer(&format!("{NODES}/n3"), cilium_node("n3", Some("db/db-0")));
+        server.forget("/api/v1/nodes/n3");
+        let step = lookout.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
+        assert_eq!(step, attach(&new));
+    }
+}

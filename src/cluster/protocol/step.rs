@@ -1,0 +1,429 @@
+//! The next step of a pod on its way to its address. Must never look further than one write: after each the shell
+//! reads again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use thiserror::Error;
+
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
+use crate::cluster::protocol::adopted;
+use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
+use crate::cluster::protocol::write::{Unchanged, Write};
+use crate::policy::handover;
+use crate::policy::handover::{
+    Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,
+};
+use crate::policy::lifetime::retention::Retention;
+
+/// An address that the pod could have.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// The address.
+    pub address: IpAddr,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Who asks for what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// The sandbox that would be attached.
+    pub asker: Attached,
+    /// The StickyIP's namespace and name.
+    pub key: Holder,
+    /// What the name stands for.
+    pub claimant: ClaimantRef,
+    /// The workload.
+    pub workload: WorkloadRef,
+    /// How long the addresses are to be kept.
+    pub retention: Retention,
+    /// One address a family, for the case that there is no StickyIP yet. Addresses whose claims name this very
+    /// StickyIP as holder come first: resting ones, and those of an attempt that crashed.
+    pub candidates: Vec<Candidate>,
+    /// The candidates are a pin: these addresses or none.
+    pub pinned: bool,
+    /// Where the addresses of an existing StickyIP come from, for a claim that is yet to be made or was lost. Absent means nowhere.
+    pub origins: BTreeMap<IpAddr, Origin>,
+    /// The asker itself, if it runs already with the addresses that it asks for.
+    pub running: Option<ClaimedPod>,
+}
+
+impl Ask {
+    /// The claims to read: those of the candidates and of the StickyIP's addresses.
+    #[must_use]
+    pub fn claims_to_read(&self, sticky: Option<&StickyView>) -> BTreeSet<IpAddr> {
+        let candidates = self.candidates.iter().map(|candidate| candidate.address);
+        candidates.chain(sticky.into_iter().flat_map(|sticky| sticky.addresses.iter().copied())).collect()
+    }
+}
+
+/// What was read, live, for this step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen<'a> {
+    /// The StickyIP, if it exists.
+    pub sticky: Option<&'a StickyView>,
+    /// The claims that exist, of [`Ask::claims_to_read`].
+    pub claims: &'a BTreeMap<IpAddr, ClaimView>,
+    /// The node of the attachment.
+    pub old_node: NodeState,
+    /// The pod of the attachment.
+    pub old_pod: OldPod,
+    /// What our node knows of the attachment, if it names our node.
+    pub old_sandbox: OldSandbox,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Carry out this write, then read again, whether it succeeded or not.
+    Do(Write),
+    /// The pod has these addresses.
+    Done(Vec<IpAddr>),
+    /// Read again a little later, until the deadline.
+    Wait(Waiting),
+    /// Undo these, as far as they succeed, then propose other candidates than the ones to avoid.
+    TryAnother {
+        /// Unsealed claims of ours.
+        undo: Vec<Write>,
+        /// Addresses that others hold.
+        avoid: BTreeSet<IpAddr>,
+    },
+    /// Undo these, as far as they succeed, and fail.
+    Refuse {
+        /// Unsealed claims of ours.
+        undo: Vec<Write>,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    /// The home node's answer.
+    Grant {
+        /// The address.
+        address: IpAddr,
+        /// The node.
+        home: String,
+    },
+    /// The StickyIP is being deleted.
+    Deletion,
+    /// The end of a pod whose StickyIP is gone, and whose address another node still shows.
+    Shown {
+        /// The address.
+        address: IpAddr,
+        /// The node.
+        node: String,
+    },
+    /// The old holder.
+    Handover(WaitReason),
+}
+
+/// Why a pod is refused; the text goes to the runtime and to an event.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// The StickyIP's name belongs to another workload.
+    #[error("StickyIP {key} belongs to {kind} {name}; rename one of the two workloads")]
+    NameTaken {
+        /// The StickyIP.
+        key: Holder,
+        /// The other workload's kind.
+        kind: String,
+        /// Its name.
+        name: String,
+    },
+    /// A pin asks for other addresses than those that the claimant has.
+    #[error("pinned to {asked:?}, but StickyIP {key} has {has:?}; release it first")]
+    PinDiffers {
+        /// The StickyIP.
+        key: Holder,
+        /// The pinned addresses.
+        asked: Vec<IpAddr>,
+        /// Its addresses.
+        has: Vec<IpAddr>,
+    },
+    /// The address lies in no pool and no block.
+    #[error("{address} lies in no IPPool and no node's block; add it to a pool of use Sticky")]
+    OutsideEveryPool {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Another holds the pinned address.
+    #[error("{address} is held by StickyIP {holder}")]
+    HeldByAnother {
+        /// The address.
+        address: IpAddr,
+        /// Who holds it.
+        holder: Holder,
+    },
+    /// The home node refused.
+    #[error("{address} was refused by its home node {home}: {reason}")]
+    HomeRefused {
+        /// The address.
+        address: IpAddr,
+        /// The node.
+        home: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// An attached StickyIP's address is another's: a person must look.
+    #[error(
+        "StickyIP {key} is attached and its address {address} is claimed for {holder}; delete one of the two"
+    )]
+    Conflict {
+        /// The StickyIP.
+        key: Holder,
+        /// The address.
+        address: IpAddr,
+        /// Who holds the claim.
+        holder: Holder,
+    },
+    /// The old holder stands in the way.
+    #[error("StickyIP {key} is with another pod: {why:?}")]
+    Handover {
+        /// The StickyIP.
+        key: Holder,
+        /// Why.
+        why: RefuseReason,
+    },
+}
+
+/// The next step.
+#[must_use]
+pub fn next(ask: &Ask, seen: &Seen<'_>) -> Step {
+    match seen.sticky {
+        Some(sticky) => with_sticky(ask, seen, sticky),
+        None => without_sticky(ask, seen),
+    }
+}
+
+fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
+    let refuse = |why| Step::Refuse { undo: Vec::new(), why };
+    if sticky.deleting {
+        return Step::Wait(Waiting::Deletion);
+    }
+    if sticky.claimant != ask.claimant.kind
+        || sticky.workload.kind != ask.workload.kind
+        || sticky.workload.name != ask.workload.name
+    {
+        let WorkloadRef { kind, name, .. } = sticky.workload.clone();
+        return refuse(Refusal::NameTaken { key: sticky.key.clone(), kind, name });
+    }
+    // Claims of an attempt that lost the race for the name: they can never be sealed to this StickyIP.
+    let left_over = seen.claims.values().find(|claim| {
+        claim.holder == ask.key && claim.unsealed() && !sticky.addresses.contains(&claim.address)
+    });
+    if let Some(claim) = left_over {
+        return Step::Do(delete(claim));
+    }
+    let asked: Vec<IpAddr> = ask.candidates.iter().map(|candidate| candidate.address).collect();
+    if ask.pinned && asked.iter().any(|address| !sticky.addresses.contains(address)) {
+        return refuse(Refusal::PinDiffers { key: sticky.key.clone(), asked, has: sticky.addresses.clone() });
+    }
+    // What is lost comes first: nothing more is claimed for a StickyIP that cannot stay.
+    let mut claims = sticky.addresses.iter().filter_map(|address| seen.claims.get(address));
+    if let Some(claim) = claims.find(|claim| is_lost(claim, sticky)) {
+        return give_way(sticky, claim);
+    }
+    for address in &sticky.addresses {
+        if let Some(step) = seal(ask, seen, sticky, *address) {
+            return step;
+        }
+    }
+    let first = awaited(sticky, seen.claims).map(|(first, _)| first);
+    let first = first.filter(|first| first.pod_uid != ask.asker.pod_uid);
+    let situation = handover::Situation {
+        attached: sticky.attached.as_ref().or(first.as_ref()),
+        asker: &ask.asker,
+        old_node: seen.old_node,
+        old_pod: seen.old_pod,
+        old_sandbox: seen.old_sandbox,
+    };
+    let attach = |takeover| Step::Do(attach(sticky, &ask.asker, takeover));
+    match handover::decide(&situation) {
+        Handover::AlreadyAttached => Step::Done(sticky.addresses.clone()),
+        Handover::Attach => attach(None),
+        Handover::TakeOver(reason) => attach(Some(reason)),
+        Handover::Wait(why) => Step::Wait(Waiting::Handover(why)),
+        Handover::Refuse(why) => refuse(Refusal::Handover { key: sticky.key.clone(), why }),
+    }
+}
+
+/// The attachment of a sandbox to a StickyIP that nobody has and somebody had. Its claims were sealed then and are as long as it stands;
+/// whoever attaches by this state alone must look all the same, beside it: people delete claims by hand.
+#[must_use]
+pub fn attach_again(sticky: &StickyView, asker: &Attached) -> Option<Write> {
+    let is_free = sticky.attached.is_none() && sticky.was_attached && !sticky.deleting && !sticky.in_conflict;
+    is_free.then(|| attach(sticky, asker, None))
+}
+
+fn attach(sticky: &StickyView, asker: &Attached, takeover: Option<Takeover>) -> Write {
+    Write::Attach { key: sticky.key.clone(), at: at_sticky(sticky), attached: asker.clone(), takeover }
+}
+
+/// The running pod for which a StickyIP was made and to which it has yet to be attached, as the attachment that it will be.
+/// Whoever else asks comes after it: it may live with the address.
+#[must_use]
+pub fn awaited<'a>(
+    sticky: &StickyView,
+    claims: &'a BTreeMap<IpAddr, ClaimView>,
+) -> Option<(Attached, &'a ClaimedPod)> {
+    if sticky.attached.is_some() || sticky.was_attached {
+        return None;
+    }
+    let own = sticky.addresses.iter().filter_map(|address| claims.get(address));
+    let mut own = own.filter(|claim| claim.holder == sticky.key);
+    own.find_map(|claim| {
+        let (node, pod) = (claim.home_node.clone()?, claim.pod.as_ref()?);
+        let attached = Attached { node, pod_uid: pod.uid.clone(), container_id: adopted(&pod.uid) };
+        Some((attached, pod))
+    })
+}
+
+/// Whether the address of a StickyIP is another's, or was refused.
+fn is_lost(claim: &ClaimView, sticky: &StickyView) -> bool {
+    claim.holder != sticky.key || claim.phase == ClaimPhase::Refused
+}
+
+fn give_way(sticky: &StickyView, claim: &ClaimView) -> Step {
+    let (key, address, holder) = (sticky.key.clone(), claim.address, claim.holder.clone());
+    match &sticky.attached {
+        // Nobody is attached, so this StickyIP is an attempt that lost: undo it.
+        None => Step::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
+        Some(_) => Step::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, holder } },
+    }
+}
+
+/// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to it.
+fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Option<Step> {
+    let Some(claim) = seen.claims.get(&address) else {
+        let origin = ask.origins.get(&address).cloned().unwrap_or(Origin::Nowhere);
+        return Some(match create(ask, address, &origin, Some(&sticky.uid)) {
+            Some(write) => Step::Do(write),
+            None => Step::Refuse { undo: Vec::new(), why: Refusal::OutsideEveryPool { address } },
+        });
+    };
+    if claim.sealed_to(&sticky.uid) {
+        return None;
+    }
+    Some(match claim.phase {
+        ClaimPhase::Refused => give_way(sticky, claim),
+        ClaimPhase::Requested => {
+            Step::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
+        }
+        // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply replaced:
+        // the claim rests first, which needs the live proof that the other uid is gone.
+        ClaimPhase::Bound => Step::Do(Write::RestClaim {
+            address,
+            at: at_claim(claim),
+            holder: claim.holder.clone(),
+            gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
+            released: false,
+        }),
+        ClaimPhase::Granted | ClaimPhase::Resting => {
+            Step::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
+        }
+    })
+}
+
+fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
+    let mut avoid = BTreeSet::new();
+    let mut refusal = None;
+    let mut missing = None;
+    let mut waiting = None;
+    for Candidate { address, origin } in &ask.candidates {
+        let address = *address;
+        match seen.claims.get(&address) {
+            // It is claimed when the StickyIP stands, and sealed to it by the same write.
+            None if origin.is_anybodys() => {}
+            None => match create(ask, address, origin, None) {
+                Some(write) => missing = missing.or(Some(write)),
+                None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
+            },
+            // The pod that it was claimed for may live with it, and nothing that is attached keeps it from us.
+            // Or it was let go for good, and only who names it gets it.
+            Some(claim)
+                if claim.holder != ask.key
+                    || claim.is_with_another(&ask.asker.pod_uid)
+                    || (claim.released && !ask.pinned) =>
+            {
+                avoid.insert(address);
+                refusal = refusal.or(Some(Refusal::HeldByAnother { address, holder: claim.holder.clone() }));
+            }
+            Some(claim) => {
+                let home = claim.home_node.clone().unwrap_or_default();
+                match claim.phase {
+                    ClaimPhase::Refused => {
+                        avoid.insert(address);
+                        let reason = claim.reason.clone().unwrap_or_default();
+                        refusal = refusal.or(Some(Refusal::HomeRefused { address, home, reason }));
+                    }
+                    ClaimPhase::Requested => waiting = waiting.or(Some(Waiting::Grant { address, home })),
+                    // Bound without a StickyIP, or resting: this claimant's own, from an earlier life.
+                    ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting => {}
+                }
+            }
+        }
+    }
+    if let Some(why) = refusal {
+        let ours = |claim: &&ClaimView| claim.holder == ask.key && claim.unsealed();
+        let undo = |keep: &dyn Fn(&ClaimView) -> bool| {
+            seen.claims.values().filter(ours).filter(|claim| !keep(claim)).map(delete).collect()
+        };
+        return if ask.pinned || avoid.is_empty() {
+            Step::Refuse { undo: undo(&|_| false), why }
+        } else {
+            // The claim on the other family's address is still good.
+            Step::TryAnother { undo: undo(&|claim| !avoid.contains(&claim.address)), avoid }
+        };
+    }
+    if let Some(write) = missing {
+        return Step::Do(write);
+    }
+    if let Some(waiting) = waiting {
+        return Step::Wait(waiting);
+    }
+    Step::Do(Write::CreateSticky {
+        key: ask.key.clone(),
+        addresses: ask.candidates.iter().map(|candidate| candidate.address).collect(),
+        claimant: ask.claimant,
+        workload: ask.workload.clone(),
+        retention: ask.retention,
+    })
+}
+
+/// The home node's answer to a claim, once its store has said whether it could reserve the address for the holder.
+/// None if it is not this node's to answer.
+#[must_use]
+pub fn answer(node: &str, claim: &ClaimView, reserved: Result<(), String>) -> Option<Write> {
+    (claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(node))
+        .then(|| Write::AnswerClaim { address: claim.address, at: at_claim(claim), refused: reserved.err() })
+}
+
+/// What a DEL writes: nothing, unless this very sandbox is attached. A late or repeated DEL of an old one frees
+/// nothing that a newer pod holds.
+#[must_use]
+pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
+    let ours = sticky.attached.as_ref().is_some_and(|attached| attached.container_id == container_id);
+    ours.then(|| Write::Detach { key: sticky.key.clone(), at: at_sticky(sticky), proof: None })
+}
+
+fn create(ask: &Ask, address: IpAddr, origin: &Origin, sticky_uid: Option<&str>) -> Option<Write> {
+    Write::create_claim(address, &ask.key, origin, sticky_uid, ask.running.as_ref())
+}
+
+pub(crate) fn delete(claim: &ClaimView) -> Write {
+    Write::DeleteClaim { address: claim.address, at: at_claim(claim) }
+}
+
+pub(crate) fn at_claim(claim: &ClaimView) -> Unchanged {
+    Unchanged { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
+}
+
+/// The state of a StickyIP on which a write rests.
+#[must_use]
+pub fn at_sticky(sticky: &StickyView) -> Unchanged {
+    Unchanged { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
+}

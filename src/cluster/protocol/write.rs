@@ -1,0 +1,228 @@
+//! The writes of the protocol, each with the precondition that makes it safe. Must never be sent without it.
+
+use std::net::IpAddr;
+
+use kube::ResourceExt;
+
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
+use crate::policy::handover::{Attached, Takeover};
+use crate::policy::lifetime::retention::Retention;
+
+use crate::cluster::protocol::view::Origin;
+
+/// The state of an object on which a write rests.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Unchanged {
+    /// The object's uid.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub resource_version: String,
+}
+
+impl Unchanged {
+    /// The state in which this object was read.
+    #[must_use]
+    pub fn of(object: &impl ResourceExt) -> Self {
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            resource_version: object.resource_version().unwrap_or_default(),
+        }
+    }
+}
+
+/// One write. Creations fail if the name exists; all others if the object is not exactly as it was read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// Create a claim: take the lock on an address, or ask its home node for it.
+    CreateClaim {
+        /// The address.
+        address: IpAddr,
+        /// For whom.
+        holder: Holder,
+        /// Granted or Requested; Bound exactly if it is sealed at once.
+        phase: ClaimPhase,
+        /// The uid of the StickyIP that it is sealed to, if that stands already.
+        sticky_uid: Option<String>,
+        /// Where the address comes from.
+        origin: Origin,
+        /// The pod that has the address already, if its home node is asked for that.
+        pod: Option<ClaimedPod>,
+    },
+    /// The home node's answer to a Requested claim.
+    AnswerClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+        /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own store.
+        refused: Option<String>,
+    },
+    /// Seal a Granted or Resting claim to a StickyIP that has this address and this uid; never a Bound one.
+    SealClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+        /// The StickyIP's uid.
+        sticky_uid: String,
+    },
+    /// Let a claim rest whose StickyIP is gone.
+    RestClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+        /// The StickyIP that it was sealed to.
+        holder: Holder,
+        /// The uid that must be gone, by a live read right before this write.
+        gone_uid: String,
+        /// Whether its former holder is not to have it again.
+        released: bool,
+    },
+    /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
+    ForgetPod {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+    },
+    /// Delete a claim that is unsealed, or has rested.
+    DeleteClaim {
+        /// The address.
+        address: IpAddr,
+        /// Precondition.
+        at: Unchanged,
+    },
+    /// Create a StickyIP: bind a claimant's name to addresses whose claims it holds, or will hold before anybody is attached.
+    CreateSticky {
+        /// Namespace and name.
+        key: Holder,
+        /// The addresses.
+        addresses: Vec<IpAddr>,
+        /// What the name stands for.
+        claimant: ClaimantRef,
+        /// The workload.
+        workload: WorkloadRef,
+        /// How long the addresses are kept, as the pod asks.
+        retention: Retention,
+    },
+    /// Delete a StickyIP to which nobody is attached.
+    DeleteSticky {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+    },
+    /// Attach a sandbox.
+    Attach {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The sandbox.
+        attached: Attached,
+        /// Why it takes another's place; none if nobody was attached.
+        takeover: Option<Takeover>,
+    },
+    /// Detach the sandbox that is attached.
+    Detach {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The proof that its node is dead; none if the sandbox came to its end.
+        proof: Option<Takeover>,
+    },
+    /// Write down the MAC that the attached pod has.
+    RecordMac {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The MAC.
+        mac: String,
+    },
+    /// Say on a StickyIP that another holds one of its addresses.
+    MarkConflict {
+        /// Namespace and name.
+        key: Holder,
+        /// Precondition.
+        at: Unchanged,
+        /// The address.
+        address: IpAddr,
+        /// Who holds it.
+        held_by: Holder,
+    },
+}
+
+impl Write {
+    /// Creates the claim of a holder on an address that comes from there; none if it must not be claimed. For a StickyIP that stands
+    /// it is sealed at once, unless a home node must be asked first.
+    #[must_use]
+    pub fn create_claim(
+        address: IpAddr,
+        holder: &Holder,
+        origin: &Origin,
+        sticky_uid: Option<&str>,
+        pod: Option<&ClaimedPod>,
+    ) -> Option<Self> {
+        let first = origin.first_phase()?;
+        let is_asked = first == ClaimPhase::Requested;
+        let sticky_uid = sticky_uid.filter(|_| !is_asked).map(str::to_owned);
+        Some(Self::CreateClaim {
+            address,
+            holder: holder.clone(),
+            phase: if sticky_uid.is_some() { ClaimPhase::Bound } else { first },
+            sticky_uid,
+            origin: origin.clone(),
+            pod: pod.filter(|_| is_asked).cloned(),
+        })
+    }
+
+    /// The write in two words, for logs and metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::CreateClaim { .. } => "create claim",
+            Self::AnswerClaim { .. } => "answer claim",
+            Self::SealClaim { .. } => "seal claim",
+            Self::RestClaim { .. } => "rest claim",
+            Self::ForgetPod { .. } => "forget pod",
+            Self::DeleteClaim { .. } => "delete claim",
+            Self::CreateSticky { .. } => "create StickyIP",
+            Self::DeleteSticky { .. } => "delete StickyIP",
+            Self::Attach { .. } => "attach",
+            Self::Detach { .. } => "detach",
+            Self::RecordMac { .. } => "record MAC",
+            Self::MarkConflict { .. } => "mark conflict",
+        }
+    }
+
+    /// What must not have changed; none for creations, whose precondition is that the name is free.
+    #[must_use]
+    pub fn precondition(&self) -> Option<&Unchanged> {
+        match self {
+            Self::CreateClaim { .. } | Self::CreateSticky { .. } => None,
+            Self::AnswerClaim { at, .. }
+            | Self::SealClaim { at, .. }
+            | Self::RestClaim { at, .. }
+            | Self::ForgetPod { at, .. }
+            | Self::DeleteClaim { at, .. }
+            | Self::DeleteSticky { at, .. }
+            | Self::Attach { at, .. }
+            | Self::Detach { at, .. }
+            | Self::RecordMac { at, .. }
+            | Self::MarkConflict { at, .. } => Some(at),
+        }
+    }
+
+    /// The StickyIP and uid that a live read must show to be gone right before this write. A uid never comes back,
+    /// so what the read shows stays true.
+    #[must_use]
+    pub fn must_be_gone(&self) -> Option<(&Holder, &str)> {
+        match self {
+            Self::RestClaim { holder, gone_uid, .. } => Some((holder, gone_uid)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The settings under the one key that is ours, `sticky`.
+//!
+//! A new field is added to [`StickyConf`], to [`FIELDS`] and to `StickyConf::read`, and the tests then ask for it in the
+//! schema and in the reference. The cluster's settings are in [`crate::cni::config::cluster`].
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::cni::config::cluster::ClusterConf;
+use crate::cni::config::fields::{Fields, nearest};
+use crate::cni::config::ipam::DEFAULT_DATA_DIR;
+use crate::cni::error::{CniError, shown};
+use crate::names::PodIdentity;
+use crate::policy::lifetime::duration::parse_duration;
+
+/// Every key that may stand under `sticky`.
+pub const FIELDS: &[&str] = &[
+    "pods",
+    "excludePods",
+    "retention",
+    "onExhaustion",
+    "statusWhenExhausted",
+    "lockTimeout",
+    "waitForOldPod",
+    "logFile",
+    "logLevel",
+    "logMaxFiles",
+    "bootIDFile",
+    "dataDir",
+    "cluster",
+];
+
+/// How long a verb waits for the store's lock, unless told otherwise.
+pub const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an ADD waits for the pod that had the address before, unless told otherwise.
+pub const DEFAULT_WAIT_FOR_OLD_POD: Duration = Duration::from_secs(30);
+/// The longest wait that may be configured; runtimes give up long before.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// How many log files are kept, unless told otherwise.
+pub const DEFAULT_LOG_MAX_FILES: usize = 5;
+/// The most log files that may be kept.
+pub const MOST_LOG_FILES: u64 = 1000;
+/// Where the kernel tells one boot from another.
+pub const DEFAULT_BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
+
+/// How long a sticky address is kept for its pod after the pod has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retention {
+    /// Until someone releases it.
+    Forever,
+    /// That long after the last DEL.
+    For(Duration),
+}
+
+/// What happens when a new pod comes and nothing is free but addresses kept for pods that are away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnExhaustion {
+    /// The ADD fails; what is kept stays kept.
+    Fail,
+    /// The address that was kept longest is given away.
+    Reclaim,
+}
+
+/// What STATUS says when no address is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusWhenExhausted {
+    /// Ready: a full pool must not turn the node NotReady.
+    Ready,
+    /// Not available (code 50), as the specification has it.
+    NotReady,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Failures only.
+    Error,
+    /// What an operator should look at.
+    Warn,
+    /// A line a verb.
+    Info,
+    /// Decisions on the way.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl LogLevel {
+    /// The level's name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// A pattern of pods, `namespace/name`, where `*` stands for any run of characters and `?` for one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPattern {
+    namespace: String,
+    name: String,
+}
+
+impl PodPattern {
+    /// Reads a pattern; on failure a sentence about it.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let allowed = |part: &str| {
+            !part.is_empty()
+                && part
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-' | b'*' | b'?'))
+        };
+        match text.split_once('/') {
+            Some((namespace, name)) if allowed(namespace) && allowed(name) => {
+                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+            }
+            _ => Err(format!(
+                "{text:?} is not a pod pattern; write namespace/name with '*' and '?' as wildcards, \
+                 such as \"databases/*\" or \"*/web-?\""
+            )),
+        }
+    }
+
+    /// Whether the pod is meant.
+    pub fn matches(&self, pod: &PodIdentity) -> bool {
+        glob(self.namespace.as_bytes(), pod.namespace().as_bytes())
+            && glob(self.name.as_bytes(), pod.name().as_bytes())
+    }
+}
+
+impl fmt::Display for PodPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Matches with one point of return, the last `*`: time grows with the product of the lengths, never faster.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(b) if *b == b'?' || *b == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((star_p, star_t)) => {
+                    star = Some((star_p, star_t + 1));
+                    p = star_p + 1;
+                    t = star_t + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|b| *b == b'*')
+}
+
+/// What is kept, for whom and how long, and how the plugin behaves while doing so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StickyConf {
+    /// Pods whose addresses are kept.
+    pub pods: Vec<PodPattern>,
+    /// Pods among those whose addresses are not kept.
+    pub exclude_pods: Vec<PodPattern>,
+    /// How long addresses are kept.
+    pub retention: Retention,
+    /// What happens when only kept addresses are left.
+    pub on_exhaustion: OnExhaustion,
+    /// What STATUS says when nothing is free.
+    pub status_when_exhausted: StatusWhenExhausted,
+    /// How long a verb waits for the store's lock.
+    pub lock_timeout: Duration,
+    /// How long an ADD waits for the pod that had the address before.
+    pub wait_for_old_pod: Duration,
+    /// Where the log goes; standard error when absent.
+    pub log_file: Option<PathBuf>,
+    /// How much is logged.
+    pub log_level: LogLevel,
+    /// How many log files are kept.
+    pub log_max_files: usize,
+    /// The file whose content differs from boot to boot.
+    pub boot_id_file: PathBuf,
+    /// Beside `delegate`, where no `ipam` says it: the directory that holds a directory for every network.
+    pub data_dir: PathBuf,
+    /// How the cluster is asked; absent when this node decides alone.
+    pub cluster: Option<ClusterConf>,
+}
+
+impl Default for StickyConf {
+    fn default() -> Self {
+        Self {
+            pods: vec![PodPattern { namespace: "*".to_owned(), name: "*".to_owned() }],
+            exclude_pods: Vec::new(),
+            retention: Retention::Forever,
+            on_exhaustion: OnExhaustion::Fail,
+            status_when_exhausted: StatusWhenExhausted::Ready,
+            lock_timeout: DEFAULT_LOCK_TIMEOUT,
+            wait_for_old_pod: DEFAULT_WAIT_FOR_OLD_POD,
+            log_file: None,
+            log_level: LogLevel::Info,
+            log_max_files: DEFAULT_LOG_MAX_FILES,
+            boot_id_file: PathBuf::from(DEFAULT_BOOT_ID_FILE),
+            data_dir: PathBuf::from(DEFAULT_DATA_DIR),
+            cluster: None,
+        }
+    }
+}
+
+impl StickyConf {
+    /// Whether the pod's address is kept.
+    pub fn selects(&self, pod: &PodIdentity) -> bool {
+        self.pods.iter().any(|p| p.matches(pod)) && !self.exclude_pods.iter().any(|p| p.matches(pod))
+    }
+
+    /// Reads what is needed to open the store as ADD opened it. Which boot it is must not be guessed: a wrong one
+    /// looks like a reboot, and frees the addresses of pods that run.
+    pub(crate) fn read_leniently(fields: &Fields<'_>, warnings: &mut Vec<String>) -> Result<Self, CniError> {
+        let error = match Self::read(fields) {
+            Ok(read) => return Ok(read),
+            Err(error) => error,
+        };
+        let boot_id_file = fields.absolute_path("bootIDFile")?;
+        let data_dir = fields.absolute_path("dataDir")?;
+        warnings.push(error.to_string());
+        let default = Self::default();
+        Ok(Self {
+            lock_timeout: wait(fields, "lockTimeout").ok().flatten().unwrap_or(default.lock_timeout),
+            log_file: fields.absolute_path("logFile").ok().flatten(),
+            cluster: fields
+                .object("cluster")
+                .and_then(|cluster| cluster.map(|cluster| ClusterConf::read(&cluster)).transpose())
+                .ok()
+                .flatten(),
+            boot_id_file: boot_id_file.unwrap_or(default.boot_id_file),
+            data_dir: data_dir.unwrap_or(default.data_dir),
+            ..Self::default()
+        })
+    }
+
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, CniError> {
+        if let Some(unknown) = fields.keys().find(|key| !FIELDS.contains(key)) {
+            let hint = nearest(unknown, FIELDS).unwrap_or_default();
+            let value = fields.get(unknown).map(shown).unwrap_or_else(|| "null".to_owned());
+            return Err(CniError::invalid_config(
+                &fields.path_of(unknown),
+                format!(
+                    "no such field (its value is {value}); did you mean {hint:?}? Known: {}",
+                    FIELDS.join(", ")
+                ),
+            ));
+        }
+        let default = Self::default();
+        Ok(Self {
+            pods: patterns(fields, "pods")?.unwrap_or(default.pods),
+            exclude_pods: patterns(fields, "excludePods")?.unwrap_or_default(),
+            retention: retention(fields)?.unwrap_or(default.retention),
+            on_exhaustion: choice(
+                fields,
+                "onExhaustion",
+                &[("fail", OnExhaustion::Fail), ("reclaim", OnExhaustion::Reclaim)],
+            )?
+            .unwrap_or(default.on_exhaustion),
+            status_when_exhausted: choice(
+                fields,
+                "statusWhenExhausted",
+                &[("ready", StatusWhenExhausted::Ready), ("notReady", StatusWhenExhausted::NotReady)],
+            )?
+            .unwrap_or(default.status_when_exhausted),
+            lock_timeout: wait(fields, "lockTimeout")?.unwrap_or(default.lock_timeout),
+            wait_for_old_pod: wait(fields, "waitForOldPod")?.unwrap_or(default.wait_for_old_pod),
+            log_file: fields.absolute_path("logFile")?,
+            log_level: choice(
+                fields,
+                "logLevel",
+                &[LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace]
+                    .map(|level| (level.as_str(), level)),
+            )?
+            .unwrap_or(default.log_level),
+            log_max_files: log_max_files(fields)?.unwrap_or(default.log_max_files),
+            boot_id_file: fields.absolute_path("bootIDFile")?.unwrap_or(default.boot_id_file),
+            data_dir: fields.absolute_path("dataDir")?.unwrap_or(default.data_dir),
+            cluster: fields.object("cluster")?.map(|cluster| ClusterConf::read(&cluster)).transpose()?,
+        })
+    }
+}
+
+fn patterns(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<PodPattern>>, CniError> {
+    let Some(texts) = fields.strings(key)? else { return Ok(None) };
+    let read = |(i, text): (usize, &str)| {
+        PodPattern::new(text)
+            .map_err(|problem| CniError::invalid_config(&format!("{}[{i}]", fields.path_of(key)), problem))
+    };
+    texts.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
+}
+
+fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
+    let Some(text) = fields.string("retention")? else { return Ok(None) };
+    if text == "Forever" {
+        return Ok(Some(Retention::Forever));
+    }
+    parse_duration(text).map(|time| Some(Retention::For(time))).ok_or_else(|| {
+        CniError::invalid_config(
+            &fields.path_of("retention"),
+            format!(
+                "{text:?} is not a retention; write \"Forever\" or a duration such as \"72h\" or \"1h30m\""
+            ),
+        )
+    })
+}
+
+pub(crate) fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
+    let Some(text) = fields.string(key)? else { return Ok(None) };
+    match parse_duration(text).filter(|time| *time <= LONGEST_WAIT) {
+        Some(time) => Ok(Some(time)),
+        None => Err(CniError::invalid_config(
+            &fields.path_of(key),
+            format!("{text:?} is not a duration of at most 10m; write one such as \"10s\" or \"1m30s\""),
+        )),
+    }
+}
+
+pub(crate) fn choice<T: Copy>(
+    fields: &Fields<'_>,
+    key: &str,
+    known: &[(&str, T)],
+) -> Result<Option<T>, CniError> {
+    let Some(text) = fields.string(key)? else { return Ok(None) };
+    match known.iter().find(|(word, _)| *word == text) {
+        Some((_, value)) => Ok(Some(*value)),
+        None => {
+            let words: Vec<String> = known.iter().map(|(word, _)| format!("{word:?}")).collect();
+            let problem = format!("{text:?} is none of {}", words.join(", "));
+            Err(CniError::invalid_config(&fields.path_of(key), problem))
+        }
+    }
+}
+
+fn log_max_files(fields: &Fields<'_>) -> Result<Option<usize>, CniError> {
+    match fields.number("logMaxFiles")? {
+        None => Ok(None),
+        Some(number @ 1..=MOST_LOG_FILES) => Ok(usize::try_from(number).ok()),
+        Some(number) => Err(CniError::invalid_config(
+            &fields.path_of("logMaxFiles"),
+            format!("{number} is not between 1 and {MOST_LOG_FILES}"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! `CNI_ARGS`: pairs `KEY=value`, split by semicolons, that a runtime passes about a container.
+
+use crate::cni::config::ipam::RequestedAddress;
+use crate::cni::error::{CniError, clipped};
+use crate::names::PodIdentity;
+
+/// What is known of `CNI_ARGS`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct CniArgs {
+    pub(crate) ip: Option<RequestedAddress>,
+    pub(crate) pod: Option<PodIdentity>,
+}
+
+impl CniArgs {
+    /// Reads the pairs. Keys are told apart by case; unknown ones are refused unless `IgnoreUnknown` is set.
+    pub(crate) fn parse(text: &str) -> Result<Self, CniError> {
+        let mut parsed = Self::default();
+        if text.is_empty() {
+            return Ok(parsed);
+        }
+        let (mut namespace, mut name, mut uid) = (None, None, None);
+        let mut ignore_unknown = false;
+        let mut unknown = Vec::new();
+        for pair in text.split(';') {
+            let Some((key, value)) = pair.split_once('=').filter(|(_, value)| !value.contains('=')) else {
+                return Err(refused(pair, "is not a pair; write KEY=value, with ';' between pairs"));
+            };
+            match key {
+                "IgnoreUnknown" => {
+                    ignore_unknown = parse_bool(value).ok_or_else(|| refused(pair, BOOL_RULE))?
+                }
+                "IP" if value.is_empty() => parsed.ip = None,
+                "IP" => {
+                    let address = RequestedAddress::parse(value).ok_or_else(|| {
+                        refused(pair, "is not an IP address; write one such as IP=10.1.0.9")
+                    })?;
+                    parsed.ip = Some(address);
+                }
+                "K8S_POD_NAMESPACE" => namespace = Some(value),
+                "K8S_POD_NAME" => name = Some(value),
+                "K8S_POD_UID" => uid = Some(value),
+                // The container id again; the one in the environment is what counts.
+                "K8S_POD_INFRA_CONTAINER_ID" => {}
+                _ => unknown.push(pair),
+            }
+        }
+        if let (Some(pair), false) = (unknown.first(), ignore_unknown) {
+            return Err(refused(pair, "is not known; keys are case-sensitive, or add IgnoreUnknown=1"));
+        }
+        parsed.pod = read_pod(namespace, name, uid)?;
+        Ok(parsed)
+    }
+}
+
+/// Both namespace and name make a pod. Cri-tools and cnitool pass them empty or not at all: then there is none.
+/// Half a pod tells no two apart, so it is none either; but a forged half is still refused.
+fn read_pod(
+    namespace: Option<&str>,
+    name: Option<&str>,
+    uid: Option<&str>,
+) -> Result<Option<PodIdentity>, CniError> {
+    match (namespace.filter(|s| !s.is_empty()), name.filter(|s| !s.is_empty())) {
+        (Some(namespace), Some(name)) => PodIdentity::new(namespace, name, uid).map(Some),
+        (None, None) => Ok(None),
+        (None, Some(name)) => PodIdentity::new("default", name, uid).map(|_| None),
+        (Some(namespace), None) => PodIdentity::new(namespace, "pod", uid).map(|_| None),
+    }
+}
+
+const BOOL_RULE: &str = "is neither true nor false; write IgnoreUnknown=1 or IgnoreUnknown=0";
+
+fn parse_bool(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" => Some(true),
+        "0" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+fn refused(pair: &str, why: &str) -> CniError {
+    CniError::invalid_environment(format!("CNI_ARGS: {:?} {why}", clipped(pair)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pod_is_taken_from_what_containerd_passes() {
+        let args = CniArgs::parse(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=u",
+        )
+        .unwrap();
+        let pod = args.pod.unwrap();
+        assert_eq!((pod.namespace(), pod.name(), pod.uid()), ("ns", "p-0", Some("u")));
+    }
+
+    #[test]
+    fn keys_are_case_sensitive_and_unknown_ones_need_ignore_unknown() {
+        for text in ["ip=10.1.0.50", "FOO=bar", "FOO=bar;IgnoreUnknown=0"] {
+            assert_eq!(CniArgs::parse(text).unwrap_err().code, 4, "{text}");
+        }
+        for text in ["FOO=bar;IgnoreUnknown=1", "IgnoreUnknown=TRUE;FOO=bar"] {
+            assert!(CniArgs::parse(text).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pair_no_address_or_no_pod_is_refused_with_the_pair() {
+        for (text, part) in [
+            ("IP=foo", "IP=foo"),
+            ("IP", "IP"),
+            ("IP=1.2.3.4;", "pair"),
+            ("A=b=c", "A=b=c"),
+            ("IgnoreUnknown=maybe", "maybe"),
+            ("K8S_POD_NAMESPACE=a/b;K8S_POD_NAME=p", "a/b"),
+            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=..", "K8S_POD_NAME"),
+            ("K8S_POD_NAME=../x", "../x"),
+        ] {
+            let error = CniArgs::parse(text).unwrap_err();
+            assert_eq!(error.code, 4, "{text}");
+            assert!(error.msg.contains("CNI_ARGS") && error.msg.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_address_may_be_empty_prefixed_or_ipv4_in_ipv6() {
+        assert_eq!(CniArgs::parse("IP=").unwrap().ip, None);
+        let ip = CniArgs::parse("IP=10.1.0.5/24").unwrap().ip.unwrap();
+        assert_eq!((ip.ip.to_string().as_str(), ip.prefix), ("10.1.0.5", Some(24)));
+        let ip = CniArgs::parse("IP=::ffff:10.1.0.5").unwrap().ip.unwrap();
+        assert!(ip.ip.is_ipv4());
+    }
+
+    #[test]
+    fn half_a_pod_is_none() {
+        assert_eq!(CniArgs::parse("K8S_POD_NAME=p").unwrap().pod, None);
+        assert_eq!(CniArgs::parse("K8S_POD_NAMESPACE=;K8S_POD_NAME=").unwrap().pod, None);
+    }
+}

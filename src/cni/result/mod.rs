@@ -1,0 +1,387 @@
+//! What ADD answers, free of any version; read from and printed in the shape of each.
+//!
+//! Fields that nobody here knows are carried along, so that what an earlier plugin of a chain said is never lost.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+
+use crate::alloc::range::{Family, parse_cidr};
+use crate::cni::config::fields::Fields;
+use crate::cni::error::CniError;
+use crate::cni::version::CniVersion;
+
+/// The answer to an ADD, and what `prevResult` holds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CniResult {
+    /// Interfaces that were made. An IPAM plugin makes none; a chain's earlier plugins do.
+    pub interfaces: Vec<Interface>,
+    /// Addresses.
+    pub ips: Vec<IpConfig>,
+    /// Routes.
+    pub routes: Vec<Route>,
+    /// Name service.
+    pub dns: Dns,
+    /// Fields of the result that are not known here.
+    pub extra: Map<String, Value>,
+}
+
+/// An interface in a result.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its hardware address.
+    pub mac: Option<String>,
+    /// Its MTU (since 1.1.0).
+    pub mtu: Option<u64>,
+    /// The network namespace it is in; none on the host.
+    pub sandbox: Option<String>,
+    /// A socket that stands for it (since 1.1.0).
+    pub socket_path: Option<String>,
+    /// A PCI device behind it (since 1.1.0).
+    pub pci_id: Option<String>,
+    /// Fields that are not known here.
+    pub extra: Map<String, Value>,
+}
+
+/// An address in a result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IpConfig {
+    /// The address with its prefix length.
+    pub address: IpNet,
+    /// The gateway of its subnet.
+    pub gateway: Option<IpAddr>,
+    /// Which of the result's interfaces has it.
+    pub interface: Option<u64>,
+    /// Fields that are not known here.
+    pub extra: Map<String, Value>,
+}
+
+impl IpConfig {
+    /// An address that is not on an interface yet.
+    pub fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
+        Self { address, gateway, interface: None, extra: Map::new() }
+    }
+}
+
+/// A route, in a result or in the configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    /// Where to; host bits are kept as written.
+    pub dst: IpNet,
+    /// The next hop.
+    pub gw: Option<IpAddr>,
+    /// MTU along the route (since 1.1.0).
+    pub mtu: Option<u64>,
+    /// Segment size to advertise (since 1.1.0).
+    pub advmss: Option<u64>,
+    /// Priority (since 1.1.0).
+    pub priority: Option<u64>,
+    /// Routing table (since 1.1.0).
+    pub table: Option<u64>,
+    /// Scope (since 1.1.0).
+    pub scope: Option<u64>,
+    /// Fields that are not known here.
+    pub extra: Map<String, Value>,
+}
+
+/// Name service in a result.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Dns {
+    /// Addresses of name servers.
+    pub nameservers: Vec<String>,
+    /// The local domain.
+    pub domain: Option<String>,
+    /// Domains to search.
+    pub search: Vec<String>,
+    /// Options of the resolver.
+    pub options: Vec<String>,
+    /// Fields that are not known here.
+    pub extra: Map<String, Value>,
+}
+
+pub(crate) const ROUTE_KEYS: [&str; 7] = ["dst", "gw", "mtu", "advmss", "priority", "table", "scope"];
+
+impl CniResult {
+    /// Reads a result found at `path`. Its own `cniVersion` tells its shape, else the given version does.
+    pub fn from_json(path: &str, value: &Value, version: CniVersion) -> Result<Self, CniError> {
+        let fields = Fields::of(path.to_owned(), value)?;
+        let version = match fields.string("cniVersion")? {
+            None => version,
+            Some(text) => CniVersion::parse(text).map_err(|_| {
+                CniError::incompatible_version(format!(
+                    "{}: {text:?} is not a version that can be read",
+                    fields.path_of("cniVersion")
+                ))
+            })?,
+        };
+        if version < CniVersion::V0_3_0 { Self::read_by_family(&fields) } else { Self::read_lists(&fields) }
+    }
+
+    fn read_by_family(fields: &Fields<'_>) -> Result<Self, CniError> {
+        let mut result = Self { dns: read_dns(fields)?, ..Self::default() };
+        result.extra = fields.others(&["cniVersion", "ip4", "ip6", "dns"]);
+        for key in ["ip4", "ip6"] {
+            let Some(ip) = fields.object(key)? else { continue };
+            result.ips.push(IpConfig {
+                address: read_cidr(&ip, "ip")?,
+                gateway: read_ip(&ip, "gateway")?,
+                interface: None,
+                extra: ip.others(&["ip", "gateway", "routes"]),
+            });
+            result.routes.extend(read_routes(&ip, "routes")?);
+        }
+        Ok(result)
+    }
+
+    fn read_lists(fields: &Fields<'_>) -> Result<Self, CniError> {
+        Ok(Self {
+            interfaces: read_each(fields, "interfaces", |f| {
+                Ok(Interface {
+                    name: f.string("name")?.unwrap_or_default().to_owned(),
+                    mac: text(&f, "mac")?,
+                    mtu: nonzero(&f, "mtu")?,
+                    sandbox: text(&f, "sandbox")?,
+                    socket_path: text(&f, "socketPath")?,
+                    pci_id: text(&f, "pciID")?,
+                    extra: f.others(&["name", "mac", "mtu", "sandbox", "socketPath", "pciID"]),
+                })
+            })?,
+            ips: read_each(fields, "ips", |f| {
+                Ok(IpConfig {
+                    address: read_cidr(&f, "address")?,
+                    gateway: read_ip(&f, "gateway")?,
+                    interface: read_index(&f)?,
+                    extra: f.others(&["version", "address", "gateway", "interface"]),
+                })
+            })?,
+            routes: read_routes(fields, "routes")?,
+            dns: read_dns(fields)?,
+            extra: fields.others(&["cniVersion", "interfaces", "ips", "routes", "dns"]),
+        })
+    }
+
+    /// The result in the shape of a version.
+    ///
+    /// Before 0.3.0 there is room for one address a family and for `dst` and `gw` of routes, and for nothing
+    /// unknown. From 0.3.0 on, what 1.1.0 added to routes is kept too, as host-local does: a plugin that asks for
+    /// an older version still wants the MTU that its operator wrote.
+    pub fn print_as(&self, version: CniVersion) -> Value {
+        let mut object =
+            if version < CniVersion::V0_3_0 { self.print_by_family() } else { self.print_lists(version) };
+        object.insert("cniVersion".into(), json!(version.as_str()));
+        let dns = print_dns(&self.dns);
+        // Up to 0.4.0 the key is always there, as it is in host-local's answers.
+        if version < CniVersion::V1_0_0 || !dns.is_empty() {
+            object.insert("dns".into(), Value::Object(dns));
+        }
+        Value::Object(object)
+    }
+
+    fn print_by_family(&self) -> Map<String, Value> {
+        let mut object = Map::new();
+        for (key, family) in [("ip4", Family::V4), ("ip6", Family::V6)] {
+            let Some(ip) = self.ips.iter().find(|ip| Family::of(ip.address.addr()) == family) else {
+                continue;
+            };
+            let mut printed = Map::new();
+            printed.insert("ip".into(), json!(ip.address.to_string()));
+            put(&mut printed, "gateway", ip.gateway.map(|gw| gw.to_string()));
+            let of_family = self.routes.iter().filter(|r| Family::of(r.dst.addr()) == family);
+            let routes: Vec<Value> = of_family.map(|r| Value::Object(print_hop(r))).collect();
+            put(&mut printed, "routes", (!routes.is_empty()).then_some(routes));
+            object.insert(key.into(), Value::Object(printed));
+        }
+        object
+    }
+
+    fn print_lists(&self, version: CniVersion) -> Map<String, Value> {
+        let mut object = self.extra.clone();
+        let interfaces = self.interfaces.iter().map(|i| print_interface(i, version)).collect::<Vec<_>>();
+        let ips = self.ips.iter().map(|ip| print_ip(ip, version)).collect::<Vec<_>>();
+        let routes = self.routes.iter().map(print_route).collect::<Vec<_>>();
+        for (key, list) in [("interfaces", interfaces), ("ips", ips), ("routes", routes)] {
+            put(&mut object, key, (!list.is_empty()).then_some(list));
+        }
+        object
+    }
+
+    /// What an earlier plugin answered, with ours added: nothing of it is lost, nothing is there twice.
+    pub fn merged(prev: Self, ours: Self) -> Self {
+        let mut all = prev;
+        let shift = all.interfaces.len() as u64;
+        all.interfaces.extend(ours.interfaces);
+        for mut ip in ours.ips {
+            ip.interface = ip.interface.map(|i| i.saturating_add(shift));
+            if !all.ips.iter().any(|have| have.address == ip.address) {
+                all.ips.push(ip);
+            }
+        }
+        add_new(&mut all.routes, ours.routes);
+        add_new(&mut all.dns.nameservers, ours.dns.nameservers);
+        add_new(&mut all.dns.search, ours.dns.search);
+        add_new(&mut all.dns.options, ours.dns.options);
+        all.dns.domain = all.dns.domain.or(ours.dns.domain);
+        for (mine, theirs) in [(&mut all.extra, ours.extra), (&mut all.dns.extra, ours.dns.extra)] {
+            for (key, value) in theirs {
+                mine.entry(key).or_insert(value);
+            }
+        }
+        all
+    }
+}
+
+fn add_new<T: PartialEq>(to: &mut Vec<T>, from: Vec<T>) {
+    for item in from {
+        if !to.contains(&item) {
+            to.push(item);
+        }
+    }
+}
+
+/// Puts a value in, or takes the key out, so that no unread leftover can stand in for a known field.
+fn put(object: &mut Map<String, Value>, key: &str, value: Option<impl Into<Value>>) {
+    match value {
+        Some(value) => object.insert(key.to_owned(), value.into()),
+        None => object.remove(key),
+    };
+}
+
+fn print_interface(interface: &Interface, version: CniVersion) -> Value {
+    let mut object = interface.extra.clone();
+    put(&mut object, "name", Some(interface.name.clone()));
+    put(&mut object, "mac", interface.mac.clone());
+    put(&mut object, "sandbox", interface.sandbox.clone());
+    // 1.0.0 and 1.1.0 share a shape in libcni, older ones have no place for these.
+    let modern = version >= CniVersion::V1_0_0;
+    put(&mut object, "mtu", interface.mtu.filter(|_| modern));
+    put(&mut object, "socketPath", interface.socket_path.clone().filter(|_| modern));
+    put(&mut object, "pciID", interface.pci_id.clone().filter(|_| modern));
+    Value::Object(object)
+}
+
+fn print_ip(ip: &IpConfig, version: CniVersion) -> Value {
+    let mut object = ip.extra.clone();
+    let family = if Family::of(ip.address.addr()) == Family::V4 { "4" } else { "6" };
+    put(&mut object, "version", (version < CniVersion::V1_0_0).then_some(family));
+    put(&mut object, "address", Some(ip.address.to_string()));
+    put(&mut object, "gateway", ip.gateway.map(|gw| gw.to_string()));
+    put(&mut object, "interface", ip.interface);
+    Value::Object(object)
+}
+
+fn print_hop(route: &Route) -> Map<String, Value> {
+    let mut object = Map::new();
+    put(&mut object, "dst", Some(route.dst.to_string()));
+    put(&mut object, "gw", route.gw.map(|gw| gw.to_string()));
+    object
+}
+
+fn print_route(route: &Route) -> Value {
+    let mut object = route.extra.clone();
+    object.extend(print_hop(route));
+    put(&mut object, "mtu", route.mtu);
+    put(&mut object, "advmss", route.advmss);
+    put(&mut object, "priority", route.priority);
+    put(&mut object, "table", route.table);
+    put(&mut object, "scope", route.scope);
+    Value::Object(object)
+}
+
+fn print_dns(dns: &Dns) -> Map<String, Value> {
+    let mut object = dns.extra.clone();
+    let lists = [("nameservers", &dns.nameservers), ("search", &dns.search), ("options", &dns.options)];
+    for (key, list) in lists {
+        put(&mut object, key, (!list.is_empty()).then(|| list.clone()));
+    }
+    put(&mut object, "domain", dns.domain.clone());
+    object
+}
+
+fn read_each<T>(
+    fields: &Fields<'_>,
+    key: &str,
+    read: impl Fn(Fields<'_>) -> Result<T, CniError>,
+) -> Result<Vec<T>, CniError> {
+    let items = fields.list(key)?.unwrap_or_default();
+    let path = fields.path_of(key);
+    items.iter().enumerate().map(|(i, item)| read(Fields::of(format!("{path}[{i}]"), item)?)).collect()
+}
+
+/// Reads a list of routes, of a result or of the configuration.
+pub(crate) fn read_routes(fields: &Fields<'_>, key: &str) -> Result<Vec<Route>, CniError> {
+    read_each(fields, key, |f| {
+        Ok(Route {
+            dst: read_cidr(&f, "dst")?,
+            gw: read_ip(&f, "gw")?,
+            mtu: nonzero(&f, "mtu")?,
+            advmss: nonzero(&f, "advmss")?,
+            priority: nonzero(&f, "priority")?,
+            table: f.number("table")?,
+            scope: f.number("scope")?,
+            extra: f.others(&ROUTE_KEYS),
+        })
+    })
+}
+
+fn read_dns(fields: &Fields<'_>) -> Result<Dns, CniError> {
+    let Some(dns) = fields.object("dns")? else { return Ok(Dns::default()) };
+    let list = |key| -> Result<Vec<String>, CniError> {
+        Ok(dns.strings(key)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
+    };
+    Ok(Dns {
+        nameservers: list("nameservers")?,
+        domain: text(&dns, "domain")?,
+        search: list("search")?,
+        options: list("options")?,
+        extra: dns.others(&["nameservers", "domain", "search", "options"]),
+    })
+}
+
+fn text(fields: &Fields<'_>, key: &str) -> Result<Option<String>, CniError> {
+    Ok(fields.string(key)?.filter(|text| !text.is_empty()).map(str::to_owned))
+}
+
+/// A number for which zero means that nothing was said.
+fn nonzero(fields: &Fields<'_>, key: &str) -> Result<Option<u64>, CniError> {
+    Ok(fields.number(key)?.filter(|number| *number != 0))
+}
+
+/// The interface an address is on; the reference plugins write -1 for none.
+fn read_index(fields: &Fields<'_>) -> Result<Option<u64>, CniError> {
+    match fields.get("interface").and_then(Value::as_i64) {
+        Some(-1) => Ok(None),
+        _ => fields.number("interface"),
+    }
+}
+
+fn read_cidr(fields: &Fields<'_>, key: &str) -> Result<IpNet, CniError> {
+    let path = fields.path_of(key);
+    let given = fields.string(key)?.ok_or_else(|| {
+        CniError::invalid_config(
+            &path,
+            "is missing; write an address and a prefix length, such as 10.1.0.0/24",
+        )
+    })?;
+    parse_cidr(given).ok_or_else(|| {
+        CniError::invalid_config(
+            &path,
+            format!("{given:?} is not a CIDR; write an address and a prefix length, such as 10.1.0.0/24"),
+        )
+    })
+}
+
+fn read_ip(fields: &Fields<'_>, key: &str) -> Result<Option<IpAddr>, CniError> {
+    match fields.string(key)? {
+        None | Some("") => Ok(None),
+        Some(given) => given.parse::<IpAddr>().map(|ip| Some(ip.to_canonical())).map_err(|_| {
+            let problem = format!("{given:?} is not an IP address; write one such as 10.1.0.1 or fd00::1");
+            CniError::invalid_config(&fields.path_of(key), problem)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! `sticky-ipam-controller adopt`: from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back, under running pods.
+//!
+//! It writes pools; a person sets Cilium's mode and restarts its agents. Must never restart a pod, never take a key out of a
+//! pool, and never say "go on" while a live pod's address is missing.
+
+pub mod plan;
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch};
+use kube::core::PartialObjectMeta;
+use serde_json::json;
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
+use crate::cluster::protocol::apply::patch_params;
+use crate::cluster::protocol::write::Unchanged;
+use crate::controller::commands::cilium_config::CiliumConfig;
+use crate::controller::commands::list_once::survey;
+use crate::controller::flags::{BackTo, Settings};
+use crate::controller::writer::Hands;
+use crate::policy::drift::CiliumMode;
+use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
+
+/// Between two looks of `--follow`.
+const FOLLOW: Duration = Duration::from_secs(2);
+/// Keys a patch: a request has an end.
+const KEYS_A_PATCH: usize = 500;
+/// How often everything is looked at and planned anew because others wrote a CiliumNode meanwhile. Cilium writes one a few times a
+/// minute at most, so whoever is overtaken this often has a rival.
+const MOST_PLANS: usize = 10;
+
+/// What the command is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    /// Write; otherwise only say what would be written.
+    pub apply: bool,
+    /// The way back, into this mode.
+    pub back: Option<BackTo>,
+    /// Addresses a node and family that any pod may get.
+    pub free: usize,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// For a person.
+    pub text: String,
+    /// Whether one may go on.
+    pub clear: bool,
+}
+
+/// Looks, writes if told to, looks again, and tells.
+///
+/// # Errors
+/// The server is of no help. What was written stays, and does no harm.
+pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<Report, ApiError> {
+    let config = CiliumConfig::read(hands, settings).await;
+    let (index, skipped) = survey(hands).await?;
+    let mut text = String::new();
+    for remark in config.remarks.iter().cloned().chain(skipped.iter().map(ToString::to_string)) {
+        let _ = writeln!(text, "note: {remark}");
+    }
+    if let Some(to) = order.back {
+        let obstacles = back(&index, to);
+        text.push_str(&told_back(&obstacles));
+        if to == BackTo::ClusterPool && back(&index, BackTo::Kubernetes) != obstacles {
+            text.push_str(NOT_KUBERNETES);
+        }
+        return Ok(Report { text, clear: obstacles.is_empty() });
+    }
+    let offers = offers(&config, order);
+    let (mut plans, mut obstacles) = into_crd(&index, offers);
+    if !matches!(config.mode, CiliumMode::ClusterPool | CiliumMode::Kubernetes | CiliumMode::Crd) {
+        obstacles.push(Obstacle::Mode { mode: config.word().to_owned() });
+    }
+    let now = config.word();
+    let _ = writeln!(text, "Adoption into Cilium's crd mode (ipam is {now} now)");
+    text.push_str(&table(&plans));
+    if !order.apply || !obstacles.is_empty() {
+        text.push_str(&told(&obstacles, "In the way:"));
+        let is_done = plans.iter().all(NodePlan::is_done);
+        text.push_str(match (order.apply, obstacles.is_empty()) {
+            (true, _) => "Nothing was written.\n",
+            (false, true) if is_done => "Dry run: there is nothing to write.\n",
+            (false, true) => "Dry run: nothing was written. Run it again with --apply.\n",
+            (false, false) => "Dry run: nothing was written.\n",
+        });
+        return Ok(Report { text, clear: obstacles.is_empty() });
+    }
+    let mut after;
+    let mut looks = 1;
+    loop {
+        let mut overtaken = Vec::new();
+        for plan in &plans {
+            if !write(hands, plan).await? {
+                overtaken.push(plan.node.clone());
+            }
+        }
+        (after, _) = survey(hands).await?;
+        if overtaken.is_empty() {
+            break;
+        }
+        tracing::info!(nodes = overtaken.join(", "), "others wrote CiliumNodes meanwhile; planning anew");
+        (plans, obstacles) = into_crd(&after, offers);
+        if looks == MOST_PLANS || !obstacles.is_empty() {
+            let nodes = overtaken.join(", ");
+            let _ = writeln!(
+                text,
+                "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
+            );
+            text.push_str(&told(&obstacles, "In the way:"));
+            return Ok(Report { text, clear: false });
+        }
+        looks += 1;
+    }
+    let left = missing(&after);
+    text.push_str(&told(&left, "Do not go on. Still missing:"));
+    if left.is_empty() {
+        let _ = writeln!(text, "Every live pod's address is in the pool of its node.");
+        if starting(&after) > 0 {
+            let _ = writeln!(
+                text,
+                "{} pods are starting: their addresses are not known yet. Use --follow until all agents are restarted.",
+                starting(&after)
+            );
+        }
+        text.push_str(NEXT);
+    }
+    Ok(Report { text, clear: left.is_empty() })
+}
+
+const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: sticky-ipam-controller \
+adopt --back=kubernetes\n";
+
+const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's ConfigMap, restart its operator, then its agents node by \
+node (pods keep running), with this command under --follow meanwhile, so that pods which start in between are not left out. Then start sticky-ipam's \
+agents. The way back: sticky-ipam-controller adopt --back\n";
+
+/// Goes on putting in what is missing until dropped, for the time in which agents are restarted.
+pub async fn follow(hands: &Hands, settings: &Settings, order: Order) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        let config = CiliumConfig::read(hands, settings).await;
+        match survey(hands).await {
+            Ok((index, _)) => {
+                let (plans, _) = into_crd(&index, offers(&config, order));
+                for plan in plans.iter().filter(|plan| !plan.is_done()) {
+                    match write(hands, plan).await {
+                        Ok(true) => {
+                            tracing::info!(node = plan.node, keys = plan.put.len(), "put into the pool")
+                        }
+                        Ok(false) => {
+                            tracing::info!(node = plan.node, "others wrote its CiliumNode; looking again")
+                        }
+                        Err(error) => {
+                            tracing::warn!(node = plan.node, %error, "cannot write the pool; trying again")
+                        }
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot look; trying again"),
+        }
+    }
+}
+
+/// In crd mode agents may go by the pools already: what is offered now may be another's by then.
+fn offers(config: &CiliumConfig, order: Order) -> Option<usize> {
+    (config.mode != CiliumMode::Crd).then_some(order.free)
+}
+
+/// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if somebody
+/// wrote that CiliumNode since, and the plan rests on what is no more.
+async fn write(hands: &Hands, plan: &NodePlan) -> Result<bool, ApiError> {
+    let node = plan.node.as_str();
+    if let Some(ranges) = &plan.node_cidrs {
+        let nodes: Api<Node> = Api::all(hands.client());
+        // The server takes them only while the Node has none.
+        let body = Patch::Merge(json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}}));
+        let params = patch_params();
+        let sent = nodes.patch(node, &params, &body);
+        hands.write(&format!("patch Node {node}"), sent).await?;
+    }
+    let keys: Vec<(String, &PoolEntry)> =
+        plan.put.iter().map(|(address, entry)| (address.to_string(), entry)).collect();
+    let ranges = plan.pod_cidrs.iter().map(|ranges| json!({"spec": {"ipam": {"podCIDRs": ranges}}}));
+    let pools = keys
+        .chunks(KEYS_A_PATCH)
+        .map(|part| pool_patch(part.iter().map(|(key, entry)| (key.as_str(), *entry)), []));
+    let cilium: Api<PartialObjectMeta<CiliumNode>> = Api::all(hands.client());
+    let mut at = plan.at.clone();
+    for patch in ranges.chain(pools) {
+        let what = format!("patch CiliumNode {node}");
+        let Some(written) = hands.patch(&what, &cilium, node, &at, patch).await? else { return Ok(false) };
+        at = Unchanged::of(&written);
+    }
+    Ok(true)
+}
+
+fn table(plans: &[NodePlan]) -> String {
+    let mut text = String::new();
+    let width = plans.iter().map(|plan| plan.node.len()).max().unwrap_or(4).max(4);
+    let _ = writeln!(
+        text,
+        "{:width$}  {:>5}  {:>6}  {:>6}  {:>5}  {:>8}  blocks",
+        "node", "pods", "sticky", "cilium", "free", "to write"
+    );
+    for plan in plans {
+        let blocks: Vec<String> = plan.blocks.iter().map(ToString::to_string).collect();
+        let _ = writeln!(
+            text,
+            "{:width$}  {:>5}  {:>6}  {:>6}  {:>5}  {:>8}  {}",
+            plan.node,
+            plan.pods,
+            plan.sticky,
+            plan.own,
+            plan.free,
+            plan.put.len(),
+            blocks.join(", ")
+        );
+    }
+    for plan in plans {
+        let list = |ranges: &[IpNet]| ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        if let Some(ranges) = &plan.node_cidrs {
+            let _ = writeln!(
+                text,
+                "node {}: spec.podCIDRs of the Node becomes {}: without it Cilium invents a range in crd mode, and it cannot \
+                 be changed afterwards",
+                plan.node,
+                list(ranges)
+            );
+        }
+        if let Some(ranges) = &plan.pod_cidrs {
+            let _ = writeln!(
+                text,
+                "node {}: spec.ipam.podCIDRs of the CiliumNode becomes {}",
+                plan.node,
+                list(ranges)
+            );
+        }
+        if plan.own == 0 {
+            let _ = writeln!(
+                text,
+                "node {}: its CiliumNode names no address of Cilium's own (spec.addresses, CiliumInternalIP); the router may \
+                 get another one",
+                plan.node
+            );
+        }
+    }
+    text
+}
+
+fn told(obstacles: &[Obstacle], heading: &str) -> String {
+    let mut text = String::new();
+    if !obstacles.is_empty() {
+        let _ = writeln!(text, "{heading}");
+    }
+    for obstacle in obstacles {
+        let _ = writeln!(text, "  {obstacle}");
+    }
+    text
+}
+
+fn told_back(obstacles: &[Obstacle]) -> String {
+    if obstacles.is_empty() {
+        return "Every pod has an address of its own node's blocks, and no single address is routed elsewhere.\nNext: set \
+                Cilium's ipam back in its ConfigMap, and restart its agents node by node (pods keep running). The pools may stay: \
+                in other modes nobody reads them.\n"
+            .to_owned();
+    }
+    told(obstacles, "Do not go back yet. Away from home:")
+}

@@ -1,0 +1,145 @@
+//! What Cilium's own settings say: its mode, and whether it announces ranges. Read where that is allowed; must never be
+//! needed: without it the controller's own setting counts.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::Value;
+
+use crate::cluster::api::client::ApiError;
+use crate::controller::flags::{CiliumIpam, Settings};
+use crate::controller::writer::Hands;
+use crate::policy::drift::CiliumMode;
+
+/// The ConfigMap that Cilium is installed with.
+const NAME: &str = "cilium-config";
+/// Where it is.
+const NAMESPACE: &str = "kube-system";
+
+/// What is known of Cilium's settings.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CiliumConfig {
+    /// How it gets its addresses.
+    pub mode: CiliumMode,
+    /// Whether its BGP speaker is asked to announce pod ranges.
+    pub announces: bool,
+    /// What a person should know of how this was found out.
+    pub remarks: Vec<String>,
+}
+
+impl CiliumConfig {
+    /// Reads it, as far as that is allowed.
+    pub async fn read(hands: &Hands, settings: &Settings) -> Self {
+        let set = mode_of(settings.cilium_ipam);
+        let mut config = Self { mode: set, ..Self::default() };
+        let api: Api<ConfigMap> = Api::namespaced(hands.client(), NAMESPACE);
+        let what = format!("get ConfigMap {NAMESPACE}/{NAME}");
+        let data = match hands.connection().read(&what, || api.get_opt(NAME)).await {
+            Ok(found) => found.and_then(|found| found.data),
+            Err(error) => {
+                config.remarks.push(format!("{error}; going by --cilium-ipam"));
+                None
+            }
+        };
+        let said = |key: &str| data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
+        if let Some(mode) = said("ipam").map(read_mode) {
+            if mode != CiliumMode::Unknown && mode != set {
+                config.remarks.push(format!(
+                    "ConfigMap {NAMESPACE}/{NAME} says ipam: {}, and --cilium-ipam says otherwise; set them alike",
+                    said("ipam").unwrap_or_default()
+                ));
+            }
+            config.mode = mode;
+        }
+        config.announces = said("bgp-announce-pod-cidr") == Some("true")
+            || (said("enable-bgp-control-plane") == Some("true") && advertises(hands).await);
+        config
+    }
+
+    /// The mode, as Cilium's settings spell it.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self.mode {
+            CiliumMode::ClusterPool => "cluster-pool",
+            CiliumMode::Kubernetes => "kubernetes",
+            CiliumMode::Crd => "crd",
+            CiliumMode::Delegated => "delegated-plugin",
+            CiliumMode::Unknown => "unknown",
+        }
+    }
+}
+
+fn mode_of(set: CiliumIpam) -> CiliumMode {
+    match set {
+        CiliumIpam::Crd => CiliumMode::Crd,
+        CiliumIpam::Kubernetes => CiliumMode::Kubernetes,
+        CiliumIpam::ClusterPool => CiliumMode::ClusterPool,
+        CiliumIpam::Delegated => CiliumMode::Delegated,
+    }
+}
+
+fn read_mode(text: &str) -> CiliumMode {
+    match text {
+        "cluster-pool" | "cluster-pool-v2beta" => CiliumMode::ClusterPool,
+        "kubernetes" => CiliumMode::Kubernetes,
+        "crd" => CiliumMode::Crd,
+        "delegated-plugin" => CiliumMode::Delegated,
+        _ => CiliumMode::Unknown,
+    }
+}
+
+/// Whether any object of the BGP control plane asks for pod ranges.
+async fn advertises(hands: &Hands) -> bool {
+    let every = ListParams::default();
+    for (version, kind, plural) in [
+        ("v2", "CiliumBGPAdvertisement", "ciliumbgpadvertisements"),
+        ("v2alpha1", "CiliumBGPAdvertisement", "ciliumbgpadvertisements"),
+        ("v2alpha1", "CiliumBGPPeeringPolicy", "ciliumbgppeeringpolicies"),
+    ] {
+        let resource =
+            ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("cilium.io", version, kind), plural);
+        let api: Api<DynamicObject> = Api::all_with(hands.client(), &resource);
+        let what = format!("list {kind}s");
+        match hands.connection().read(&what, || api.list(&every)).await {
+            Ok(found) if found.items.iter().any(|object| asks_for_ranges(&object.data)) => return true,
+            Ok(_) | Err(ApiError::Refused { code: 404, .. }) => {}
+            Err(error) => tracing::debug!(%error, "cannot see what is announced"),
+        }
+    }
+    false
+}
+
+fn asks_for_ranges(object: &Value) -> bool {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let advertised = list(&object["spec"]["advertisements"]);
+    let routers = list(&object["spec"]["virtualRouters"]);
+    advertised.iter().any(|one| one["advertisementType"] == "PodCIDR")
+        || routers.iter().any(|one| one["exportPodCIDR"] == Value::Bool(true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pod_ranges_are_asked_for_by_an_advertisement_or_an_older_policy() {
+        assert!(asks_for_ranges(&json!({"spec": {"advertisements": [{"advertisementType": "PodCIDR"}]}})));
+        assert!(!asks_for_ranges(&json!({"spec": {"advertisements": [{"advertisementType": "Service"}]}})));
+        assert!(asks_for_ranges(&json!({"spec": {"virtualRouters": [{"exportPodCIDR": true}]}})));
+        assert!(!asks_for_ranges(&json!({"spec": null})));
+    }
+
+    #[test]
+    fn modes_are_read_as_cilium_spells_them() {
+        for (word, mode) in [
+            ("crd", CiliumMode::Crd),
+            ("delegated-plugin", CiliumMode::Delegated),
+            ("eni", CiliumMode::Unknown),
+        ] {
+            assert_eq!(read_mode(word), mode);
+        }
+        let config = CiliumConfig { mode: CiliumMode::Delegated, ..CiliumConfig::default() };
+        assert_eq!(read_mode(config.word()), CiliumMode::Delegated);
+    }
+}

@@ -1,0 +1,119 @@
+//! A live look at everything, once: what the commands rest on that look, tell and end. Must never be taken for what stands a
+//! moment later.
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::api::{Api, ListParams};
+use kube::core::DeserializeGuard;
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
+use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::controller::index::{
+    CiliumNodeSeen, EndpointSeen, Index, NodeSeen, PodSeen, namespace_seen, trimmed,
+};
+use crate::controller::writer::Hands;
+use crate::runtime::cache::{Known, Told};
+use crate::runtime::watch::name_of;
+
+/// Objects a page of a list.
+const PAGE: u32 = 500;
+
+/// Everything as it stands now, and the objects that cannot be read. A kind that the server does not know has no objects.
+///
+/// # Errors
+/// The server is of no help, or forbids a list.
+pub async fn survey(hands: &Hands) -> Result<(Index, Vec<Skipped>), ApiError> {
+    let mut index = Index::default();
+    let mut skipped = Vec::new();
+    index.take_pod(Told::Listing);
+    for pod in all::<Pod>(hands, "list Pods").await? {
+        index.take_pod(Told::Listed((name_of(&pod), PodSeen::from(pod))));
+    }
+    index.take_pod(Told::Complete);
+    let namespaces = all::<Namespace>(hands, "list Namespaces").await?;
+    fill(&mut index.namespaces, namespaces, |object| namespace_seen(object.metadata));
+    fill(&mut index.nodes, all::<Node>(hands, "list Nodes").await?, NodeSeen::from);
+    guarded(hands, |told| index.stickies.take(told), "list StickyIPs", trimmed, &mut skipped).await?;
+    guarded(hands, |told| index.claims.take(told), "list AddressClaims", trimmed, &mut skipped).await?;
+    guarded(hands, |told| index.pools.take(told), "list IPPools", trimmed, &mut skipped).await?;
+    guarded::<CiliumNode, _>(
+        hands,
+        |told| index.cilium_nodes.take(told),
+        "list CiliumNodes",
+        CiliumNodeSeen::from,
+        &mut skipped,
+    )
+    .await?;
+    guarded::<CiliumEndpoint, _>(
+        hands,
+        |told| index.endpoints.take(told),
+        "list CiliumEndpoints",
+        EndpointSeen::from,
+        &mut skipped,
+    )
+    .await?;
+    Ok((index, skipped))
+}
+
+/// Every object of a kind, live, page by page.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn all<K>(hands: &Hands, what: &str) -> Result<Vec<K>, ApiError>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+    K::DynamicType: Default,
+{
+    let api: Api<K> = Api::all(hands.client());
+    let mut params = ListParams::default().limit(PAGE);
+    let mut found = Vec::new();
+    loop {
+        let page = match hands.connection().read(what, || api.list(&params)).await {
+            Ok(page) => page,
+            Err(ApiError::Refused { code: 404, .. }) => return Ok(found),
+            Err(error) => return Err(error),
+        };
+        found.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+fn fill<K: ResourceExt, T: PartialEq>(known: &mut Known<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
+    known.take(Told::Listing);
+    for object in objects {
+        known.take(Told::Listed((name_of(&object), trim(object))));
+    }
+    known.take(Told::Complete);
+}
+
+async fn guarded<K, T>(
+    hands: &Hands,
+    mut take: impl FnMut(Told<(String, T)>) -> Vec<String>,
+    what: &str,
+    trim: impl Fn(K) -> T,
+    skipped: &mut Vec<Skipped>,
+) -> Result<(), ApiError>
+where
+    K: Resource<DynamicType = ()> + Sound + Clone + DeserializeOwned + Debug,
+{
+    take(Told::Listing);
+    for object in all::<DeserializeGuard<K>>(hands, what).await? {
+        let name = name_of(&object);
+        match readable(object) {
+            Ok(object) => drop(take(Told::Listed((name, trim(object))))),
+            Err(unreadable) => {
+                skipped.push(unreadable);
+                take(Told::Broken(name));
+            }
+        }
+    }
+    take(Told::Complete);
+    Ok(())
+}

@@ -1,0 +1,504 @@
+//! Marking: a sticky pod that came up without the plugin gets a binding from the addresses it shows. The claim on an address of
+//! a node's block is asked of that node, whose agent grants it only if that very pod has the address.
+//!
+//! Must never take an attachment from a sandbox that the plugin attached, and never bind an address that the pod does not show.
+
+pub(crate) mod slots;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use ipnet::IpNet;
+
+use crate::alloc::range::Family;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::objects::{ClaimName, ClaimPhase, Holder, StickyIP};
+use crate::cluster::protocol::bind::{Ground, WalkError, Walker};
+use crate::cluster::protocol::candidates::Offer;
+use crate::cluster::protocol::step::{Candidate, Refusal};
+use crate::cluster::protocol::view::Origin;
+use crate::cluster::protocol::{ADOPTED, adopted, sticky_identity};
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::flags::Settings;
+use crate::controller::index::{Index, Kind, PodSeen, attached_uid};
+use crate::controller::queue::Key;
+use crate::policy::PolicyError;
+use crate::policy::handover::{Attached, OldPod, OldSandbox};
+use crate::policy::lifetime::retention::asked_by;
+use crate::policy::selection::claimant::{Claimant, slot_name};
+use crate::policy::selection::facts::PodFacts;
+use crate::policy::selection::rules::Rules;
+use slots::Taken;
+
+/// How many pods are marked side by side: each is three writes or more, one after the other.
+const SIDE_BY_SIDE: usize = 32;
+/// While a home node has not answered; its answer wakes the duty too.
+const WHILE_ASKED: Duration = Duration::from_secs(30);
+/// A home node that has not answered at the third look is told of.
+const SILENT: Duration = Duration::from_secs(2 * WHILE_ASKED.as_secs());
+/// After a refusal: a person, or the end of another pod, may change it.
+const AFTER_REFUSAL: Duration = Duration::from_secs(300);
+/// After something that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// How many slots a pod tries in one look: plugins take some at the same time.
+const MOST_SLOTS: usize = 8;
+
+/// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
+pub struct Mark {
+    rules: Rules,
+    ipv6: bool,
+    /// The StickyIPs about which a home node has been asked, and for which pod.
+    asked: BTreeMap<String, String>,
+    /// Since when these pods have waited for the answer, by name: the uid, and the time since the start.
+    waiting: BTreeMap<String, (String, Duration)>,
+}
+
+/// A pod that has yet to be marked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unmarked {
+    facts: PodFacts,
+    node: String,
+    addresses: Vec<IpAddr>,
+    /// The node's blocks.
+    blocks: Vec<IpNet>,
+}
+
+impl Mark {
+    /// A duty that has seen nothing yet.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        Self {
+            rules: settings.rules(),
+            ipv6: settings.enable_static_pod_ipv6,
+            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// Forgets that these pods wait for an answer.
+    fn forget(&mut self, pods: &BTreeSet<&str>) {
+        self.asked.retain(|_, pod| !pods.contains(pod.as_str()));
+        self.waiting.retain(|pod, _| !pods.contains(pod.as_str()));
+    }
+
+    /// A pod waits for its node's answer; whether it has for long.
+    fn waits(&mut self, pod: &str, uid: &str, now: Duration) -> bool {
+        let (known, since) = self.waiting.entry(pod.to_owned()).or_insert_with(|| (uid.to_owned(), now));
+        if known != uid {
+            (*known, *since) = (uid.to_owned(), now);
+        }
+        now.saturating_sub(*since) >= SILENT
+    }
+
+    /// The pods that a change concerns.
+    fn concerned(&self, index: &Index, due: &[Key]) -> BTreeSet<String> {
+        let mut pods = BTreeSet::new();
+        for key in due {
+            match key.kind {
+                Kind::Pod => {
+                    pods.insert(key.name.clone());
+                }
+                Kind::Namespace => {
+                    let first = format!("{}/", key.name);
+                    let of_it = index.pods.from(&first).take_while(|(name, _)| name.starts_with(&first));
+                    pods.extend(of_it.map(|(name, _)| name.clone()));
+                }
+                Kind::AddressClaim => {
+                    let Some(claim) = index.claims.get(&key.name).map(|claim| &claim.spec) else { continue };
+                    pods.extend(self.asked.get(&claim.holder.to_string()).cloned());
+                    pods.extend(
+                        claim.pod.as_ref().map(|pod| format!("{}/{}", claim.holder.namespace, pod.name)),
+                    );
+                }
+                Kind::StickyIP => pods.extend(self.asked.get(&key.name).cloned()),
+                _ => {}
+            }
+        }
+        pods
+    }
+
+    /// Whether a pod is to be marked.
+    ///
+    /// # Errors
+    /// What it asks for cannot be followed.
+    fn unmarked(&self, index: &Index, pod: &PodSeen) -> Result<Option<Unmarked>, PolicyError> {
+        let lives = pod.running && !pod.deleting && !pod.ended && !pod.node.is_empty();
+        if !lives || pod.facts.host_network || pod.addresses.is_empty() {
+            return Ok(None);
+        }
+        let facts = index.facts(pod);
+        if !self.rules.judge(&facts)?.sticky {
+            return Ok(None);
+        }
+        let marked =
+            index.sticky_of(pod).is_some_and(|sticky| attached_uid(sticky) == Some(facts.uid.as_str()));
+        if marked {
+            return Ok(None);
+        }
+        let of_family = |address: &&IpAddr| address.is_ipv4() || self.ipv6;
+        let addresses: Vec<IpAddr> = pod.addresses.iter().filter(of_family).copied().collect();
+        let blocks =
+            index.cilium_nodes.get(&pod.node).map(|node| node.blocks().collect()).unwrap_or_default();
+        Ok((!addresses.is_empty()).then(|| Unmarked { facts, node: pod.node.clone(), addresses, blocks }))
+    }
+}
+
+/// The ground under a pod that runs already: its addresses are asked of its node.
+struct ItsNode<'a>(&'a Unmarked);
+
+impl Ground for ItsNode<'_> {
+    fn node(&self) -> &str {
+        &self.0.node
+    }
+    fn families(&self) -> Vec<Family> {
+        self.0.addresses.iter().map(|address| Family::of(*address)).collect()
+    }
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.0.blocks.iter().any(|block| block.contains(&address))
+    }
+    fn old_sandbox(&mut self, _: &str, _: OldPod) -> Result<OldSandbox, WalkError> {
+        Ok(OldSandbox::MayLive)
+    }
+    fn reserve_any(&mut self, _: Family, _: &BTreeSet<IpAddr>) -> Result<Option<Candidate>, WalkError> {
+        Ok(None)
+    }
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
+        let block = self.0.blocks.iter().find(|block| block.contains(&address));
+        // Also where it is of no block: its node knows whether the pod has it.
+        let block = block.copied().unwrap_or_else(|| IpNet::from(address));
+        Ok(Origin::ForeignBlock { home: self.0.node.clone(), block })
+    }
+}
+
+/// What came of one pod.
+enum Marked {
+    Yes,
+    /// Its home node has been asked about this StickyIP.
+    Asked(Holder),
+    Refused,
+    Failed,
+}
+
+/// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
+async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> Marked {
+    let facts = &pod.facts;
+    let claimant = Claimant::of(facts);
+    let named = |name: String| Holder { namespace: facts.namespace.clone(), name };
+    if let Some(name) = claimant.fixed_name() {
+        let key = named(name.to_owned());
+        let walked = walk(world, pod, &claimant, &key, None).await;
+        return conclude(world, pod, key, walked).await;
+    }
+    let mut claimed = slots::claimed(&world.index(), &claimant, facts, &pod.addresses);
+    let mut tries = 1;
+    loop {
+        let is_guess = claimed.is_none() && tries == 1;
+        let avoid = taken.for_others_than(name);
+        let slot = match claimed.take() {
+            Some(slot) => slot,
+            None if is_guess => slots::guessed(&world.index(), &claimant, facts, &pod.addresses, &avoid),
+            None => {
+                let api = world.hands.connection();
+                match sticky_identity::choose_for_running(&api, &claimant, facts, &pod.addresses, &avoid)
+                    .await
+                {
+                    Ok(slot) => slot,
+                    Err(error) => return failed(pod, &error),
+                }
+            }
+        };
+        let key = named(slot_name(&claimant.workload().name, slot));
+        taken.add(slot);
+        let walked = walk(world, pod, &claimant, &key, Some(slot)).await;
+        // Somebody has made it his own since; what was asked for in its name is undone. A guess may also have missed the pod's own slot,
+        // which has its address.
+        let lost = match &walked {
+            Err(WalkError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })) => true,
+            Err(WalkError::Refused(Refusal::HeldByAnother { .. })) => is_guess,
+            _ => false,
+        };
+        if !lost || tries == MOST_SLOTS {
+            return conclude(world, pod, key, walked).await;
+        }
+        tries += 1;
+    }
+}
+
+async fn walk(
+    world: &World,
+    pod: &Unmarked,
+    claimant: &Claimant,
+    key: &Holder,
+    slot: Option<u32>,
+) -> Result<StickyIP, WalkError> {
+    let facts = &pod.facts;
+    let walker = Walker {
+        asker: Attached {
+            node: pod.node.clone(),
+            pod_uid: facts.uid.clone(),
+            container_id: adopted(&facts.uid),
+        },
+        pod: facts.name.clone(),
+        key: key.clone(),
+        claimant: sticky_identity::reference(claimant, slot),
+        workload: sticky_identity::workload(claimant),
+        retention: asked_by(facts),
+        pinned: pod.addresses.clone(),
+        patience: Duration::ZERO,
+    };
+    let unknown = unknown(&world.index(), key, &pod.addresses);
+    walker.adopt(&mut world.hands.carrier(), &mut ItsNode(pod), unknown).await
+}
+
+/// Tells what came of a pod's walk.
+async fn conclude(world: &World, pod: &Unmarked, key: Holder, walked: Result<StickyIP, WalkError>) -> Marked {
+    let facts = &pod.facts;
+    match walked {
+        Ok(sticky) => {
+            let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
+            if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
+                world.metrics.marked.inc();
+                tracing::info!(sticky = %key, addresses = ?sticky.spec.addresses, pod = facts.name, "marked a running pod");
+                let message =
+                    format!("bound to {} from the address it runs with", list(&sticky.spec.addresses));
+                tell(world, facts, "Marked", message, false).await;
+            }
+            Marked::Yes
+        }
+        Err(WalkError::Waited { what, .. }) => {
+            tracing::debug!(sticky = %key, what, "waiting");
+            Marked::Asked(key)
+        }
+        Err(WalkError::Refused(why)) => {
+            tracing::warn!(sticky = %key, pod = facts.name, %why, "cannot mark a running pod");
+            tell(
+                world,
+                facts,
+                "NotMarked",
+                format!("it keeps {} only until it ends: {why}", list(&pod.addresses)),
+                true,
+            )
+            .await;
+            Marked::Refused
+        }
+        Err(error) => failed(pod, &error),
+    }
+}
+
+/// What there is to offer if nothing stands of this StickyIP and of these addresses, as far as the watches have told.
+fn unknown(index: &Index, key: &Holder, addresses: &[IpAddr]) -> Option<Offer> {
+    let claimed = |address: &IpAddr| index.claims.is_there(&ClaimName::of(*address).to_string());
+    let stands = index.stickies.is_there(&key.to_string()) || addresses.iter().any(claimed);
+    (!stands)
+        .then(|| Offer::of_pools_alone(index.pools.values().cloned().collect(), index.blocks_with(addresses)))
+}
+
+/// Whether a claim on one of its addresses, which names this pod, still waits for its home node.
+fn is_unanswered(index: &Index, pod: &Unmarked) -> bool {
+    let claims =
+        pod.addresses.iter().filter_map(|address| index.claims.get(&ClaimName::of(*address).to_string()));
+    let mut claims = claims.filter(|claim| claim.spec.phase == ClaimPhase::Requested);
+    claims.any(|claim| claim.spec.pod.as_ref().is_some_and(|named| named.uid == pod.facts.uid))
+}
+
+fn failed(pod: &Unmarked, error: &dyn std::error::Error) -> Marked {
+    tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot mark a running pod; trying again");
+    Marked::Failed
+}
+
+async fn tell(world: &World, facts: &PodFacts, reason: &'static str, message: String, warning: bool) {
+    let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
+    world.tell(Told { about, reason, message, warning }).await;
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl Duty for Mark {
+    const NAME: &'static str = "mark";
+    const WAKES: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let (mut todo, mut bad, mut over) = (Vec::new(), Vec::new(), BTreeSet::new());
+        {
+            let index = world.index();
+            for name in self.concerned(&index, &due) {
+                let pod = index.pods.get(&name);
+                match pod.map(|pod| self.unmarked(&index, pod)).transpose() {
+                    Ok(Some(Some(pod))) => {
+                        todo.push((name, pod));
+                        continue;
+                    }
+                    Ok(_) => {}
+                    Err(why) => bad.extend(pod.map(|pod| (pod.facts.clone(), why))),
+                }
+                over.insert(name);
+            }
+        }
+        self.forget(&over.iter().map(String::as_str).collect());
+        for (facts, why) in bad {
+            tell(world, &facts, "BadAnnotation", format!("whether it is sticky cannot be told: {why}"), true)
+                .await;
+        }
+        // Pods of one workload choose their slots one after the other, or all would choose the same.
+        let mut groups: BTreeMap<String, Vec<(String, Unmarked)>> = BTreeMap::new();
+        let mut workloads = BTreeSet::new();
+        for (name, pod) in todo {
+            let claimant = Claimant::of(&pod.facts);
+            let group = match claimant.fixed_name() {
+                Some(_) => name.clone(),
+                None => format!("{}/{}", pod.facts.namespace, claimant.workload().name),
+            };
+            if claimant.fixed_name().is_none() {
+                workloads.insert(group.clone());
+            }
+            groups.entry(group).or_default().push((name, pod));
+        }
+        let mut taken = slots::taken(&world.index(), &self.asked, &workloads);
+        let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
+        let marking = groups.map(|(mut taken, pods)| async move {
+            let mut marked = Vec::new();
+            for (name, pod) in pods {
+                let came = mark(world, &name, &pod, &mut taken).await;
+                marked.push((name, pod, came));
+            }
+            marked
+        });
+        let _hurry = world.hurry();
+        let marked: Vec<Vec<(String, Unmarked, Marked)>> =
+            futures_util::stream::iter(marking).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let marked: Vec<(String, Unmarked, Marked)> = marked.into_iter().flatten().collect();
+        let over = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Yes | Marked::Refused));
+        self.forget(&over.map(|(name, _, _)| name.as_str()).collect());
+        // Under another slot than before, maybe.
+        let anew = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Asked(_)));
+        let anew: BTreeSet<&str> = anew.map(|(name, _, _)| name.as_str()).collect();
+        self.asked.retain(|_, pod| !anew.contains(pod.as_str()));
+        let mut done = Done::default();
+        for (name, pod, marked) in marked {
+            let key = Key::new(Kind::Pod, name.clone());
+            match marked {
+                Marked::Yes => {}
+                Marked::Asked(holder) => {
+                    if self.waits(&name, &pod.facts.uid, world.elapsed())
+                        && is_unanswered(&world.index(), &pod)
+                    {
+                        let message =
+                            format!("node {} has not answered; is its sticky-ipam agent running?", pod.node);
+                        tell(world, &pod.facts, "NotMarked", message, true).await;
+                    }
+                    self.asked.insert(holder.to_string(), name);
+                    done.again.push((key, WHILE_ASKED));
+                }
+                Marked::Refused => done.again.push((key, AFTER_REFUSAL)),
+                Marked::Failed => {
+                    done.failures += 1;
+                    done.again.push((key, AFTER_FAILURE));
+                }
+            }
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::index::fixture::{pod, sticky};
+    use crate::policy::selection::selector::Selector;
+    use crate::runtime::cache::Told as Event;
+
+    fn marker() -> Mark {
+        let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok();
+        Mark {
+            rules: Rules { selector, ..Rules::default() },
+            ipv6: false,
+            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_running_sticky_pod_without_a_binding_is_marked_and_nothing_else() {
+        let mut index = Index::default();
+        let (_, seen) = pod("mysql-0", "10.0.0.1", Some(("StatefulSet", "mysql")));
+        let asks = |index: &Index, seen: &PodSeen| marker().unmarked(index, seen).unwrap().is_some();
+        assert!(asks(&index, &seen));
+        for change in [
+            |seen: &mut PodSeen| seen.running = false,
+            |seen: &mut PodSeen| seen.deleting = true,
+            |seen: &mut PodSeen| seen.ended = true,
+            |seen: &mut PodSeen| seen.facts.host_network = true,
+            |seen: &mut PodSeen| seen.addresses.clear(),
+            |seen: &mut PodSeen| seen.node.clear(),
+            |seen: &mut PodSeen| seen.facts.labels.clear(),
+            |seen: &mut PodSeen| seen.addresses = vec!["fd00::1".parse().unwrap()],
+        ] {
+            let mut other = seen.clone();
+            change(&mut other);
+            assert!(!asks(&index, &other), "{other:?}");
+        }
+        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", None)));
+        assert!(asks(&index, &seen), "it is not attached to it");
+        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", Some("n1"))));
+        assert!(!asks(&index, &seen));
+    }
+
+    #[test]
+    fn nothing_is_taken_for_unknown_that_a_watch_has_told_of() {
+        let mut index = Index::default();
+        let key = Holder { namespace: "db".into(), name: "mysql-0".into() };
+        let addresses = ["10.0.0.1".parse().unwrap()];
+        assert!(unknown(&index, &key, &addresses).is_some());
+        index.claims.take(Event::Broken("10.0.0.1".into()));
+        assert!(unknown(&index, &key, &addresses).is_none(), "somebody has claimed the address");
+        index.claims.take(Event::Gone("10.0.0.1".into()));
+        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.9", None)));
+        assert!(unknown(&index, &key, &addresses).is_none(), "the name is taken");
+    }
+
+    #[test]
+    fn a_namespaces_word_wakes_its_pods_and_an_answer_the_pod_that_asked() {
+        let mut index = Index::default();
+        index.take_pod(Event::Here(pod("a", "10.0.0.1", None)));
+        let mut marker = marker();
+        let woken = |marker: &Mark, kind, name: &str| {
+            marker.concerned(&index, &[Key::new(kind, name)]).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(woken(&marker, Kind::Namespace, "db"), ["db/a"]);
+        assert!(woken(&marker, Kind::Namespace, "d").is_empty());
+        assert!(woken(&marker, Kind::StickyIP, "db/web-0").is_empty());
+        marker.asked.insert("db/web-0".into(), "db/a".into());
+        assert_eq!(woken(&marker, Kind::StickyIP, "db/web-0"), ["db/a"]);
+    }
+
+    #[test]
+    fn a_node_is_silent_if_one_and_the_same_pod_has_waited_for_it_over_three_looks() {
+        let mut marker = marker();
+        assert!(!marker.waits("db/a", "1", Duration::from_secs(7)));
+        assert!(!marker.waits("db/a", "1", Duration::from_secs(7) + WHILE_ASKED));
+        assert!(marker.waits("db/a", "1", Duration::from_secs(7) + 2 * WHILE_ASKED));
+        assert!(!marker.waits("db/a", "2", Duration::from_secs(999)), "another pod of that name");
+        marker.asked.insert("db/web-0".into(), "db/a".into());
+        marker.forget(&["db/a"].into());
+        assert!(marker.asked.is_empty() && marker.waiting.is_empty());
+    }
+
+    #[test]
+    fn only_a_request_for_this_very_pod_is_unanswered() {
+        let (_, seen) = pod("a", "10.0.0.1", None);
+        let pod = marker().unmarked(&Index::default(), &seen).unwrap().unwrap();
+        let unanswered = |phase: &str, uid: &str| {
+            let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
+                "homeNode": "n1", "holder": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
+            let mut index = Index::default();
+            index.claims.take(Event::Here(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
+            is_unanswered(&index, &pod)
+        };
+        assert!(unanswered("Requested", "uid-a"));
+        assert!(!unanswered("Requested", "another") && !unanswered("Granted", "uid-a"));
+    }
+}

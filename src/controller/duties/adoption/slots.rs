@@ -1,0 +1,142 @@
+//! Under which slot a running pod of a Deployment is marked. A slot that was asked for is no StickyIP yet, so the claims say who
+//! asked, and the duty's own memory while the watches have yet to tell of them.
+//!
+//! Must never give a pod a slot that stands for other addresses than the pod's, and never one slot to two pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::cluster::objects::ClaimName;
+use crate::cluster::protocol::sticky_identity;
+use crate::controller::index::Index;
+use crate::policy::selection::claimant::{Claimant, slot_number};
+use crate::policy::selection::facts::PodFacts;
+
+/// The slots of one workload that are spoken for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    numbers: BTreeSet<u32>,
+    /// Those about which a home node was asked, with the pod's name.
+    asked: BTreeMap<u32, String>,
+}
+
+impl Taken {
+    /// Speaks for one more.
+    pub(crate) fn add(&mut self, number: u32) {
+        self.numbers.insert(number);
+    }
+
+    /// What this pod must not have.
+    pub(crate) fn for_others_than(&self, pod: &str) -> BTreeSet<u32> {
+        let asked = self.asked.iter().filter(|(_, asked)| *asked != pod).map(|(number, _)| *number);
+        self.numbers.iter().copied().chain(asked).collect()
+    }
+}
+
+/// What the claims are for, and what was asked for (StickyIP and pod), for these workloads (`namespace/name`). One look at all
+/// claims, for the pods of a whole round.
+pub(crate) fn taken(
+    index: &Index,
+    asked: &BTreeMap<String, String>,
+    workloads: &BTreeSet<String>,
+) -> BTreeMap<String, Taken> {
+    let mut all: BTreeMap<String, Taken> = BTreeMap::new();
+    if workloads.is_empty() {
+        return all;
+    }
+    for holder in index.claims.values().map(|claim| claim.spec.holder.to_string()) {
+        if let Some((workload, number)) = of_workload(&holder).filter(|(name, _)| workloads.contains(*name)) {
+            all.entry(workload.to_owned()).or_default().add(number);
+        }
+    }
+    for (holder, pod) in asked {
+        if let Some((workload, number)) = of_workload(holder).filter(|(name, _)| workloads.contains(*name)) {
+            all.entry(workload.to_owned()).or_default().asked.insert(number, pod.clone());
+        }
+    }
+    all
+}
+
+/// The workload and the number of a slot, if the StickyIP's name can be one.
+fn of_workload(holder: &str) -> Option<(&str, u32)> {
+    let (workload, _) = holder.rsplit_once('-')?;
+    Some((workload, slot_number(workload, holder)?))
+}
+
+/// The slot for which the pod's addresses are claimed already, if they are: by an earlier look for this very pod, or for a slot of
+/// its workload that names no pod.
+pub(crate) fn claimed(
+    index: &Index,
+    claimant: &Claimant,
+    facts: &PodFacts,
+    addresses: &[IpAddr],
+) -> Option<u32> {
+    addresses.iter().find_map(|address| {
+        let claim = &index.claims.get(&ClaimName::of(*address).to_string())?.spec;
+        let is_ours = claim.pod.as_ref().is_none_or(|pod| pod.uid == facts.uid);
+        let holder = Some(&claim.holder).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
+        slot_number(&claimant.workload().name, &holder.name)
+    })
+}
+
+/// The slot by what the watches have told: a guess that costs the API server nothing. Where it is too old the slot turns out to be
+/// another's, and the next choice is by a live look.
+pub(crate) fn guessed(
+    index: &Index,
+    claimant: &Claimant,
+    facts: &PodFacts,
+    addresses: &[IpAddr],
+    avoid: &BTreeSet<u32>,
+) -> u32 {
+    let first = format!("{}/{}-", facts.namespace, claimant.workload().name);
+    let slots = index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+    sticky_identity::slot_of_running(slots.map(|(_, sticky)| sticky), claimant, facts, addresses, avoid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::index::fixture::pod;
+    use crate::runtime::cache::Told as Event;
+    use serde_json::json;
+
+    fn claim(index: &mut Index, address: &str, holder: &str, uid: Option<&str>) {
+        let pod = uid.map(|uid| json!({"name": "any", "uid": uid}));
+        let object = json!({"metadata": {"name": address}, "spec": {"address": address, "phase": "Requested",
+            "homeNode": "n1", "holder": {"namespace": "db", "name": holder}, "pod": pod}});
+        index.claims.take(Event::Here((address.to_owned(), serde_json::from_value(object).unwrap())));
+    }
+
+    #[test]
+    fn a_pod_goes_on_with_the_slot_that_was_asked_for_and_with_nobody_elses() {
+        let (_, seen) = pod("web-x", "10.0.0.1", Some(("Fleet", "web")));
+        let claimant = Claimant::of(&seen.facts);
+        let mut index = Index::default();
+        let mut slot_with = |holder: &str, uid: Option<&str>| {
+            claim(&mut index, "10.0.0.1", holder, uid);
+            claimed(&index, &claimant, &seen.facts, &seen.addresses)
+        };
+        assert_eq!(slot_with("web-3", Some("uid-web-x")), Some(3));
+        assert_eq!(slot_with("web-3", None), Some(3), "of a Sticky pool, whose claims name no pod");
+        assert_eq!(slot_with("web-3", Some("another")), None);
+        assert_eq!(slot_with("shop-3", None), None, "another workload's");
+        assert_eq!(claimed(&Index::default(), &claimant, &seen.facts, &seen.addresses), None);
+    }
+
+    #[test]
+    fn a_slot_is_taken_once_a_claim_is_for_it_or_it_was_asked_for_another_pod() {
+        let mut index = Index::default();
+        claim(&mut index, "10.0.0.1", "web-0", Some("a"));
+        claim(&mut index, "10.0.0.2", "shop-4", Some("b"));
+        claim(&mut index, "10.0.0.3", "mysql", None);
+        let asked = [("db/web-1", "db/x"), ("db/web-2", "db/y"), ("other/web-3", "other/x")];
+        let asked = asked.map(|(holder, pod)| (holder.to_owned(), pod.to_owned())).into();
+        assert!(taken(&index, &asked, &BTreeSet::new()).is_empty());
+        let mut all = taken(&index, &asked, &["db/web".to_owned()].into());
+        assert_eq!(all.len(), 1);
+        let of_web = all.get_mut("db/web").unwrap();
+        assert_eq!(of_web.for_others_than("db/x"), [0, 2].into());
+        of_web.add(5);
+        assert_eq!(of_web.for_others_than("db/z"), [0, 1, 2, 5].into());
+    }
+}

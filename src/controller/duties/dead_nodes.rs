@@ -1,0 +1,277 @@
+//! What dead nodes leave behind: attachments that nobody will end, and keys and routes of addresses that live elsewhere by now.
+//! Must never act without the proof that a takeover needs: the Node deleted or tainted out-of-service, by a live read.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, Patch};
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::cilium::pool::NodePatch;
+use crate::cluster::objects::StickyIP;
+use crate::cluster::pod;
+use crate::cluster::protocol::apply::{Carried, patch_params};
+use crate::cluster::protocol::view::StickyView;
+use crate::cluster::protocol::write::{Unchanged, Write};
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::index::{CiliumNodeSeen, Index, Kind, key_of};
+use crate::controller::queue::Key;
+use crate::policy::handover::{NodeState, OldPod, Takeover};
+
+/// After something that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// While a pod of a dead node is still there, or an address is not yet elsewhere.
+const NOT_YET: Duration = Duration::from_secs(30);
+
+/// The duty. It remembers nothing.
+#[derive(Debug, Default)]
+pub struct Remove {}
+
+/// What could be done about a dead node, as the index has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Deed {
+    /// Detach what is attached to a pod of it.
+    Detach { sticky: String, node: String },
+    /// Take an address out of its CiliumNode.
+    Hide { node: String, address: IpAddr, sticky: String },
+}
+
+pub(crate) fn is_dead(index: &Index, node: &str) -> bool {
+    index.nodes.get(node).is_none_or(|seen| seen.state == NodeState::OutOfService)
+}
+
+/// What stands of dead nodes.
+fn plan(index: &Index) -> Vec<Deed> {
+    let mut deeds = Vec::new();
+    for (name, sticky) in index.stickies.iter() {
+        let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
+        let Some(attachment) = attachment.filter(|attachment| is_dead(index, &attachment.node)) else {
+            continue;
+        };
+        let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
+        let pod = index.pods.get(&format!("{namespace}/{}", attachment.pod_name));
+        if pod.is_none_or(|pod| pod.facts.uid != attachment.pod_uid) {
+            deeds.push(Deed::Detach { sticky: name.clone(), node: attachment.node.clone() });
+        }
+    }
+    let dead: Vec<(&String, &CiliumNodeSeen)> =
+        index.cilium_nodes.iter().filter(|(name, _)| is_dead(index, name)).collect();
+    if dead.is_empty() {
+        return deeds;
+    }
+    let elsewhere: std::collections::BTreeMap<IpAddr, (&String, &str)> = index
+        .stickies
+        .iter()
+        .filter_map(|(name, sticky)| {
+            let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+            Some(
+                sticky.spec.addresses.iter().map(move |address| (*address, (name, attachment.node.as_str()))),
+            )
+        })
+        .flatten()
+        .collect();
+    for (node, seen) in dead {
+        let routes = seen
+            .pod_cidrs
+            .iter()
+            .filter(|net| net.prefix_len() == net.max_prefix_len())
+            .map(|net| net.addr());
+        let mut shown: Vec<IpAddr> = seen.owned.keys().copied().chain(routes).collect();
+        shown.sort();
+        shown.dedup();
+        for address in shown {
+            if let Some((sticky, _)) = elsewhere.get(&address).filter(|(_, lives)| lives != node) {
+                deeds.push(Deed::Hide { node: node.clone(), address, sticky: (*sticky).clone() });
+            }
+        }
+    }
+    deeds
+}
+
+impl Duty for Remove {
+    const NAME: &'static str = "remove";
+    const WAKES: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::StickyIP, Kind::Pod];
+    const CALM: Duration = Duration::from_millis(200);
+
+    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
+        let deeds = plan(&world.index());
+        let mut done = Done::default();
+        for deed in &deeds {
+            match carry_out(world, deed).await {
+                Ok(true) => {}
+                Ok(false) => done.again.push((Key::new(Kind::Node, ""), NOT_YET)),
+                Err(error) => {
+                    tracing::warn!(?deed, %error, "cannot clear up after a dead node; trying again");
+                    done.failures += 1;
+                    done.again.push((Key::new(Kind::Node, ""), AFTER_FAILURE));
+                }
+            }
+        }
+        done
+    }
+}
+
+/// Whether it is done, or there is nothing to do any more.
+async fn carry_out(world: &World, deed: &Deed) -> Result<bool, ApiError> {
+    let (node, sticky) = match deed {
+        Deed::Detach { sticky, node } | Deed::Hide { node, sticky, .. } => (node, sticky),
+    };
+    // The proof, live.
+    let nodes: Api<Node> = Api::all(world.hands.client());
+    let found = world.hands.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
+    let Some(proof) = pod::node_state(found.as_ref()).proof_of_death() else { return Ok(true) };
+    let Some(object) = read_sticky(world, sticky).await? else { return Ok(true) };
+    match deed {
+        Deed::Detach { node, .. } => detach(world, &object, node, proof).await,
+        Deed::Hide { node, address, .. } => hide(world, &object, node, *address).await,
+    }
+}
+
+async fn read_sticky(world: &World, name: &str) -> Result<Option<StickyIP>, ApiError> {
+    let (namespace, name) = name.split_once('/').unwrap_or_default();
+    let api: Api<StickyIP> = Api::namespaced(world.hands.client(), namespace);
+    world.hands.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
+}
+
+async fn detach(world: &World, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
+    let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
+    let Some(attachment) = attachment.filter(|attachment| attachment.node == node) else { return Ok(true) };
+    let key = key_of(object);
+    let pods: Api<Pod> = Api::namespaced(world.hands.client(), &key.namespace);
+    let what = format!("get Pod {}/{}", key.namespace, attachment.pod_name);
+    let found = world.hands.connection().read(&what, || pods.get_opt(&attachment.pod_name)).await?;
+    if pod::old_pod(found.as_ref(), &attachment.pod_uid) != OldPod::Gone {
+        return Ok(false);
+    }
+    let view = StickyView::from(object);
+    let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
+    let write = Write::Detach { key, at, proof: Some(proof) };
+    let carried = world.hands.carrier().carry(&write, Some(object), "").await?;
+    if !matches!(carried, Carried::Lost) {
+        tracing::info!(sticky = %view.key, node, "detached: its node is gone, and so is its pod");
+        world
+            .tell(Told {
+                about: events::sticky_ip(object),
+                reason: "DetachedFromDeadNode",
+                message: format!(
+                    "pod {} was attached on node {node}, which is gone or out of service; the address waits for its next pod",
+                    attachment.pod_name
+                ),
+                warning: false,
+            })
+            .await;
+    }
+    Ok(!matches!(carried, Carried::Lost))
+}
+
+async fn hide(world: &World, object: &StickyIP, node: &str, address: IpAddr) -> Result<bool, ApiError> {
+    let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
+    // The proof of the takeover: it lives on another node.
+    let elsewhere = attachment.is_some_and(|attachment| attachment.node != node);
+    if !elsewhere || !object.spec.addresses.contains(&address) {
+        return Ok(true);
+    }
+    let api: Api<CiliumNode> = Api::all(world.hands.client());
+    let what = format!("get CiliumNode {node}");
+    let Some(found) = world.hands.connection().read(&what, || api.get_opt(node)).await? else {
+        return Ok(true);
+    };
+    let Some(patch) = without(&found, address) else { return Ok(true) };
+    let what = format!("patch CiliumNode {node}: {address} out");
+    let params = patch_params();
+    let written = world.hands.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
+    if written.is_some() {
+        tracing::info!(%address, node, sticky = %key_of(object), "taken out of a dead node's CiliumNode");
+        let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
+        let message = format!(
+            "{address} was taken out of the CiliumNode of node {node}, which is gone or out of service; it lives on node {lives}"
+        );
+        let about = events::sticky_ip(object);
+        world.tell(Told { about, reason: "HiddenOnDeadNode", message, warning: false }).await;
+    }
+    Ok(written.is_some())
+}
+
+/// The patch that takes an address out of a CiliumNode, key and route at once; none if it is not there.
+fn without(node: &CiliumNode, address: IpAddr) -> Option<NodePatch> {
+    let is_it = |text: &str| text.parse::<IpAddr>().is_ok_and(|parsed| parsed == address);
+    let owned = node.spec.ipam.pool.iter().filter(|(key, entry)| is_it(key) && !entry.owner.is_empty());
+    let pool: std::collections::BTreeMap<_, _> = owned.map(|(key, _)| (key.clone(), None)).collect();
+    let route = ipnet::IpNet::from(address);
+    let is_route = |text: &String| text.parse::<ipnet::IpNet>().is_ok_and(|net| net == route);
+    let listed = &node.spec.ipam.pod_cidrs;
+    let pod_cidrs =
+        listed.iter().any(is_route).then(|| listed.iter().filter(|text| !is_route(text)).cloned().collect());
+    (!pool.is_empty() || pod_cidrs.is_some()).then(|| NodePatch {
+        node: node.metadata.name.clone().unwrap_or_default(),
+        // Always: its agent may have come back and be at work on it.
+        resource_version: node.metadata.resource_version.clone(),
+        pool,
+        pod_cidrs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::cilium::objects::PoolEntry;
+    use crate::controller::index::fixture::{pod, sticky};
+    use crate::runtime::cache::Told;
+    use serde_json::json;
+
+    fn node(index: &mut Index, name: &str, taints: serde_json::Value) {
+        let node: Node =
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"taints": taints}})).unwrap();
+        index.nodes.take(Told::Here((name.into(), node.into())));
+    }
+
+    #[test]
+    fn only_what_is_of_a_dead_node_and_lives_elsewhere_or_not_at_all_is_planned() {
+        let mut index = Index::default();
+        node(&mut index, "alive", json!([]));
+        node(&mut index, "off", json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]));
+        let address = |n: u8| IpAddr::from([10, 0, 0, n]);
+        for (name, n, on) in [("a", 1, "alive"), ("b", 2, "off"), ("c", 3, "gone"), ("d", 4, "gone")] {
+            index.stickies.take(Told::Here(sticky(name, &address(n).to_string(), Some(on))));
+        }
+        // The pod of one is still there.
+        index.take_pod(Told::Here(pod("d", "10.0.0.4", None)));
+        let owned = |n: u8| (address(n), PoolEntry { owner: "db/x".into(), resource: String::new() });
+        for name in ["alive", "off"] {
+            let seen = CiliumNodeSeen {
+                owned: [owned(1), owned(2), owned(9)].into(),
+                pod_cidrs: vec!["10.0.0.1/32".parse().unwrap()],
+                ..CiliumNodeSeen::default()
+            };
+            index.cilium_nodes.take(Told::Here((name.into(), seen)));
+        }
+        let detach =
+            |name: &str, node: &str| Deed::Detach { sticky: format!("db/{name}"), node: node.into() };
+        assert_eq!(
+            plan(&index),
+            [
+                detach("b", "off"),
+                detach("c", "gone"),
+                Deed::Hide { node: "off".into(), address: address(1), sticky: "db/a".into() },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_patch_names_key_and_route_and_the_version_that_was_read() {
+        let node: CiliumNode = serde_json::from_value(json!({"metadata": {"name": "n", "resourceVersion": "7"},
+            "spec": {"ipam": {"podCIDRs": ["10.1.0.0/24", "10.0.0.1/32"], "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}}}}}))
+        .unwrap();
+        let body = without(&node, "10.0.0.1".parse().unwrap()).unwrap().body();
+        assert_eq!(
+            body,
+            json!({"metadata": {"resourceVersion": "7"},
+            "spec": {"ipam": {"pool": {"10.0.0.1": null}, "podCIDRs": ["10.1.0.0/24"]}}})
+        );
+        assert_eq!(without(&node, "10.0.0.2".parse().unwrap()), None, "nobody owns it");
+    }
+}

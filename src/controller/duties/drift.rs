@@ -1,0 +1,212 @@
+//! The drift audit, carried out: on the index as a duty, and once by `sticky-ipam-controller audit`. Must never repair by
+//! itself: which of two contradicting objects is right is for a person to say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use serde_json::{Value, json};
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::protocol::apply::patch_params;
+use crate::controller::commands::cilium_config::CiliumConfig;
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::index::{DRIFT, Index, Kind};
+use crate::controller::metrics::Metrics;
+use crate::controller::queue::Key;
+use crate::policy::drift::{Cluster, Finding, NodeSays, audit};
+
+/// How often Cilium's own settings are read again.
+const CONFIG_AGE: Duration = Duration::from_secs(600);
+/// Before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(30);
+/// The longest message of a condition.
+const LONGEST_MESSAGE: usize = 4096;
+
+/// The labels of the audit's metric.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct OfFinding {
+    /// What was found.
+    pub reason: String,
+    /// What breaks.
+    pub breaks: String,
+}
+
+/// What the index says, as the audit wants it.
+#[must_use]
+pub fn cluster(index: &Index, config: &CiliumConfig) -> Cluster {
+    let names: BTreeSet<&String> = index
+        .nodes
+        .iter()
+        .map(|(name, _)| name)
+        .chain(index.cilium_nodes.iter().map(|(name, _)| name))
+        .collect();
+    let mut says: BTreeMap<&str, NodeSays> = names
+        .into_iter()
+        .map(|name| {
+            let node = index.nodes.get(name);
+            let says = NodeSays {
+                name: name.clone(),
+                node: node.map(|node| node.pod_cidrs.clone()),
+                cilium: index.cilium_nodes.get(name).map(|cilium| cilium.pod_cidrs.clone()),
+                annotated: node.map(|node| node.annotated.clone()).unwrap_or_default(),
+                pods: Vec::new(),
+            };
+            (name.as_str(), says)
+        })
+        .collect();
+    let living = |ended: bool, host_network: bool| !ended && !host_network;
+    for (name, pod) in index.pods.iter().filter(|(_, pod)| living(pod.ended, pod.facts.host_network)) {
+        if let Some(node) = says.get_mut(pod.node.as_str()) {
+            node.pods.extend(pod.addresses.iter().map(|address| (name.clone(), *address)));
+        }
+    }
+    Cluster { mode: config.mode, announces: config.announces, nodes: says.into_values().collect() }
+}
+
+/// Every finding for a person: what, what breaks, what to do.
+#[must_use]
+pub fn as_text(found: &[Finding], config: &CiliumConfig) -> String {
+    let mut text = String::new();
+    for remark in &config.remarks {
+        text.push_str(&format!("note: {remark}\n"));
+    }
+    for finding in found {
+        let (breaks, advice) = (finding.breaks(), finding.advice());
+        text.push_str(&format!("{finding}\n  breaks: {breaks}\n  what to do: {advice}\n"));
+    }
+    text.push_str(&match found.len() {
+        0 => "no drift: Nodes, CiliumNodes, annotations and pods agree\n".to_owned(),
+        1 => "1 finding\n".to_owned(),
+        many => format!("{many} findings\n"),
+    });
+    text
+}
+
+/// The same for machines.
+#[must_use]
+pub fn as_json(found: &[Finding], config: &CiliumConfig) -> String {
+    let findings: Vec<Value> = found
+        .iter()
+        .map(|finding| {
+            json!({"node": finding.node, "reason": finding.reason(), "breaks": finding.breaks().to_string(),
+                   "what": finding.to_string(), "advice": finding.advice()})
+        })
+        .collect();
+    let page = json!({"mode": config.word(), "remarks": config.remarks, "findings": findings});
+    format!("{page:#}\n")
+}
+
+/// The duty.
+pub struct Audit {
+    config: Option<(CiliumConfig, Duration)>,
+    found: Family<OfFinding, Gauge>,
+}
+
+impl Audit {
+    /// The duty.
+    #[must_use]
+    pub fn new(metrics: &Metrics) -> Self {
+        let found = Family::<OfFinding, Gauge>::default();
+        metrics.register("drift", "Findings of the drift audit, by reason and by what breaks", found.clone());
+        Self { config: None, found }
+    }
+
+    async fn config(&mut self, world: &World) -> CiliumConfig {
+        let now = world.elapsed();
+        match &self.config {
+            Some((config, read)) if now.saturating_sub(*read) < CONFIG_AGE => config.clone(),
+            _ => {
+                let config = CiliumConfig::read(&world.hands, &world.settings).await;
+                for remark in &config.remarks {
+                    tracing::warn!("{remark}");
+                }
+                self.config = Some((config.clone(), now));
+                config
+            }
+        }
+    }
+}
+
+impl Duty for Audit {
+    const NAME: &'static str = "audit";
+    const WAKES: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::Pod];
+    const CALM: Duration = Duration::from_secs(5);
+    const TICK: Option<Duration> = Some(CONFIG_AGE);
+
+    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
+        let config = self.config(world).await;
+        let found = audit(&cluster(&world.index(), &config));
+        self.found.clear();
+        let mut of_node: BTreeMap<&str, Vec<&Finding>> = BTreeMap::new();
+        for finding in &found {
+            let label =
+                OfFinding { reason: finding.reason().to_owned(), breaks: finding.breaks().to_string() };
+            self.found.get_or_create(&label).inc();
+            of_node.entry(&finding.node).or_default().push(finding);
+        }
+        for finding in of_node.get("").into_iter().flatten() {
+            tracing::warn!(breaks = %finding.breaks(), "{finding}; {}", finding.advice());
+        }
+        let nodes: Vec<(String, String, Option<String>)> = {
+            let index = world.index();
+            let seen = index.nodes.iter();
+            seen.map(|(name, node)| (name.clone(), node.uid.clone(), node.drift.clone())).collect()
+        };
+        let mut failures = 0;
+        for (name, uid, stands) in nodes {
+            let findings = of_node.get(name.as_str()).map(Vec::as_slice).unwrap_or_default();
+            for finding in findings {
+                let message = format!("{finding}; breaks {}; {}", finding.breaks(), finding.advice());
+                let about = events::node(&name, &uid);
+                world.tell(Told { about, reason: finding.reason(), message, warning: true }).await;
+            }
+            if let Err(error) = mark(world, &name, &uid, findings, stands.as_deref()).await {
+                tracing::warn!(node = name, %error, "cannot write the node's condition; trying again");
+                failures += 1;
+            }
+        }
+        let again = if failures > 0 { vec![(Key::new(Kind::Node, ""), RETRY)] } else { Vec::new() };
+        Done { again, failures }
+    }
+}
+
+/// Writes the node's condition if it is another one. A node that never drifted gets none.
+async fn mark(
+    world: &World,
+    name: &str,
+    uid: &str,
+    findings: &[&Finding],
+    stands: Option<&str>,
+) -> Result<(), ApiError> {
+    let texts: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    let text = texts.join("; ");
+    let message = &text[..text.floor_char_boundary(LONGEST_MESSAGE)];
+    let same = match stands {
+        Some(stands) => stands == message,
+        None => message.is_empty(),
+    };
+    if same {
+        return Ok(());
+    }
+    let (status, reason, message) = match findings.first() {
+        Some(first) => ("True", first.reason(), message),
+        None => ("False", "InStep", "what the Node, its CiliumNode and its pods say agrees"),
+    };
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
+    let condition = json!({"type": DRIFT, "status": status, "reason": reason, "message": message,
+                           "lastTransitionTime": now, "lastHeartbeatTime": now});
+    let body = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
+    let nodes: Api<Node> = Api::all(world.hands.client());
+    let params = patch_params();
+    let what = format!("patch status of Node {name}");
+    let sent = nodes.patch_status(name, &params, &body);
+    world.hands.write(&what, sent).await.map(|_| ())
+}

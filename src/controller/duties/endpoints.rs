@@ -1,0 +1,392 @@
+//! The keeper of CiliumEndpoints, carried out: a pod without one is nudged, one whose deletion hangs is freed, one of an
+//! earlier pod goes, so does one that says nothing true of its sticky pod, and who else disagrees is told. Must never write on the word of the index: each object is read live, and
+//! written only as it was read; nor count or tell what was not written.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::ResourceExt;
+use kube::api::Api;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use serde_json::json;
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::cilium::objects::CiliumEndpoint;
+use crate::cluster::protocol::write::Unchanged;
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::flags::CiliumIpam;
+use crate::controller::index::{EndpointSeen, Index, Kind, PodSeen, attached_uid};
+use crate::controller::metrics::{Metrics, What};
+use crate::controller::queue::{Bucket, Key};
+use crate::controller::writer::Hands;
+use crate::policy::endpoint::{Deed, Disagreement, Endpoint, Keeper, Patience, Said};
+
+/// The label that nudges. It counts to three and begins again: each value is another identity for Cilium, which is what
+/// makes it look at the pod, and there should be few of them.
+pub const NUDGED: &str = "sticky-ipam.io/nudged";
+/// How many values the label has.
+const VALUES: u32 = 3;
+/// Writes a second, and at once. A cluster whose endpoints are all missing has another trouble than we can cure.
+const RATE: (u32, u32) = (10, 20);
+/// Before a step that came to nothing is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The duty.
+pub struct Endpoints {
+    keeper: Keeper,
+    patience: Patience,
+    pools: bool,
+    bucket: Bucket,
+    deeds: Family<What, Counter>,
+    disagreements: Family<What, Counter>,
+}
+
+impl Endpoints {
+    /// The duty with this patience; `mode` says whether pools are to be compared.
+    #[must_use]
+    pub fn new(patience: Patience, mode: CiliumIpam, metrics: &Metrics) -> Self {
+        let duty = Self {
+            keeper: Keeper::new(patience),
+            patience,
+            pools: mode == CiliumIpam::Crd,
+            bucket: Bucket::new(RATE.0, RATE.1),
+            deeds: Family::default(),
+            disagreements: Family::default(),
+        };
+        metrics.register(
+            "endpoint_deeds",
+            "CiliumEndpoints nudged for, freed, removed and replaced",
+            duty.deeds.clone(),
+        );
+        metrics.register(
+            "endpoint_disagreements",
+            "Times that a pod, its CiliumEndpoint, its StickyIP and its node's pool were found to disagree",
+            duty.disagreements.clone(),
+        );
+        duty
+    }
+
+    /// The duty as it is set.
+    #[must_use]
+    pub fn for_world(world: &World) -> Self {
+        let terminating = world.settings.cep_termination_timeout.seconds();
+        Self::new(Patience { terminating, ..Patience::default() }, world.settings.cilium_ipam, &world.metrics)
+    }
+
+    /// Looks at these names, and does what is to be done about them now.
+    async fn look(&mut self, world: &World, names: BTreeSet<String>) -> Done {
+        let mut done = Done::default();
+        if !world.index().missing().is_empty() {
+            done.again.extend(names.into_iter().map(|name| (Key::new(Kind::Pod, name), RETRY)));
+            return done;
+        }
+        for name in names {
+            let now = world.now();
+            let said = said(&world.index(), &name, self.pools);
+            let deeds = self.keeper.look(&name, &said, now);
+            let mut all_done = true;
+            for deed in deeds {
+                while let Err(wait) = self.bucket.take(world.elapsed()) {
+                    tokio::time::sleep(wait).await;
+                }
+                match self.carry(world, &name, &deed).await {
+                    Ok(true) => self.keeper.done(&name, &deed, now),
+                    // The world is not as the watch told: what it tells next counts.
+                    Ok(false) => all_done = false,
+                    Err(error) => {
+                        tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
+                        done.failures += 1;
+                        all_done = false;
+                    }
+                }
+            }
+            let next = self.keeper.next_look(&name, now).map(Duration::from_secs);
+            if let Some(after) = if all_done { next } else { Some(RETRY) } {
+                // A second more: times are whole seconds, and a look too early would only come again.
+                done.again.push((Key::new(Kind::Pod, name), after + Duration::from_secs(1)));
+            }
+        }
+        done
+    }
+
+    /// Whether it was done.
+    async fn carry(&self, world: &World, name: &str, deed: &Deed) -> Result<bool, ApiError> {
+        let hands = &world.hands;
+        let Some((namespace, pod)) = name.split_once('/') else { return Ok(false) };
+        let at = At { hands, namespace, name: pod };
+        let done = match deed {
+            Deed::Nudge { uid, number } => {
+                let nudged = at.nudge(uid).await?;
+                if nudged {
+                    Metrics::count(&self.deeds, "nudged");
+                    let message = format!(
+                        "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (time \
+                         {number} of {}); if that does not help, look at Cilium's agent on its node, or delete the pod",
+                        self.patience.nudges
+                    );
+                    let about = events::pod(namespace, pod, uid);
+                    world.tell(Told { about, reason: "EndpointMissing", message, warning: true }).await;
+                }
+                nudged
+            }
+            Deed::Free { uid } => {
+                let freed = at.free(uid).await?;
+                if freed {
+                    Metrics::count(&self.deeds, "freed");
+                    let message = format!(
+                        "its deletion hung for more than {} s: the finalizers were taken off",
+                        self.patience.terminating
+                    );
+                    let about = at.endpoint(uid);
+                    world.tell(Told { about, reason: "EndpointFreed", message, warning: false }).await;
+                }
+                freed
+            }
+            Deed::Remove { uid } => {
+                let removed = at.remove(uid).await?;
+                if removed {
+                    Metrics::count(&self.deeds, "removed");
+                    let message = "it was made for an earlier pod of this name and was removed".to_owned();
+                    let about = at.endpoint(uid);
+                    world.tell(Told { about, reason: "EndpointLeftOver", message, warning: false }).await;
+                }
+                removed
+            }
+            Deed::Replace { uid, pod: pod_uid, addresses } => {
+                let replaced = at.replace(uid, pod_uid, addresses).await?;
+                if let Some(had) = &replaced {
+                    Metrics::count(&self.deeds, "replaced");
+                    let message = format!(
+                        "its CiliumEndpoint had {}, and the pod has {} as its StickyIP says: the CiliumEndpoint was deleted, and Cilium \
+                         writes it anew when it looks at the pod again",
+                        list(had),
+                        list(addresses)
+                    );
+                    tracing::warn!(pod = name, "{message}");
+                    let about = events::pod(namespace, pod, pod_uid);
+                    world.tell(Told { about, reason: "EndpointReplaced", message, warning: true }).await;
+                }
+                replaced.is_some()
+            }
+            Deed::Tell(what) => {
+                Metrics::count(&self.disagreements, what.reason());
+                tracing::warn!(pod = name, reason = what.reason(), "{}", told(what));
+                let uid = world.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
+                let about = events::pod(namespace, pod, &uid);
+                let message = told(what);
+                world.tell(Told { about, reason: what.reason(), message, warning: true }).await;
+                true
+            }
+        };
+        Ok(done)
+    }
+}
+
+impl Duty for Endpoints {
+    const NAME: &'static str = "endpoints";
+    const WAKES: &'static [Kind] = &[Kind::Pod, Kind::CiliumEndpoint];
+    const CALM: Duration = Duration::from_secs(1);
+    /// Bindings and pools change without waking it; a look costs no request.
+    const TICK: Option<Duration> = Some(Duration::from_secs(60));
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        self.look(world, due.into_iter().map(|key| key.name).collect()).await
+    }
+
+    async fn full_round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        // What is due may be gone by now, and is in no list then: it is looked at to be forgotten.
+        let mut names: BTreeSet<String> = due.into_iter().map(|key| key.name).collect();
+        names.extend(world.index().pods.iter().map(|(name, _)| name.clone()));
+        names.extend(world.index().endpoints.iter().map(|(name, _)| name.clone()));
+        self.look(world, names).await
+    }
+}
+
+/// What the index says of one name.
+#[must_use]
+pub fn said(index: &Index, name: &str, pools: bool) -> Said {
+    let endpoint = index.endpoints.get(name).map(|seen| Endpoint {
+        uid: seen.uid.clone(),
+        deleting: seen.deleting,
+        held: seen.held,
+        made_for: seen.made_for.clone(),
+        addresses: seen.addresses.clone(),
+    });
+    // Where nobody has an endpoint, Cilium makes none, or is not there.
+    let kept = |node: &str| !index.endpoints.is_empty() && index.cilium_nodes.get(node).is_some();
+    let pod = index.pods.get(name).filter(|pod| !pod.ended && !pod.facts.host_network && kept(&pod.node));
+    let Some(pod) = pod else { return Said { endpoint, ..Said::default() } };
+    let bound = index.sticky_of(pod).filter(|sticky| attached_uid(sticky) == Some(pod.facts.uid.as_str()));
+    let pooled = || -> Option<BTreeSet<IpAddr>> {
+        let node = index.cilium_nodes.get(&pod.node)?;
+        let owned = node.owned.iter().filter(|(_, entry)| entry.owner == name);
+        Some(owned.map(|(address, _)| *address).collect())
+    };
+    Said {
+        pod: Some(pod.facts.uid.clone()),
+        running: pod.running && !pod.deleting,
+        pod_addresses: pod.addresses.iter().copied().collect(),
+        endpoint,
+        bound: bound.map(|sticky| sticky.spec.addresses.iter().copied().collect()),
+        pooled: pools.then(pooled).flatten(),
+    }
+}
+
+fn list(addresses: &BTreeSet<IpAddr>) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
+}
+
+/// A sentence for people.
+fn told(what: &Disagreement) -> String {
+    match what {
+        Disagreement::EndpointAndPod { endpoint, pod, removed } => format!(
+            "its CiliumEndpoint has {}, the pod shows {}; other nodes may send its traffic elsewhere: {}",
+            list(endpoint),
+            list(pod),
+            if *removed {
+                "if it stays so, the CiliumEndpoint is deleted, and Cilium writes it anew"
+            } else {
+                "see which is right; if it is the pod, delete the CiliumEndpoint, and Cilium writes it anew; else delete the pod"
+            }
+        ),
+        Disagreement::PodAndBinding { pod, bound } => format!(
+            "the pod shows {}, its StickyIP keeps {}: it came up without the plugin, or the StickyIP was changed; delete \
+             the pod, and it comes up with its own address",
+            list(pod),
+            list(bound)
+        ),
+        Disagreement::PoolAndBinding { pooled, bound } => format!(
+            "its node's CiliumNode pool keeps {} for it, its StickyIP {}: the pod loses its network when Cilium's agent \
+             restarts; look at the sticky-ipam agent of that node, which puts the key there",
+            list(pooled),
+            list(bound)
+        ),
+    }
+}
+
+/// One name, live.
+struct At<'a> {
+    hands: &'a Hands,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl At<'_> {
+    /// Writes the label on the pod with this uid. Whether it did.
+    async fn nudge(&self, uid: &str) -> Result<bool, ApiError> {
+        let api: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let what = format!("get Pod {}/{}", self.namespace, self.name);
+        let found = self.hands.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
+        let Some(pod) = found.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)) else {
+            return Ok(false);
+        };
+        let endpoints = self.endpoints();
+        let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
+        if self.hands.connection().read(&what, || endpoints.get_metadata_opt(self.name)).await?.is_some() {
+            return Ok(false);
+        }
+        let before = pod.labels().get(NUDGED).and_then(|text| text.parse::<u32>().ok()).unwrap_or(0);
+        let patch = json!({"metadata": {"labels": {NUDGED: (before % VALUES + 1).to_string()}}});
+        let what = format!("patch Pod {}/{}", self.namespace, self.name);
+        Ok(self.hands.patch(&what, &api, self.name, &Unchanged::of(&pod), patch).await?.is_some())
+    }
+
+    /// Takes the finalizers off the endpoint with this uid, if it is being deleted. Whether it did.
+    async fn free(&self, uid: &str) -> Result<bool, ApiError> {
+        let Some(endpoint) =
+            self.live(uid).await?.filter(|found| found.metadata.deletion_timestamp.is_some())
+        else {
+            return Ok(false);
+        };
+        let patch = json!({"metadata": {"finalizers": null}});
+        let what = format!("patch CiliumEndpoint {}/{}", self.namespace, self.name);
+        let at = Unchanged::of(&endpoint);
+        Ok(self.hands.patch(&what, &self.endpoints(), self.name, &at, patch).await?.is_some())
+    }
+
+    /// Deletes the endpoint with this uid if the pod that it was made for is not the one of this name. Whether it did.
+    async fn remove(&self, uid: &str) -> Result<bool, ApiError> {
+        let Some(endpoint) = self.live(uid).await? else { return Ok(false) };
+        let pods: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let what = format!("get Pod {}/{}", self.namespace, self.name);
+        let pod = self.hands.connection().read(&what, || pods.get_metadata_opt(self.name)).await?;
+        let made_for = crate::controller::index::made_for(&endpoint.metadata);
+        let left_over = match (made_for, pod.and_then(|pod| pod.metadata.uid)) {
+            (Some(made_for), Some(uid)) => made_for != uid,
+            // Without a pod it is for Cilium's operator to collect; without an owner nobody knows.
+            _ => false,
+        };
+        if !left_over {
+            return Ok(false);
+        }
+        let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
+        self.hands.delete(&what, &self.endpoints(), self.name, &Unchanged::of(&endpoint)).await
+    }
+
+    /// Deletes the endpoint with this uid if it, and the pod with this uid, still have no address in common, and the pod's are these.
+    /// The addresses that it had, if it did.
+    async fn replace(
+        &self,
+        uid: &str,
+        pod_uid: &str,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Option<BTreeSet<IpAddr>>, ApiError> {
+        let pods: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let endpoints = self.endpoints();
+        let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
+        let Some(endpoint) = self.hands.connection().read(&what, || endpoints.get_opt(self.name)).await?
+        else {
+            return Ok(None);
+        };
+        let at = Unchanged::of(&endpoint);
+        let seen = EndpointSeen::from(endpoint);
+        let what = format!("get Pod {}/{}", self.namespace, self.name);
+        let pod = self.hands.connection().read(&what, || pods.get_opt(self.name)).await?.map(PodSeen::from);
+        let is_as_seen = |pod: &PodSeen| {
+            let shown: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
+            pod.facts.uid == pod_uid && pod.running && !pod.deleting && shown == *addresses
+        };
+        let is_wrong = seen.uid == uid
+            && !seen.deleting
+            && seen.made_for.as_deref() == Some(pod_uid)
+            && !seen.addresses.is_empty()
+            && seen.addresses.is_disjoint(addresses);
+        if !is_wrong || !pod.as_ref().is_some_and(is_as_seen) {
+            return Ok(None);
+        }
+        let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
+        let deleted = self.hands.delete(&what, &endpoints, self.name, &at).await?;
+        Ok(deleted.then_some(seen.addresses))
+    }
+
+    fn endpoints(&self) -> Api<CiliumEndpoint> {
+        Api::namespaced(self.hands.client(), self.namespace)
+    }
+
+    async fn live(
+        &self,
+        uid: &str,
+    ) -> Result<Option<kube::core::PartialObjectMeta<CiliumEndpoint>>, ApiError> {
+        let api = self.endpoints();
+        let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
+        let found = self.hands.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
+        Ok(found.filter(|found| found.metadata.uid.as_deref() == Some(uid)))
+    }
+
+    fn endpoint(&self, uid: &str) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("cilium.io/v2".into()),
+            kind: Some("CiliumEndpoint".into()),
+            namespace: Some(self.namespace.into()),
+            name: Some(self.name.into()),
+            uid: Some(uid.into()),
+            ..ObjectReference::default()
+        }
+    }
+}

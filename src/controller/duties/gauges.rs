@@ -1,0 +1,244 @@
+//! The gauges: what stands, counted from the index. Writes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::duties::node_blocks::view::fills;
+use crate::controller::index::{Index, Kind};
+use crate::controller::metrics::{Metrics, OfNode, What};
+use crate::controller::queue::Key;
+use crate::policy::node_blocks::Fill;
+
+/// Over how long the rate of use is measured.
+const FORECAST_SPAN: Duration = Duration::from_secs(6 * 3600);
+/// How many samples are kept of it.
+const MOST_SAMPLES: usize = 360;
+
+/// One label: which pool.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfPool {
+    pool: String,
+}
+
+/// The duty's memory.
+#[derive(Default)]
+pub struct Tally {
+    registered: bool,
+    used: Family<OfNode, Gauge>,
+    size: Family<OfNode, Gauge>,
+    pool_used: Family<OfPool, Gauge>,
+    pool_size: Family<OfPool, Gauge>,
+    forecast: Family<OfPool, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    samples: BTreeMap<String, VecDeque<(Duration, f64)>>,
+    /// The newest move that was counted, of each StickyIP.
+    moves: BTreeMap<String, i64>,
+    begun: bool,
+    nodes: BTreeSet<String>,
+}
+
+impl Duty for Tally {
+    const NAME: &'static str = "tally";
+    const WAKES: &'static [Kind] =
+        &[Kind::StickyIP, Kind::AddressClaim, Kind::CiliumNode, Kind::IPPool, Kind::Node];
+    const CALM: Duration = Duration::from_millis(500);
+    const TICK: Option<Duration> = Some(Duration::from_secs(60));
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let metrics = &world.metrics;
+        if !self.registered {
+            self.register(metrics);
+        }
+        let index = world.index();
+        self.stickies(&index, metrics, &due);
+        self.nodes(&index, metrics);
+        self.pools(&fills(&index, world.settings.cluster_pool().as_ref()), world.elapsed());
+        Done::default()
+    }
+}
+
+impl Tally {
+    fn register(&mut self, metrics: &Metrics) {
+        metrics.register("block_used_addresses", "Claimed addresses of a node's blocks", self.used.clone());
+        metrics.register("block_addresses", "Addresses of a node's blocks", self.size.clone());
+        metrics.register(
+            "pool_used",
+            "Claimed addresses of a Sticky pool, or given blocks of a pool of node blocks",
+            self.pool_used.clone(),
+        );
+        metrics.register(
+            "pool_size",
+            "Addresses of a Sticky pool, or blocks of a pool of node blocks",
+            self.pool_size.clone(),
+        );
+        metrics.register(
+            "pool_exhaustion_hours",
+            "Hours until a pool is full at the rate of the last six hours; absent if it does not fill",
+            self.forecast.clone(),
+        );
+        self.registered = true;
+    }
+
+    fn stickies(&mut self, index: &Index, metrics: &Metrics, due: &[Key]) {
+        let mut phases: BTreeMap<&str, i64> =
+            ["Bound", "Attached", "Retained", "Conflict"].into_iter().map(|phase| (phase, 0)).collect();
+        for sticky in index.stickies.values() {
+            let phase = sticky.status.as_ref().and_then(|status| status.phase);
+            let word = match phase {
+                None | Some(StickyPhase::Bound) => "Bound",
+                Some(StickyPhase::Attached) => "Attached",
+                Some(StickyPhase::Retained) => "Retained",
+                Some(StickyPhase::Conflict) => "Conflict",
+            };
+            *phases.entry(word).or_default() += 1;
+        }
+        metrics.conflicts.set(phases["Conflict"]);
+        for (phase, count) in phases {
+            metrics.bindings.get_or_create(&What { what: phase.to_owned() }).set(count);
+        }
+        let mut claims: BTreeMap<&str, i64> = ["Requested", "Refused", "Granted", "Bound", "Resting"]
+            .into_iter()
+            .map(|phase| (phase, 0))
+            .collect();
+        for claim in index.claims.values() {
+            let word = match claim.spec.phase {
+                ClaimPhase::Requested => "Requested",
+                ClaimPhase::Refused => "Refused",
+                ClaimPhase::Granted => "Granted",
+                ClaimPhase::Bound => "Bound",
+                ClaimPhase::Resting => "Resting",
+            };
+            *claims.entry(word).or_default() += 1;
+        }
+        metrics.quarantined.set(claims["Resting"]);
+        for (phase, count) in claims {
+            metrics.claims.get_or_create(&What { what: phase.to_owned() }).set(count);
+        }
+        self.count_moves(index, metrics, due);
+    }
+
+    /// Counts moves that are newer than the last look. What stood at the start was counted by whoever led then.
+    fn count_moves(&mut self, index: &Index, metrics: &Metrics, due: &[Key]) {
+        for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
+            let Some(sticky) = index.stickies.get(&key.name) else {
+                self.moves.remove(&key.name);
+                continue;
+            };
+            let handovers =
+                sticky.status.as_ref().map(|status| status.handovers.as_slice()).unwrap_or_default();
+            let before = self.moves.get(&key.name).copied();
+            let is_move =
+                |step: &&HandoverRecord| !step.from.is_empty() && !step.to.is_empty() && step.from != step.to;
+            let newer = handovers.iter().filter(is_move);
+            for step in
+                newer.filter(|step| self.begun && before.is_none_or(|before| step.at.0.as_second() > before))
+            {
+                Metrics::count(&metrics.handovers, &step.reason);
+            }
+            // One that has begun, off a dead node, is counted when it has arrived.
+            if let Some(newest) = handovers.iter().find(|step| !step.to.is_empty()) {
+                self.moves.insert(key.name.clone(), newest.at.0.as_second());
+            }
+        }
+        self.begun = true;
+    }
+
+    fn nodes(&mut self, index: &Index, metrics: &Metrics) {
+        let mut claimed: BTreeMap<&str, i64> = BTreeMap::new();
+        for claim in index.claims.values() {
+            if let Some(home) = &claim.spec.home_node {
+                *claimed.entry(home).or_default() += 1;
+            }
+        }
+        let now: BTreeSet<String> = index.cilium_nodes.iter().map(|(name, _)| name.clone()).collect();
+        for gone in self.nodes.difference(&now) {
+            let label = OfNode { node: gone.clone() };
+            metrics.available.remove(&label);
+            self.used.remove(&label);
+            self.size.remove(&label);
+        }
+        for (name, node) in index.cilium_nodes.iter() {
+            let label = OfNode { node: name.clone() };
+            let size: f64 = node.blocks().map(addresses).sum();
+            metrics.available.get_or_create(&label).set(i64::try_from(node.available()).unwrap_or(i64::MAX));
+            self.used.get_or_create(&label).set(claimed.get(name.as_str()).copied().unwrap_or_default());
+            self.size.get_or_create(&label).set(whole(size));
+        }
+        self.nodes = now;
+    }
+
+    fn pools(&mut self, fills: &BTreeMap<String, Fill>, now: Duration) {
+        let stale: Vec<String> =
+            self.samples.keys().filter(|name| !fills.contains_key(*name)).cloned().collect();
+        for pool in stale {
+            self.samples.remove(&pool);
+            let label = OfPool { pool };
+            self.pool_used.remove(&label);
+            self.pool_size.remove(&label);
+            self.forecast.remove(&label);
+        }
+        for (name, fill) in fills {
+            let label = OfPool { pool: name.clone() };
+            self.pool_used.get_or_create(&label).set(whole(fill.given as f64));
+            self.pool_size.get_or_create(&label).set(whole(fill.total as f64));
+            let samples = self.samples.entry(name.clone()).or_default();
+            match hours_left(samples, now, fill.given as f64, fill.total as f64) {
+                Some(hours) => {
+                    self.forecast.get_or_create(&label).set(hours);
+                }
+                None => {
+                    self.forecast.remove(&label);
+                }
+            }
+        }
+    }
+}
+
+/// Takes a sample and tells how many hours are left at the rate since the oldest one.
+fn hours_left(samples: &mut VecDeque<(Duration, f64)>, now: Duration, used: f64, size: f64) -> Option<f64> {
+    let apart = FORECAST_SPAN / u32::try_from(MOST_SAMPLES).unwrap_or(1);
+    if samples.back().is_none_or(|(at, _)| now.saturating_sub(*at) >= apart) {
+        samples.push_back((now, used));
+    }
+    while samples.front().is_some_and(|(at, _)| now.saturating_sub(*at) > FORECAST_SPAN) {
+        samples.pop_front();
+    }
+    let (then, before) = samples.front()?;
+    let hours = now.saturating_sub(*then).as_secs_f64() / 3600.0;
+    let rate = (used - before) / hours;
+    (rate.is_finite() && rate > 0.0).then(|| (size - used).max(0.0) / rate)
+}
+
+fn addresses(net: IpNet) -> f64 {
+    f64::from(net.max_prefix_len() - net.prefix_len()).exp2()
+}
+
+/// A gauge of whole numbers; a /64 has more addresses than it can tell.
+fn whole(number: f64) -> i64 {
+    // Saturates.
+    number as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forecast_is_what_is_left_over_the_rate_of_use() {
+        let mut samples = VecDeque::new();
+        let at = |minutes: u64| Duration::from_secs(60 * minutes);
+        assert_eq!(hours_left(&mut samples, at(0), 10.0, 100.0), None, "no rate yet");
+        assert_eq!(hours_left(&mut samples, at(30), 20.0, 100.0), Some(4.0));
+        assert_eq!(hours_left(&mut samples, at(60), 10.0, 100.0), None, "it does not fill");
+        assert_eq!(hours_left(&mut samples, at(120), 110.0, 100.0), Some(0.0));
+        // Six hours later only the last six hours count.
+        assert_eq!(hours_left(&mut samples, at(600), 110.0, 200.0), None);
+        assert!(samples.len() <= MOST_SAMPLES + 1);
+    }
+}

@@ -1,0 +1,235 @@
+//! The lock on a block: a Lease named after it in a namespace that all replicas share, so that two replicas cannot both make it.
+//! Its holder is the node's name. Nobody renews it: it stands until the block is free again. Must never be removed without
+//! its uid and resourceVersion.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use serde_json::json;
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::objects::labels;
+use crate::cluster::protocol::apply::FIELD_MANAGER;
+use crate::cluster::protocol::write::Unchanged;
+use crate::controller::writer::Hands;
+use crate::policy::node_blocks::{BrokenLock, Lock};
+
+/// The start of every lock's name.
+const PREFIX: &str = "sticky-ipam-block-";
+/// The block, as text: a label cannot hold a slash.
+const BLOCK: &str = "sticky-ipam.io/block";
+/// The state of the node's object that was read before the lock was taken: what makes taking it again a write.
+const TAKEN_ON: &str = "sticky-ipam.io/taken-on";
+
+/// What one listing told.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listed {
+    /// The locks.
+    pub locks: Vec<Lock>,
+    /// Those that cannot be read.
+    pub broken: Vec<BrokenLock>,
+}
+
+impl Listed {
+    fn of(leases: &[Lease]) -> Self {
+        let mut listed = Self::default();
+        for (lease, block) in leases.iter().filter_map(|lease| Some((lease, block_of(&lease.name_any())?))) {
+            match read(lease) {
+                Ok(lock) => listed.locks.push(lock),
+                Err(why) => listed.broken.push(BrokenLock {
+                    block,
+                    object: format!("Lease {}", lease.name_any()),
+                    uid: lease.uid().unwrap_or_default(),
+                    why,
+                }),
+            }
+        }
+        listed
+    }
+
+    /// Every block that is locked, with the uid of its lock.
+    pub fn blocks(&self) -> impl Iterator<Item = (IpNet, &str)> {
+        let locks = self.locks.iter().map(|lock| (lock.block, lock.uid.as_str()));
+        locks.chain(self.broken.iter().map(|broken| (broken.block, broken.uid.as_str())))
+    }
+}
+
+/// The locks of one namespace.
+#[derive(Clone)]
+pub struct Locks {
+    api: Api<Lease>,
+    namespaces: Api<Namespace>,
+    namespace: String,
+}
+
+impl Locks {
+    /// The locks in this namespace. Every replica must be given the same.
+    #[must_use]
+    pub fn new(client: kube::Client, namespace: &str) -> Self {
+        let (api, namespaces) = (Api::namespaced(client.clone(), namespace), Api::all(client));
+        Self { api, namespaces, namespace: namespace.to_owned() }
+    }
+
+    /// Reads all of them, live. By their names and not by their label: one that has lost its label stands in the way all the same.
+    /// The server reads every Lease of the namespace in either case.
+    ///
+    /// # Errors
+    /// The server is of no help.
+    pub async fn list(&self, hands: &Hands) -> Result<Listed, ApiError> {
+        let params = ListParams::default();
+        let listed = hands.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
+        Ok(Listed::of(&listed.items))
+    }
+
+    /// Makes the lock; none if somebody has.
+    ///
+    /// # Errors
+    /// The server is of no help; if in doubt, the lock may stand.
+    pub async fn make(
+        &self,
+        hands: &Hands,
+        block: IpNet,
+        node: &str,
+        taken_on: &str,
+    ) -> Result<Option<Lock>, ApiError> {
+        let name = name(block);
+        let lease = Lease {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                labels: Some([(labels::BLOCK.to_owned(), labels::block_value(block))].into()),
+                annotations: Some(BTreeMap::from([
+                    (BLOCK.to_owned(), block.to_string()),
+                    (TAKEN_ON.to_owned(), taken_on.to_owned()),
+                ])),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec { holder_identity: Some(node.to_owned()), ..LeaseSpec::default() }),
+        };
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let what = format!("create Lease {name}");
+        if let Some(made) = hands.write(&what, self.api.create(&params, &lease)).await? {
+            return Ok(read(&made).ok());
+        }
+        // Somebody has made it. Or there is no namespace to make it in: then nobody ever will.
+        match hands.connection().read(&what, || self.namespaces.get_metadata_opt(&self.namespace)).await? {
+            Some(_) => Ok(None),
+            None => {
+                let why = format!("there is no namespace {}; make it, or name another", self.namespace);
+                Err(ApiError::Refused { what, code: 404, why })
+            }
+        }
+    }
+
+    /// Takes a lock again, after the node's object was read anew; none if it changed or is gone.
+    ///
+    /// # Errors
+    /// The server is of no help.
+    pub async fn take_again(
+        &self,
+        hands: &Hands,
+        lock: &Lock,
+        taken_on: &str,
+    ) -> Result<Option<Lock>, ApiError> {
+        let name = name(lock.block);
+        let patch = json!({"metadata": {"annotations": {TAKEN_ON: taken_on}}});
+        let what = format!("patch Lease {name}");
+        let taken = hands.patch(&what, &self.api, &name, &state(lock), patch).await?;
+        Ok(taken.as_ref().and_then(|lease| read(lease).ok()))
+    }
+
+    /// Removes exactly this state of a lock; whether it did.
+    ///
+    /// # Errors
+    /// The server is of no help.
+    pub async fn remove(&self, hands: &Hands, lock: &Lock) -> Result<bool, ApiError> {
+        let name = name(lock.block);
+        hands.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
+    }
+}
+
+fn state(lock: &Lock) -> Unchanged {
+    Unchanged { uid: lock.uid.clone(), resource_version: lock.version.clone() }
+}
+
+/// The name of the lock on a block.
+#[must_use]
+pub fn name(block: IpNet) -> String {
+    format!("{PREFIX}{}", labels::block_value(block))
+}
+
+/// The block whose lock bears this name. Only the one written form is a name, so no other can stand in the way of a lock.
+fn block_of(name_of_lease: &str) -> Option<IpNet> {
+    let (address, length) = name_of_lease.strip_prefix(PREFIX)?.rsplit_once('-')?;
+    let address: IpAddr = address.replace('-', ":").parse().ok()?;
+    let block = IpNet::new(address, length.parse().ok()?).ok()?;
+    (name(block) == name_of_lease).then_some(block)
+}
+
+/// The lock that a Lease is, or what is wrong with it. Its name says the block; the annotation is for people, but must not say another.
+fn read(lease: &Lease) -> Result<Lock, String> {
+    let block = block_of(&lease.name_any()).ok_or("its name is not that of a block")?;
+    if let Some(said) = lease.annotations().get(BLOCK)
+        && said.parse() != Ok(block)
+    {
+        return Err(format!("its annotation {BLOCK} says {said:?}, where its name says {block}"));
+    }
+    let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    Ok(Lock {
+        block,
+        node: holder
+            .filter(|node| !node.is_empty())
+            .ok_or("spec.holderIdentity does not name the node that has the block")?,
+        uid: lease.uid().ok_or("it has no uid")?,
+        version: lease.resource_version().ok_or("it has no resourceVersion")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(name: &str, annotations: serde_json::Value, spec: serde_json::Value) -> Lease {
+        let metadata = json!({"name": name, "uid": "u", "resourceVersion": "1", "annotations": annotations});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn a_lease_is_the_lock_on_the_block_that_its_name_says() {
+        let held = json!({"holderIdentity": "n1"});
+        for said in [json!({BLOCK: "10.1.2.0/24"}), json!({})] {
+            let lock = read(&lease("sticky-ipam-block-10.1.2.0-24", said, held.clone())).unwrap();
+            assert_eq!((lock.node.as_str(), lock.block.to_string().as_str()), ("n1", "10.1.2.0/24"));
+        }
+        let v6 = name("fd00:1::/112".parse().unwrap());
+        assert!(v6.len() <= 253 && v6.ends_with("-112"), "{v6}");
+        assert_eq!(read(&lease(&v6, json!({}), held)).unwrap().block.to_string(), "fd00:1::/112");
+    }
+
+    #[test]
+    fn a_lock_that_cannot_be_read_is_told_apart_from_a_lease_that_is_none() {
+        let held = json!({"holderIdentity": "n1"});
+        let named = "sticky-ipam-block-10.1.2.0-24";
+        let broken = [
+            lease(named, json!({BLOCK: "10.1.3.0/24"}), held.clone()),
+            lease(named, json!({BLOCK: "ten"}), held.clone()),
+            lease(named, json!({BLOCK: "10.1.2.0/24"}), json!({})),
+            lease(named, json!({BLOCK: "10.1.2.0/24"}), json!({"holderIdentity": ""})),
+        ];
+        let listed = Listed::of(&broken);
+        assert_eq!(listed.locks, []);
+        assert_eq!(listed.broken.len(), broken.len());
+        for lock in &listed.broken {
+            assert_eq!((lock.block.to_string().as_str(), lock.uid.as_str()), ("10.1.2.0/24", "u"));
+            assert!(lock.object.ends_with(named) && !lock.why.is_empty(), "{lock:?}");
+        }
+        // Nobody would ever make a Lease of such a name.
+        let others = ["cilium-ipam-leader", "sticky-ipam-block-ten", "sticky-ipam-block-10.1.2.7-24"];
+        let others: Vec<Lease> = others.map(|name| lease(name, json!({}), held.clone())).into();
+        assert_eq!(Listed::of(&others), Listed::default());
+    }
+}

@@ -1,0 +1,506 @@
+//! Blocks for nodes: given under a lock, written with a precondition, given back with a proof.
+//!
+//! The order of the writes is the safety: the node's object is read, then its block's lock is taken by a write, then the
+//! object is written if it is as it was read. A block is given back only after its node was looked for live and is gone, and
+//! only if its lock was not taken meanwhile. So two controllers never give one block twice, wherever either of them ends.
+
+mod locks;
+mod status;
+pub(crate) mod view;
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
+use kube::Resource;
+use kube::api::{Api, ListParams};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family as MetricFamily;
+use prometheus_client::metrics::gauge::Gauge;
+use serde_json::json;
+
+pub use locks::{Listed, Locks, name as lock_name};
+pub use view::{Place, RefusedPool, Seen, seen};
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::objects::{AddressClaim, labels};
+use crate::cluster::protocol::write::Unchanged;
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::index::Kind;
+use crate::controller::metrics::{Metrics, What};
+use crate::controller::queue::Key;
+use crate::controller::writer::Hands;
+use crate::policy::node_blocks::{BrokenLock, Lock, Memory, Plan, Step, Terms, Trouble, Why, decide};
+
+/// The annotations in which Cilium's `kubernetes` mode finds a node's range, the newer spelling first.
+const IPV4: [&str; 2] = ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"];
+/// The same for IPv6.
+const IPV6: [&str; 2] = ["network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"];
+/// Before a step that came to nothing is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// While a lock cannot be read, all are read again after so long: a person corrects or deletes it, and nobody tells. Less than a
+/// tick, so that every tick does.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// Steps and nodes side by side: the API server answers in milliseconds, and a thousand nodes may come at once.
+const SIDE_BY_SIDE: usize = 16;
+
+/// The duty.
+pub struct Blocks {
+    place: Place,
+    terms: Terms,
+    memory: Memory,
+    /// The locks as they were read last, and when; none if steps were carried out since.
+    locks: Option<(Listed, Duration)>,
+    namespace: String,
+    given: MetricFamily<What, Gauge>,
+    total: MetricFamily<What, Gauge>,
+    steps: MetricFamily<What, Counter>,
+    troubles: MetricFamily<What, Gauge>,
+}
+
+/// What a step came to.
+enum Came {
+    /// It was done.
+    Done,
+    /// The lock is held; the node is yet to be written.
+    Held(Box<Hold>, Why),
+    /// Somebody was faster, or the world is not as it was seen.
+    Overtaken,
+}
+
+impl Blocks {
+    /// The duty for this place, with its locks in this namespace.
+    #[must_use]
+    pub fn new(place: Place, namespace: &str, terms: Terms, metrics: &Metrics) -> Self {
+        // Cilium's `kubernetes` mode takes one range a family from a Node.
+        let most = if place == Place::Annotations { 1 } else { terms.most };
+        let duty = Self {
+            place,
+            terms: Terms { most, ..terms },
+            memory: Memory::default(),
+            locks: None,
+            namespace: namespace.to_owned(),
+            given: MetricFamily::default(),
+            total: MetricFamily::default(),
+            steps: MetricFamily::default(),
+            troubles: MetricFamily::default(),
+        };
+        metrics.register("blocks_given", "Blocks that nodes have, by pool", duty.given.clone());
+        metrics.register("blocks", "Blocks in all, by pool", duty.total.clone());
+        metrics.register("block_steps", "Blocks given, locked and returned", duty.steps.clone());
+        metrics.register(
+            "block_troubles",
+            "Nodes without the block that they need, by reason",
+            duty.troubles.clone(),
+        );
+        duty
+    }
+
+    /// The duty as it is set; none if Cilium's operator hands out the blocks.
+    #[must_use]
+    pub fn for_world(world: &World) -> Option<Self> {
+        let settings = &world.settings;
+        let place = Place::of(settings.cilium_ipam)?;
+        let terms = Terms {
+            low: u128::from(settings.block_low),
+            most: settings.blocks_per_node,
+            rest: settings.block_rest.seconds(),
+        };
+        Some(Self::new(place, settings.block_namespace(), terms, &world.metrics))
+    }
+
+    /// The locks as they were read last, if that is enough to see whether anything is to be done.
+    fn remembered(&self, now: Duration) -> Option<Listed> {
+        let (listed, at) = self.locks.as_ref()?;
+        let is_enough = listed.broken.is_empty() || now.saturating_sub(*at) < LOOK_AGAIN;
+        is_enough.then(|| listed.clone())
+    }
+
+    /// Decides on locks that were read: without them, every node that is gone would be forgotten.
+    fn decide(&mut self, world: &World, locks: Listed) -> (Seen, Plan) {
+        let pool = world.settings.cluster_pool();
+        let seen = seen(&world.index(), self.place, pool.as_ref(), locks);
+        let mut plan = decide(&seen.view, self.terms, &mut self.memory, world.now());
+        if !seen.in_doubt.is_empty() {
+            // What cannot be read may have any block.
+            plan.steps.retain(|step| !matches!(step, Step::Give { lock: None, .. } | Step::Return { .. }));
+        }
+        (seen, plan)
+    }
+
+    /// Carries the steps out. How many must be tried again.
+    async fn carry(&self, world: &World, steps: &[Step]) -> (usize, usize) {
+        let hands = &world.hands;
+        let (mut overtaken, mut failed) = (0, 0);
+        let locks = Locks::new(hands.client(), &self.namespace);
+        let mut held = Vec::new();
+        let locks = &locks;
+        let came = steps.iter().map(|step| async move {
+            let came = match step {
+                Step::Lock { block, node } => locks
+                    .make(hands, *block, node, "found")
+                    .await
+                    .map(|made| made.map_or(Came::Overtaken, |_| Came::Done)),
+                Step::Give { block, node, lock, why, .. } => self
+                    .hold(hands, locks, *block, node, lock.as_ref())
+                    .await
+                    .map(|hold| hold.map_or(Came::Overtaken, |hold| Came::Held(Box::new(hold), *why))),
+                Step::Return { lock } => give_back(hands, locks, lock).await,
+            };
+            (step, came)
+        });
+        // In their order: the blocks of one node follow each other.
+        let mut came = std::pin::pin!(futures_util::stream::iter(came).buffered(SIDE_BY_SIDE));
+        while let Some((step, came)) = came.next().await {
+            match came {
+                Ok(Came::Overtaken) => {
+                    tracing::info!(step = ?step, "somebody was faster, or the world is not as it was seen; looking again");
+                    overtaken += 1;
+                }
+                Ok(done) => {
+                    Metrics::count(&self.steps, word(step));
+                    if let Step::Return { lock } = step {
+                        world.tell(returned(world, lock)).await;
+                    }
+                    if let Came::Held(hold, why) = done {
+                        held.push((*hold, why));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, step = ?step, "cannot carry out a step on a block; trying again");
+                    failed += 1;
+                }
+            }
+        }
+        match self.write_held(world, locks, held).await {
+            Ok(more) => overtaken += more,
+            Err(error) => {
+                tracing::warn!(%error, "cannot write blocks on nodes; trying again");
+                failed += 1;
+            }
+        }
+        (overtaken, failed)
+    }
+
+    /// Reads the node's object and then takes the lock. None if somebody has it, or there is nothing to write on.
+    async fn hold(
+        &self,
+        hands: &Hands,
+        locks: &Locks,
+        block: IpNet,
+        node: &str,
+        lock: Option<&Lock>,
+    ) -> Result<Option<Hold>, ApiError> {
+        let Some(object) = self.read(hands, node).await? else { return Ok(None) };
+        let read_at = format!("{}@{}", object.at.uid, object.at.resource_version);
+        let taken = match lock {
+            None => locks.make(hands, block, node, &read_at).await?,
+            Some(lock) => locks.take_again(hands, lock, &read_at).await?,
+        };
+        Ok(taken.map(|lock| Hold { object, lock }))
+    }
+
+    async fn read(&self, hands: &Hands, node: &str) -> Result<Option<Object>, ApiError> {
+        Ok(match self.place {
+            Place::CiliumNode => {
+                let api: Api<CiliumNode> = Api::all(hands.client());
+                let what = format!("get CiliumNode {node}");
+                let read = hands.connection().read(&what, || api.get_opt(node)).await?;
+                read.map(|object| Object { at: Unchanged::of(&object), ranges: object.spec.ipam.pod_cidrs })
+            }
+            Place::Annotations => {
+                let api: Api<Node> = Api::all(hands.client());
+                let what = format!("get Node {node}");
+                let read = hands.connection().read(&what, || api.get_metadata_opt(node)).await?;
+                read.map(|object| Object { at: Unchanged::of(&object), ranges: Vec::new() })
+            }
+        })
+    }
+
+    /// Writes what is held, unless a lock of another size overlaps it: sizes may differ between two replicas for a while.
+    async fn write_held(
+        &self,
+        world: &World,
+        locks: &Locks,
+        held: Vec<(Hold, Why)>,
+    ) -> Result<usize, ApiError> {
+        if held.is_empty() {
+            return Ok(0);
+        }
+        let all = &locks.list(&world.hands).await?;
+        let mut of_nodes: Vec<Vec<(Hold, Why)>> = Vec::new();
+        for (hold, why) in held {
+            match of_nodes
+                .last_mut()
+                .filter(|of_node| of_node.iter().any(|(one, _)| one.lock.node == hold.lock.node))
+            {
+                Some(of_node) => of_node.push((hold, why)),
+                None => of_nodes.push(vec![(hold, why)]),
+            }
+        }
+        let written = of_nodes.into_iter().map(|of_node| self.write_on_node(world, locks, all, of_node));
+        let written = futures_util::stream::iter(written).buffer_unordered(SIDE_BY_SIDE);
+        written.try_fold(0, async |sum, overtaken| Ok(sum + overtaken)).await
+    }
+
+    /// Writes what is held for one node, one after the other. How many came to nothing.
+    async fn write_on_node(
+        &self,
+        world: &World,
+        locks: &Locks,
+        all: &Listed,
+        held: Vec<(Hold, Why)>,
+    ) -> Result<usize, ApiError> {
+        let hands = &world.hands;
+        let mut overtaken = 0;
+        let mut held = held.into_iter().peekable();
+        while let Some((hold, why)) = held.next() {
+            let block = hold.lock.block;
+            let rival = all.blocks().find(|(other, uid)| *uid != hold.lock.uid && clash(*other, block));
+            if let Some((rival, _)) = rival {
+                tracing::warn!(%block, node = hold.lock.node, %rival, "another block overlaps; letting go");
+                if why != Why::Locked {
+                    locks.remove(hands, &hold.lock).await?;
+                }
+                overtaken += 1;
+                continue;
+            }
+            let written = self.write(hands, &hold).await?;
+            // The next block is written on what this write left.
+            if let Some(now) = &written
+                && let Some((next, _)) = held.peek_mut()
+            {
+                next.object = now.clone();
+            }
+            match written {
+                None => overtaken += 1,
+                Some(_) => {
+                    let node = &hold.lock.node;
+                    tracing::info!(%block, node, %why, "gave a block");
+                    let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
+                    let message = format!("block {block} is this node's: {why}");
+                    let about = events::node(node, &uid);
+                    world.tell(Told { about, reason: "BlockGiven", message, warning: false }).await;
+                }
+            }
+        }
+        Ok(overtaken)
+    }
+
+    /// The write on the node; how the object stands then.
+    async fn write(&self, hands: &Hands, hold: &Hold) -> Result<Option<Object>, ApiError> {
+        let (node, block) = (&hold.lock.node, hold.lock.block);
+        Ok(match self.place {
+            Place::CiliumNode => {
+                let mut ranges = hold.object.ranges.clone();
+                if !ranges.contains(&block.to_string()) {
+                    ranges.push(block.to_string());
+                }
+                let api: Api<CiliumNode> = Api::all(hands.client());
+                let patch = json!({"spec": {"ipam": {"podCIDRs": ranges}}});
+                let what = format!("patch CiliumNode {node}");
+                let written = hands.patch(&what, &api, node, &hold.object.at, patch).await?;
+                written
+                    .map(|object| Object { at: Unchanged::of(&object), ranges: object.spec.ipam.pod_cidrs })
+            }
+            Place::Annotations => {
+                let keys = if block.addr().is_ipv4() { IPV4 } else { IPV6 };
+                let annotations: serde_json::Map<String, serde_json::Value> =
+                    keys.iter().map(|key| ((*key).to_owned(), json!(block.to_string()))).collect();
+                let api: Api<Node> = Api::all(hands.client());
+                let patch = json!({"metadata": {"annotations": annotations}});
+                let what = format!("patch Node {node}");
+                let written = hands.patch(&what, &api, node, &hold.object.at, patch).await?;
+                written.map(|object| Object { at: Unchanged::of(&object), ranges: Vec::new() })
+            }
+        })
+    }
+
+    async fn report(&mut self, world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiError> {
+        // A pool that is gone has none.
+        self.given.clear();
+        self.total.clear();
+        for (pool, fill) in &plan.fill {
+            let label = What { what: pool.clone() };
+            self.given.get_or_create(&label).set(i64::try_from(fill.given).unwrap_or(i64::MAX));
+            self.total.get_or_create(&label).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
+        }
+        self.troubles.clear();
+        for trouble in &plan.troubles {
+            self.troubles.get_or_create(&What { what: trouble.reason().to_owned() }).inc();
+            let message = trouble.to_string();
+            let about = match trouble {
+                Trouble::Broken(broken) => self.lease(broken),
+                Trouble::NoRoom { node, .. } | Trouble::NoPool { node } | Trouble::Contested { node, .. } => {
+                    let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
+                    events::node(node, &uid)
+                }
+            };
+            world.tell(Told { about, reason: trouble.reason(), message, warning: true }).await;
+        }
+        for refused in &seen.refused {
+            let object = world.index().pools.get(&refused.name).cloned();
+            if let Some(pool) = object {
+                let (about, message) = (events::pool(&pool), refused.why.clone());
+                world.tell(Told { about, reason: refused.reason, message, warning: true }).await;
+            }
+        }
+        for name in &seen.in_doubt {
+            tracing::warn!(
+                object = name,
+                "it cannot be read, so no block is given or returned; correct or delete it"
+            );
+        }
+        status::write(world, seen, plan).await
+    }
+
+    /// A lock that cannot be read, as an event names it.
+    fn lease(&self, broken: &BrokenLock) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("coordination.k8s.io/v1".into()),
+            kind: Some("Lease".into()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(lock_name(broken.block)),
+            uid: Some(broken.uid.clone()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+impl Duty for Blocks {
+    const NAME: &'static str = "blocks";
+    const WAKES: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::IPPool, Kind::AddressClaim];
+    const CALM: Duration = Duration::from_millis(250);
+    /// Pods come and go on a node without a word of its objects. A round asks nothing of the API server if nothing is to be done.
+    const TICK: Option<Duration> = Some(Duration::from_secs(60));
+
+    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
+        let again = |after: Duration| vec![(Key::new(Kind::Node, ""), after)];
+        if !world.index().missing().is_empty() {
+            return Done { again: again(RETRY), failures: 0 };
+        }
+        // Most rounds change nothing, and the locks as they were read last are enough to see that.
+        let remembered = self.remembered(world.elapsed()).map(|locks| self.decide(world, locks));
+        let mut tried = (0, 0);
+        let (seen, plan) = match remembered {
+            Some((seen, plan)) if plan.steps.is_empty() => (seen, plan),
+            _ => {
+                let read_at = world.elapsed();
+                let locks = match Locks::new(world.hands.client(), &self.namespace).list(&world.hands).await {
+                    Ok(locks) => locks,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot read the locks of blocks; trying again");
+                        return Done { again: again(RETRY), failures: 1 };
+                    }
+                };
+                let (seen, plan) = self.decide(world, locks.clone());
+                for trouble in plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Broken(_))) {
+                    tracing::warn!(namespace = self.namespace, "{trouble}");
+                }
+                tried = self.carry(world, &plan.steps).await;
+                self.locks = plan.steps.is_empty().then_some((locks, read_at));
+                (seen, plan)
+            }
+        };
+        let told = self.report(world, &seen, &plan).await;
+        if let Err(error) = &told {
+            tracing::warn!(%error, "cannot write how full the pools are; trying again");
+        }
+        let (overtaken, failed) = (tried.0, tried.1 + usize::from(told.is_err()));
+        let soon = overtaken + failed > 0 || !plan.steps.is_empty();
+        let next = if soon { Some(RETRY) } else { plan.again.map(Duration::from_secs) };
+        Done { again: next.map(again).unwrap_or_default(), failures: failed }
+    }
+}
+
+/// What is told of a block that is free again: to whoever looks at its pool, for its node is gone. A block of no pool that is there is its
+/// node's name's.
+fn returned(world: &World, lock: &Lock) -> Told {
+    let (block, node) = (lock.block, &lock.node);
+    let index = world.index();
+    let pool = index.pools.values().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
+    let about = pool.map_or_else(|| events::node(node, ""), events::pool);
+    let message = format!("block {block} of node {node} is free: the node is gone and nothing is kept in it");
+    Told { about, reason: "BlockReturned", message, warning: false }
+}
+
+/// Removes a lock after a live look: no Node, no CiliumNode, no claim.
+async fn give_back(hands: &Hands, locks: &Locks, lock: &Lock) -> Result<Came, ApiError> {
+    let api = hands.connection();
+    let (nodes, cilium): (Api<Node>, Api<CiliumNode>) = (Api::all(hands.client()), Api::all(hands.client()));
+    let node = lock.node.as_str();
+    let there =
+        !is_gone(hands, "Node", &nodes, node).await? || !is_gone(hands, "CiliumNode", &cilium, node).await?;
+    let claims: Api<AddressClaim> = Api::all(hands.client());
+    let of_block = format!("{}={}", labels::BLOCK, labels::block_value(lock.block));
+    let params = ListParams::default().labels(&of_block).limit(1);
+    let kept = api.read("list AddressClaims of a block", || claims.list_metadata(&params)).await?;
+    if there || !kept.items.is_empty() {
+        return Ok(Came::Overtaken);
+    }
+    let removed = locks.remove(hands, lock).await?;
+    if removed {
+        tracing::info!(block = %lock.block, node, "the node is gone and nothing is kept in its block: it is free");
+    }
+    Ok(if removed { Came::Done } else { Came::Overtaken })
+}
+
+/// A live look that an object is not there. A kind that the server does not serve right now proves nothing.
+async fn is_gone<K>(hands: &Hands, kind: &str, api: &Api<K>, name: &str) -> Result<bool, ApiError>
+where
+    K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    match hands.connection().read(&format!("get {kind} {name}"), || api.get_metadata(name)).await {
+        Ok(_) => Ok(false),
+        Err(error) if error.says_gone(name) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// A node's object as it was read.
+#[derive(Clone)]
+struct Object {
+    at: Unchanged,
+    ranges: Vec<String>,
+}
+
+/// A lock that was taken after the object was read.
+struct Hold {
+    object: Object,
+    lock: Lock,
+}
+
+fn clash(a: IpNet, b: IpNet) -> bool {
+    a.contains(&b) || b.contains(&a)
+}
+
+fn word(step: &Step) -> &'static str {
+    match step {
+        Step::Lock { .. } => "locked",
+        Step::Give { .. } => "given",
+        Step::Return { .. } => "returned",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_that_were_read_are_enough_for_ever_at_rest_and_for_a_while_if_one_cannot_be_read() {
+        let mut duty = Blocks::new(Place::CiliumNode, "x", Terms::default(), &Metrics::default());
+        assert_eq!(duty.remembered(Duration::ZERO), None, "nothing was read");
+        duty.locks = Some((Listed::default(), Duration::ZERO));
+        assert_eq!(duty.remembered(Duration::MAX), Some(Listed::default()));
+        let block = "10.1.2.0/24".parse().unwrap();
+        let torn = BrokenLock { block, object: "Lease".into(), uid: "u".into(), why: "torn".into() };
+        let listed = Listed { broken: vec![torn], ..Listed::default() };
+        duty.locks = Some((listed.clone(), Duration::ZERO));
+        assert_eq!(duty.remembered(Duration::from_secs(1)), Some(listed));
+        assert_eq!(duty.remembered(Blocks::TICK.unwrap()), None, "a tick looks whether somebody mended it");
+    }
+}

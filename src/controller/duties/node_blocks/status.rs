@@ -1,0 +1,141 @@
+//! How full a pool is and whether it is used, on the IPPool itself. Must never be the ground on which a pool is used: nobody but a
+//! look at the blocks shows that. That it is refused keeps others from it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch};
+use serde_json::json;
+
+use crate::alloc::block::{Taken, count_blocks, count_taken, count_taken_beside};
+use crate::cluster::api::client::ApiError;
+use crate::cluster::objects::ip_pool::READY;
+use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
+use crate::cluster::protocol::apply::patch_params;
+use crate::controller::context::World;
+use crate::controller::duties::node_blocks::view::{RefusedPool, Seen};
+use crate::policy::node_blocks::{Fill, Plan, Trouble};
+
+/// Writes the status of every pool whose status is another one now.
+///
+/// # Errors
+/// The server is of no help.
+pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiError> {
+    let refused: BTreeMap<&str, &RefusedPool> =
+        seen.refused.iter().map(|refused| (refused.name.as_str(), refused)).collect();
+    let kept: Taken = seen.view.kept.iter().map(|address| (*address).into()).collect();
+    let pools: Vec<(String, IPPool)> =
+        world.index().pools.iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
+    for (name, pool) in pools {
+        let fill = match pool.spec.purpose {
+            PoolUse::NodeBlocks => plan.fill.get(&name).copied(),
+            PoolUse::Sticky => Some(addresses(&pool, &kept)),
+        };
+        let full = plan
+            .troubles
+            .iter()
+            .any(|trouble| matches!(trouble, Trouble::NoRoom { pools, .. } if pools.contains(&name)));
+        let verdict = match refused.get(name.as_str()) {
+            Some(refused) => ("False", refused.reason, refused.why.clone()),
+            None if full || fill.is_some_and(|fill| fill.total > 0 && fill.given >= fill.total) => {
+                ("False", "Full", "everything is given out; add a range, or another IPPool".to_owned())
+            }
+            None => ("True", "InUse", "it is used".to_owned()),
+        };
+        let Some(status) = changed(&pool, fill, verdict) else { continue };
+        let api: Api<IPPool> = Api::all(world.hands.client());
+        let params = patch_params();
+        let version = pool.metadata.resource_version.clone();
+        let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
+        // A merge patch that leaves a key out keeps what stood there.
+        body["status"]["given"] = json!(status.given);
+        body["status"]["total"] = json!(status.total);
+        let what = format!("patch status of IPPool {name}");
+        world.hands.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
+    }
+    Ok(())
+}
+
+/// The status as it should be; none if it is.
+fn changed(
+    pool: &IPPool,
+    fill: Option<Fill>,
+    (status, reason, message): (&str, &str, String),
+) -> Option<IPPoolStatus> {
+    let before = pool.status.clone().unwrap_or_default();
+    let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+    let ready = Condition {
+        kind: READY.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(now),
+        observed_generation: pool.metadata.generation,
+    };
+    let mut conditions = before.conditions.clone();
+    condition::set(&mut conditions, ready);
+    let after = IPPoolStatus {
+        given: fill.map(|fill| number(fill.given)),
+        total: fill.map(|fill| number(fill.total)),
+        conditions,
+    };
+    (after != before).then_some(after)
+}
+
+/// A Sticky pool counts addresses: those of claims, which are `kept`, of all that are not excluded.
+#[must_use]
+pub fn addresses(pool: &IPPool, kept: &Taken) -> Fill {
+    let excluded: Taken = pool
+        .spec
+        .excluded
+        .iter()
+        .filter_map(|text| text.parse().ok().or_else(|| Some(text.parse::<std::net::IpAddr>().ok()?.into())))
+        .collect();
+    let mut fill = Fill::default();
+    for range in &pool.spec.cidrs {
+        let single = range.max_prefix_len();
+        let there = count_blocks(*range, single) - count_taken(*range, single, &excluded);
+        fill.total = fill.total.saturating_add(there);
+        fill.given = fill.given.saturating_add(count_taken_beside(*range, single, kept, &excluded));
+    }
+    fill
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(spec: serde_json::Value) -> IPPool {
+        IPPool::new("p", serde_json::from_value(spec).unwrap())
+    }
+
+    #[test]
+    fn a_status_is_written_when_it_is_another_one_and_keeps_its_time_while_the_verdict_stands() {
+        let mut pool = pool(json!({"cidrs": ["10.1.0.0/16"], "use": "NodeBlocks"}));
+        let fill = |given| Some(Fill { given, total: 256 });
+        let used = |message: &str| ("True", "InUse", message.to_owned());
+        let first = changed(&pool, fill(1), used("x")).unwrap();
+        assert_eq!((first.given, first.total), (Some(1), Some(256)));
+        pool.status = Some(first.clone());
+        assert_eq!(changed(&pool, fill(1), used("x")), None);
+        pool.status.as_mut().unwrap().conditions[0].last_transition_time = Time(Timestamp::UNIX_EPOCH);
+        let second = changed(&pool, fill(2), used("x")).unwrap();
+        assert_eq!(second.conditions[0].last_transition_time, Time(Timestamp::UNIX_EPOCH));
+        let third = changed(&pool, fill(2), ("False", "Full", "y".into())).unwrap();
+        assert_ne!(third.conditions[0].last_transition_time, Time(Timestamp::UNIX_EPOCH));
+    }
+
+    #[test]
+    fn a_sticky_pool_counts_addresses() {
+        let pool = pool(
+            json!({"cidrs": ["10.1.0.0/24"], "use": "Sticky", "excluded": ["10.1.0.0", "10.1.0.128/25"]}),
+        );
+        let kept: Taken =
+            ["10.1.0.5/32".parse().unwrap(), "10.9.0.5/32".parse().unwrap()].into_iter().collect();
+        assert_eq!(addresses(&pool, &kept), Fill { given: 1, total: 127 });
+        let excluded: Taken = ["10.1.0.130/32".parse().unwrap()].into_iter().collect();
+        assert_eq!(addresses(&pool, &excluded), Fill { given: 0, total: 127 });
+    }
+}

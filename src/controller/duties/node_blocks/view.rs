@@ -1,0 +1,382 @@
+//! What the index says of nodes and pools, as the decision on blocks wants it. Must never leave out a range that anybody says:
+//! an object that cannot be read is said to be in doubt, and then nothing new is given.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::alloc::Family;
+use crate::alloc::block::Taken;
+use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
+use crate::cluster::objects::{IPPool, PoolUse};
+use crate::controller::duties::node_blocks::locks::Listed;
+use crate::controller::duties::node_blocks::status::addresses;
+use crate::controller::flags::CiliumIpam;
+use crate::controller::index::Index;
+use crate::policy::node_blocks::{Fill, NodeFacts, Pool, View};
+use crate::policy::selection::selector::Selector;
+
+/// Where blocks are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On CiliumNodes.
+    CiliumNode,
+    /// In the annotations of Nodes.
+    Annotations,
+}
+
+impl Place {
+    /// The place for this mode; none if another hands out the blocks.
+    #[must_use]
+    pub fn of(mode: CiliumIpam) -> Option<Self> {
+        match mode {
+            CiliumIpam::Crd | CiliumIpam::Delegated => Some(Self::CiliumNode),
+            CiliumIpam::Kubernetes => Some(Self::Annotations),
+            CiliumIpam::ClusterPool => None,
+        }
+    }
+}
+
+/// A pool that is not used, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedPool {
+    /// Its name.
+    pub name: String,
+    /// A word for a condition's reason.
+    pub reason: &'static str,
+    /// A sentence for people.
+    pub why: String,
+}
+
+/// The view, and what could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Seen {
+    /// What the decision rests on.
+    pub view: View,
+    /// Pools that are not used.
+    pub refused: Vec<RefusedPool>,
+    /// Objects that cannot be read: nobody knows which ranges they name.
+    pub in_doubt: Vec<String>,
+}
+
+/// What the index says, with the locks as they were read.
+#[must_use]
+pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, listed: Listed) -> Seen {
+    let objects: Vec<IPPool> = index.pools.values().cloned().collect();
+    let (mut pools, mut refused) = usable(&objects);
+    let named: Vec<IpNet> = objects.iter().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
+    pools.extend(cluster_pool.and_then(|pool| behind(pool, &named)));
+    let nodes = nodes(index, place);
+    let of = |purpose: PoolUse| objects.iter().filter(move |pool| pool.spec.purpose == purpose);
+    let sticky = of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied());
+    let own = index.nodes.values().flat_map(|node| node.addresses.iter().copied().map(IpNet::from));
+    let view = View {
+        pools,
+        nodes,
+        locks: listed.locks,
+        broken: listed.broken,
+        kept: index.claims.values().map(|claim| claim.spec.address).collect(),
+        closed: sticky.chain(own).collect(),
+    };
+    let is_refused =
+        |pool: &&IPPool| refused.iter().any(|refused| pool.metadata.name.as_ref() == Some(&refused.name));
+    let over_blocks: Vec<RefusedPool> = of(PoolUse::Sticky)
+        .filter(|pool| !is_refused(pool))
+        .filter_map(|pool| over_a_block(pool, &view))
+        .collect();
+    refused.extend(over_blocks);
+    let broken = |kind: &str, names: Vec<String>| -> Vec<String> {
+        names.into_iter().map(|name| format!("{kind} {name}")).collect()
+    };
+    let in_doubt = [
+        broken("Node", index.nodes.broken().cloned().collect()),
+        broken("CiliumNode", index.cilium_nodes.broken().cloned().collect()),
+        broken("IPPool", index.pools.broken().cloned().collect()),
+        broken("AddressClaim", index.claims.broken().cloned().collect()),
+    ]
+    .concat();
+    Seen { view, refused, in_doubt }
+}
+
+/// The pools that may be used, and those that may not.
+fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
+    let mut refused: BTreeMap<String, RefusedPool> = BTreeMap::new();
+    for overlap in overlaps(objects) {
+        let (stands, ranges) = (&overlap.stands, overlap.ranges);
+        let why = format!(
+            "its range {} overlaps {} of IPPool {stands}, which is older; correct or delete one of the two",
+            ranges.1, ranges.0
+        );
+        let name = overlap.refused;
+        refused.insert(name.clone(), RefusedPool { name, reason: OVERLAPS, why });
+    }
+    let mut pools = Vec::new();
+    for object in objects.iter().filter(|object| object.spec.purpose == PoolUse::NodeBlocks) {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        if refused.contains_key(&name) {
+            continue;
+        }
+        match read(object) {
+            Ok(pool) => pools.push(pool),
+            Err(why) => drop(refused.insert(name.clone(), RefusedPool { name, reason: "Unreadable", why })),
+        }
+    }
+    (pools, refused.into_values().collect())
+}
+
+/// A Sticky pool of which a node has addresses, by whatever is said anywhere: the node's pods have them without asking anybody.
+fn over_a_block(pool: &IPPool, view: &View) -> Option<RefusedPool> {
+    let clash = |block: IpNet| {
+        let mut ranges = pool.spec.cidrs.iter().copied();
+        ranges.find(|range| {
+            (range.contains(&block) || block.contains(range)) && !pool.excludes_shared(*range, block)
+        })
+    };
+    let of_nodes = view.nodes.iter().flat_map(|node| {
+        node.blocks.iter().chain(&node.said).map(|block| (*block, format!("of node {}", node.name)))
+    });
+    let locked = view.locks.iter().map(|lock| {
+        let kept = format!(
+            "that Lease {} keeps for node {}",
+            crate::controller::duties::node_blocks::lock_name(lock.block),
+            lock.node
+        );
+        (lock.block, kept)
+    });
+    let broken = view.broken.iter().map(|broken| (broken.block, format!("of {}", broken.object)));
+    let (block, whose, range) = of_nodes
+        .chain(locked)
+        .chain(broken)
+        .find_map(|(block, whose)| Some((block, whose, clash(block)?)))?;
+    let name = pool.metadata.name.clone().unwrap_or_default();
+    let why = format!(
+        "IPPool {name} is not used: its range {range} overlaps block {block} {whose}; name other ranges, or put {block} into \
+         spec.excluded, or drain the node and delete it"
+    );
+    Some(RefusedPool { name, reason: OVERLAPS_BLOCK, why })
+}
+
+/// The pool of the flags, behind those whose ranges these are. Whatever a pool names is that pool's, also while it is not used.
+fn behind(cluster_pool: &IPPool, named: &[IpNet]) -> Option<Pool> {
+    let mut behind = read(cluster_pool).ok()?;
+    behind.excluded.extend(named);
+    Some(behind)
+}
+
+/// How full every pool is, by what stands anywhere: pools of node blocks in blocks, the one of the flags among them, and Sticky pools in
+/// addresses. One that cannot be read is left out.
+#[must_use]
+pub fn fills(index: &Index, cluster_pool: Option<&IPPool>) -> BTreeMap<String, Fill> {
+    let listed = index.cilium_nodes.values().flat_map(|node| node.blocks());
+    let said =
+        index.nodes.values().flat_map(|node| node.pod_cidrs.iter().chain(node.annotated.values().flatten()));
+    let given: Taken = listed.chain(said.copied()).collect();
+    let kept: Taken = index.claims.values().map(|claim| claim.spec.address.into()).collect();
+    let named: Vec<IpNet> = index.pools.values().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
+    let of_objects = index.pools.iter().filter_map(|(name, pool)| {
+        let fill = match pool.spec.purpose {
+            PoolUse::Sticky => addresses(pool, &kept),
+            PoolUse::NodeBlocks => read(pool).ok()?.fill(&given),
+        };
+        Some((name.clone(), fill))
+    });
+    let of_flags =
+        cluster_pool.and_then(|pool| behind(pool, &named)).map(|pool| (pool.name.clone(), pool.fill(&given)));
+    // An IPPool of the same name is the one that people see.
+    of_flags.into_iter().chain(of_objects).collect()
+}
+
+fn read(object: &IPPool) -> Result<Pool, String> {
+    let spec = &object.spec;
+    let selector = spec.node_selector.as_ref().map(Selector::check).transpose();
+    let net = |text: &String| -> Result<IpNet, String> {
+        let address = text.parse::<IpAddr>().map(IpNet::from);
+        address
+            .or_else(|_| text.parse::<IpNet>())
+            .map_err(|_| format!("excluded {text:?} is no address and no range"))
+    };
+    Ok(Pool {
+        name: object.metadata.name.clone().unwrap_or_default(),
+        ranges: spec.cidrs.clone(),
+        ipv4: spec.block_size.ipv4,
+        ipv6: spec.block_size.ipv6,
+        selector: selector.map_err(|error| error.to_string())?,
+        priority: spec.priority,
+        excluded: spec.excluded.iter().map(net).collect::<Result<_, _>>()?,
+    })
+}
+
+fn nodes(index: &Index, place: Place) -> Vec<NodeFacts> {
+    let mut used = used(index);
+    let names: BTreeSet<&String> = index
+        .nodes
+        .iter()
+        .map(|(name, _)| name)
+        .chain(index.cilium_nodes.iter().map(|(name, _)| name))
+        .collect();
+    let facts = names.into_iter().map(|name| {
+        let (node, cilium) = (index.nodes.get(name), index.cilium_nodes.get(name));
+        let annotated = node.into_iter().flat_map(|node| node.annotated.values().flatten()).copied();
+        let own = node.into_iter().flat_map(|node| &node.pod_cidrs).copied();
+        let listed: Vec<IpNet> = cilium.map(|cilium| cilium.blocks().collect()).unwrap_or_default();
+        let (blocks, said): (Vec<IpNet>, Vec<IpNet>) = match place {
+            Place::CiliumNode => (listed, own.chain(annotated).collect()),
+            // Cilium looks at the Node first: what stands there it has.
+            Place::Annotations => (own.chain(annotated).collect(), listed),
+        };
+        let blocks: BTreeSet<IpNet> = blocks.into_iter().map(|block| block.trunc()).collect();
+        NodeFacts {
+            name: name.clone(),
+            uid: node.map(|node| node.uid.clone()),
+            labels: node.map(|node| node.labels.clone()).unwrap_or_default(),
+            writable: match place {
+                Place::CiliumNode => cilium.is_some(),
+                Place::Annotations => node.is_some(),
+            },
+            blocks: blocks.into_iter().collect(),
+            said: said.into_iter().map(|range| range.trunc()).collect(),
+            used: used.remove(name).unwrap_or_default(),
+        }
+    });
+    facts.collect()
+}
+
+/// How many addresses each node's pods show, and how many are kept in its blocks beside them.
+fn used(index: &Index) -> BTreeMap<String, BTreeMap<Family, u128>> {
+    let mut addresses: BTreeSet<(&str, IpAddr)> = BTreeSet::new();
+    for pod in index.pods.values().filter(|pod| !pod.ended && !pod.facts.host_network) {
+        let blocks = index.cilium_nodes.get(&pod.node).map(|node| node.blocks().collect::<Vec<_>>());
+        // One that is away from home takes nothing from the blocks of the node on which it lives.
+        let at_home = |address: &&IpAddr| {
+            blocks.as_ref().is_none_or(|blocks| blocks.iter().any(|block| block.contains(*address)))
+        };
+        addresses.extend(pod.addresses.iter().filter(at_home).map(|address| (pod.node.as_str(), *address)));
+    }
+    for claim in index.claims.values() {
+        if let Some(home) = &claim.spec.home_node {
+            addresses.insert((home, claim.spec.address));
+        }
+    }
+    let mut used: BTreeMap<String, BTreeMap<Family, u128>> = BTreeMap::new();
+    for (node, address) in addresses {
+        *used.entry(node.to_owned()).or_default().entry(Family::of(address)).or_default() += 1;
+    }
+    used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::node_blocks::{BrokenLock, Lock, Memory, Step, Terms, decide};
+    use crate::policy::selection::facts::Moment;
+    use crate::runtime::cache::Told;
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::{Value, json};
+
+    fn with_pool(spec: Value) -> Index {
+        let mut index = Index::default();
+        let pool = IPPool::new("sticky", serde_json::from_value(spec).unwrap());
+        index.pools.take(Told::Here(("sticky".into(), pool)));
+        index
+    }
+
+    fn over() -> Index {
+        with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky"}))
+    }
+
+    fn take_node(index: &mut Index, node: Value) {
+        let node: Node = serde_json::from_value(node).unwrap();
+        index.nodes.take(Told::Here(("n9".into(), node.into())));
+    }
+
+    fn take_blocks(index: &mut Index, blocks: &[&str]) {
+        let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": blocks}}});
+        let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
+        index.cilium_nodes.take(Told::Here(("n9".into(), node.into())));
+    }
+
+    fn refused(index: &Index, locks: &[Lock]) -> Vec<RefusedPool> {
+        let listed = Listed { locks: locks.to_vec(), ..Listed::default() };
+        let both = [Place::CiliumNode, Place::Annotations]
+            .map(|place| seen(index, place, None, listed.clone()).refused);
+        assert_eq!(both[0], both[1]);
+        both[0].clone()
+    }
+
+    #[test]
+    fn no_block_is_given_that_covers_a_nodes_own_address() {
+        let mut index = with_pool(json!({"cidrs": ["10.0.0.0/16"], "use": "NodeBlocks"}));
+        let addresses = json!([{"type": "Hostname", "address": "10.0.2.1"}, {"type": "InternalIP", "address": "10.0.0.10"},
+            {"type": "ExternalIP", "address": "10.0.1.10"}, {"type": "InternalIP", "address": "fd00::1"}]);
+        take_node(
+            &mut index,
+            json!({"metadata": {"name": "n9", "uid": "u"}, "status": {"addresses": addresses}}),
+        );
+        take_blocks(&mut index, &[]);
+        let seen = seen(&index, Place::CiliumNode, None, Listed::default());
+        let plan = decide(&seen.view, Terms::default(), &mut Memory::default(), Moment(0));
+        let given: Vec<String> = plan
+            .steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Give { block, .. } => Some(block.to_string()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(given, ["10.0.2.0/24"]);
+        assert!(seen.view.kept.is_empty(), "and a block that has one comes back all the same");
+    }
+
+    #[test]
+    fn a_sticky_pool_over_a_block_is_refused_wherever_the_block_is_said() {
+        let mut listed = over();
+        take_blocks(&mut listed, &["10.0.9.0/24"]);
+        let mut said = over();
+        take_node(&mut said, json!({"metadata": {"name": "n9"}, "spec": {"podCIDR": "10.0.9.0/24"}}));
+        let mut annotated = over();
+        let annotations = json!({"network.cilium.io/ipv4-pod-cidr": "10.0.9.0/24"});
+        take_node(&mut annotated, json!({"metadata": {"name": "n9", "annotations": annotations}}));
+        let locked = Lock {
+            block: "10.0.9.0/24".parse().unwrap(),
+            node: "n9".into(),
+            uid: "l".into(),
+            version: "1".into(),
+        };
+        for (index, locks) in [(listed, vec![]), (said, vec![]), (annotated, vec![]), (over(), vec![locked])]
+        {
+            let refused = refused(&index, &locks);
+            assert_eq!(refused.len(), 1);
+            assert_eq!((refused[0].name.as_str(), refused[0].reason), ("sticky", "OverlapsBlock"));
+            for part in ["IPPool sticky", "10.0.8.0/22", "10.0.9.0/24", "node n9"] {
+                assert!(refused[0].why.contains(part), "{part}: {}", refused[0].why);
+            }
+        }
+        let torn = BrokenLock {
+            block: "10.0.9.0/24".parse().unwrap(),
+            object: "Lease torn".into(),
+            uid: "t".into(),
+            why: "it is torn".into(),
+        };
+        let torn = Listed { broken: vec![torn], ..Listed::default() };
+        let refused = seen(&over(), Place::CiliumNode, None, torn).refused;
+        assert!(refused[0].why.contains("10.0.9.0/24 of Lease torn"), "{}", refused[0].why);
+    }
+
+    #[test]
+    fn a_sticky_pool_beside_blocks_over_single_addresses_or_with_the_block_excluded_is_used() {
+        let mut beside = over();
+        // The second is the route of one that lives there.
+        take_blocks(&mut beside, &["10.0.12.0/24", "10.0.9.5/32"]);
+        assert_eq!(refused(&beside, &[]), []);
+        for (excluded, is_used) in [("10.0.9.0/24", true), ("10.0.8.0/23", true), ("10.0.9.0/25", false)] {
+            let mut index =
+                with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky", "excluded": [excluded]}));
+            take_blocks(&mut index, &["10.0.9.0/24"]);
+            assert_eq!(refused(&index, &[]).is_empty(), is_used, "{excluded}");
+        }
+        let mut blocks = with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "NodeBlocks"}));
+        take_blocks(&mut blocks, &["10.0.9.0/24"]);
+        assert_eq!(refused(&blocks, &[]), []);
+    }
+}

@@ -1,0 +1,201 @@
+//! What stands on a StickyIP about an address that nobody has: that it will be let go, and when; that it is kept in doubt. Must
+//! never be written for what is let go at once: mass deletion would pay twice for each address.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::{Api, Patch};
+use serde_json::json;
+
+use crate::cluster::objects::condition;
+use crate::cluster::objects::condition::Condition;
+use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING};
+use crate::cluster::objects::{StickyIP, WorkloadRef};
+use crate::cluster::protocol::apply::patch_params;
+use crate::controller::context::World;
+use crate::controller::index::{Index, Kind, key_of};
+use crate::controller::queue::Key;
+use crate::policy::lifetime::recycle::KeepReason;
+use crate::policy::selection::facts::Moment;
+
+/// A wait that is shorter is over before a person has read of it.
+const WORTH_A_WRITE: u64 = 60;
+/// The longest message.
+const LONGEST_MESSAGE: usize = 1024;
+
+/// What an address that nobody has waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waits {
+    /// It is let go at this time.
+    Time {
+        /// When, by the controller's clock.
+        until: Moment,
+        /// One word for machines.
+        reason: &'static str,
+        /// Why, for a person.
+        why: String,
+    },
+    /// Nobody knows whether it may be let go.
+    Doubt {
+        /// Why.
+        why: String,
+    },
+}
+
+impl Waits {
+    /// What a reason to keep has to say to a person; none if there is nothing that is not seen elsewhere.
+    #[must_use]
+    pub fn of(reason: &KeepReason, workload: &WorkloadRef, now: Moment) -> Option<Self> {
+        let (seconds_left, reason, why) = match reason {
+            KeepReason::TtlRunning { seconds_left } => {
+                let why = format!("{} {} does not ask for it", workload.kind, workload.name);
+                (*seconds_left, "TimeRuns", why)
+            }
+            KeepReason::OwnerLives { by, seconds_left } => {
+                let why = format!(
+                    "{} {} is gone, and {by}, which made it, may make it anew",
+                    workload.kind, workload.name
+                );
+                (*seconds_left, "OwnerLives", why)
+            }
+            _ => return None,
+        };
+        let until = Moment(now.0.saturating_add_unsigned(seconds_left));
+        (seconds_left > WORTH_A_WRITE).then_some(Self::Time { until, reason, why })
+    }
+
+    fn condition(&self, generation: Option<i64>, now: Timestamp) -> Condition {
+        let (kind, reason, message) = match self {
+            Self::Time { until, reason, why } => {
+                let until = Timestamp::from_second(until.0).map(|at| at.to_string()).unwrap_or_default();
+                let text = format!("{why}; the address is let go at {until} if nobody asks for it by then");
+                (RELEASING, *reason, text)
+            }
+            Self::Doubt { why } => {
+                let text = format!("the address is kept, because its workload cannot be looked at: {why}");
+                (KEPT_IN_DOUBT, "CannotLook", text)
+            }
+        };
+        Condition {
+            kind: kind.to_owned(),
+            status: "True".to_owned(),
+            reason: reason.to_owned(),
+            message: message[..message.floor_char_boundary(LONGEST_MESSAGE)].to_owned(),
+            last_transition_time: Time(now),
+            observed_generation: generation,
+        }
+    }
+}
+
+fn is_ours(condition: &Condition) -> bool {
+    [RELEASING, KEPT_IN_DOUBT].contains(&condition.kind.as_str())
+}
+
+/// The conditions as they shall be; none if they say so already. Those of others stay.
+fn changed(sticky: &StickyIP, waits: Option<&Waits>, now: Timestamp) -> Option<Vec<Condition>> {
+    let before = sticky.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let wanted = waits.map(|waits| waits.condition(sticky.metadata.generation, now));
+    let mut after = before.clone();
+    after.retain(|one| !is_ours(one) || wanted.as_ref().is_some_and(|wanted| wanted.kind == one.kind));
+    if let Some(wanted) = wanted
+        && !after.iter().any(|one| one.says_the_same(&wanted))
+    {
+        condition::set(&mut after, wanted);
+    }
+    (after != before).then_some(after)
+}
+
+/// The StickyIPs among what is due that still say what is no longer looked at.
+pub fn stale(
+    index: &Index,
+    due: &[Key],
+    is_looked_at: impl Fn(&Index, &str, &StickyIP) -> bool,
+) -> Vec<StickyIP> {
+    let named = due.iter().filter(|key| key.kind == Kind::StickyIP);
+    let found = named.filter_map(|key| Some((key, index.stickies.get(&key.name)?)));
+    let says = |sticky: &StickyIP| {
+        sticky.status.as_ref().is_some_and(|status| status.conditions.iter().any(is_ours))
+    };
+    let stale = found.filter(|(key, sticky)| says(sticky) && !is_looked_at(index, &key.name, sticky));
+    stale.map(|(_, sticky)| sticky.clone()).collect()
+}
+
+/// Has the StickyIP say this and nothing else of what it waits for. Nothing is written if it does; what fails is said at the next
+/// look.
+pub async fn settle(world: &World, sticky: &StickyIP, waits: Option<&Waits>) {
+    let now = Timestamp::from_second(world.now().0).unwrap_or_default();
+    let Some(conditions) = changed(sticky, waits, now) else { return };
+    let key = key_of(sticky);
+    let api: Api<StickyIP> = Api::namespaced(world.hands.client(), &key.namespace);
+    let patch = json!({
+        "metadata": {"uid": sticky.uid(), "resourceVersion": sticky.resource_version()},
+        "status": {"conditions": conditions},
+    });
+    let what = format!("patch the conditions of StickyIP {key}");
+    let patch = Patch::Merge(patch);
+    if let Err(error) = world.hands.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await {
+        tracing::warn!(sticky = %key, %error, "cannot write the conditions");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::index::fixture::sticky;
+    use crate::runtime::cache::Told as Event;
+
+    fn set() -> WorkloadRef {
+        WorkloadRef { kind: "StatefulSet".into(), name: "db".into(), ..WorkloadRef::default() }
+    }
+
+    fn waits(seconds_left: u64, now: i64) -> Option<Waits> {
+        Waits::of(&KeepReason::TtlRunning { seconds_left }, &set(), Moment(now))
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn only_a_wait_that_lasts_is_worth_a_write_and_its_end_is_the_same_at_every_look() {
+        assert_eq!(waits(60, 0), None);
+        assert_eq!(waits(100, 0), waits(61, 39));
+        assert_eq!(Waits::of(&KeepReason::WorkloadWantsIt, &set(), Moment(0)), None);
+        let owner = KeepReason::OwnerLives { by: "Cluster c".into(), seconds_left: 100 };
+        let Some(Waits::Time { why, .. }) = Waits::of(&owner, &set(), Moment(0)) else { panic!("nothing") };
+        assert!(why.contains("StatefulSet db is gone") && why.contains("Cluster c"), "{why}");
+    }
+
+    #[test]
+    fn conditions_are_written_when_they_change_and_others_stay() {
+        let (_, mut object) = sticky("db-0", "10.0.0.1", None);
+        let conflict = Condition { kind: "Conflict".into(), ..waits(100, 0).unwrap().condition(None, at(0)) };
+        object.status.get_or_insert_default().conditions = vec![conflict.clone()];
+        assert_eq!(changed(&object, None, at(5)), None);
+        let first = changed(&object, waits(100, 0).as_ref(), at(5)).unwrap();
+        assert_eq!((first[0].clone(), first[1].kind.as_str()), (conflict.clone(), RELEASING));
+        object.status.as_mut().unwrap().conditions = first;
+        assert_eq!(changed(&object, waits(70, 30).as_ref(), at(30)), None, "it says so already");
+        let doubt = Waits::Doubt { why: "forbidden".into() };
+        let second = changed(&object, Some(&doubt), at(40)).unwrap();
+        assert_eq!(
+            second.iter().map(|one| one.kind.as_str()).collect::<Vec<_>>(),
+            ["Conflict", KEPT_IN_DOUBT]
+        );
+        assert!(second[1].message.contains("forbidden") && second[1].last_transition_time == Time(at(40)));
+        object.status.as_mut().unwrap().conditions = second;
+        assert_eq!(changed(&object, None, at(50)), Some(vec![conflict]));
+    }
+
+    #[test]
+    fn what_is_no_longer_looked_at_is_found_by_what_it_still_says() {
+        let mut index = Index::default();
+        let (name, mut object) = sticky("db-0", "10.0.0.1", None);
+        object.status.get_or_insert_default().conditions =
+            vec![waits(100, 0).unwrap().condition(None, at(0))];
+        index.stickies.take(Event::Here((name.clone(), object)));
+        let due = [Key::new(Kind::StickyIP, name)];
+        assert_eq!(stale(&index, &due, |_, _, _| false).len(), 1);
+        assert!(stale(&index, &due, |_, _, _| true).is_empty());
+    }
+}

@@ -1,0 +1,156 @@
+//! Writes down what made a workload, while it is there: once it is gone nobody can say. Must never take an owner out of the
+//! record because the workload is gone, nor write what watches have shown in part.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::duties::recycling::workloads::Workloads;
+use crate::controller::index::{Kind, key_of};
+use crate::controller::queue::Key;
+use crate::policy::lifetime::owners::comes_again;
+use crate::policy::selection::facts::{Owner, PodFacts};
+
+/// After a write or a discovery that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// The duty. It remembers nothing: watches do.
+pub struct Owners<'a> {
+    workloads: &'a Workloads,
+}
+
+impl<'a> Owners<'a> {
+    /// A duty that reads what these watches see.
+    #[must_use]
+    pub fn new(workloads: &'a Workloads) -> Self {
+        Self { workloads }
+    }
+}
+
+/// Whether somebody may ask for the address of this StickyIP again after its workload was made anew.
+#[must_use]
+pub fn may_come_again(sticky: &StickyIP) -> bool {
+    let claimant = sticky.spec.claimant;
+    let named_by_workload = match claimant.kind {
+        ClaimantKind::Pod => claimant.ordinal.is_some(),
+        ClaimantKind::Slot | ClaimantKind::VirtualMachine => true,
+    };
+    comes_again(named_by_workload, &sticky.spec.workload.kind)
+}
+
+/// The uid of the workload that took the place of the recorded one, by the word of the pod that has the address: from then on the
+/// address is that one's, and is not let go for being its predecessor's.
+fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
+    let recorded = &sticky.spec.workload;
+    let owner = pod.owners.first()?;
+    let same = owner.kind == recorded.kind && owner.name == recorded.name && !owner.uid.is_empty();
+    (same && !recorded.uid.is_empty() && owner.uid != recorded.uid).then_some(owner.uid.as_str())
+}
+
+/// Who was not told it, would look for the old workload's uid.
+fn inherited(sticky: &StickyIP, by: &str) -> Told {
+    let WorkloadRef { kind, name, uid, .. } = &sticky.spec.workload;
+    let message = format!(
+        "{kind} {name} was made anew, and its pod came before the address was let go: it is the new one's now (uid {by}, before {uid})"
+    );
+    Told { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
+}
+
+impl Duty for Owners<'_> {
+    const NAME: &'static str = "owners";
+    const WAKES: &'static [Kind] = &[Kind::StickyIP];
+    const CALM: Duration = Duration::from_millis(50);
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let (mut todo, mut unlisted) = (Vec::new(), BTreeMap::<(String, String), (Owner, Vec<Key>)>::new());
+        {
+            let index = world.index();
+            for key in due {
+                let Some(sticky) = index.stickies.get(&key.name).filter(|sticky| may_come_again(sticky))
+                else {
+                    continue;
+                };
+                let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
+                match self.workloads.owners(namespace, &(&sticky.spec.workload).into()) {
+                    Ok(Some(owners)) => {
+                        let owners: Vec<WorkloadRef> = owners.iter().map(Into::into).collect();
+                        let uid = index.pod_of(sticky).and_then(|pod| successor(sticky, &pod.facts));
+                        let patch = match uid {
+                            Some(uid) => json!({"spec": {"owners": owners, "workload": {"uid": uid}}}),
+                            None => json!({"spec": {"owners": owners}}),
+                        };
+                        let stands = owners == sticky.spec.owners && uid.is_none();
+                        if !stands && sticky.metadata.deletion_timestamp.is_none() {
+                            todo.push((sticky.clone(), patch, uid.map(str::to_owned)));
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(owner) => {
+                        let kind = (owner.group().to_owned(), owner.kind.clone());
+                        unlisted.entry(kind).or_insert((owner, Vec::new())).1.push(key);
+                    }
+                }
+            }
+        }
+        let mut done = Done::default();
+        for (owner, keys) in unlisted.into_values() {
+            if !self.workloads.begin_to_watch(world, &owner).await {
+                done.failures += 1;
+                done.again.extend(keys.into_iter().map(|key| (key, AFTER_FAILURE)));
+            } else if self.workloads.is_hidden(&owner) {
+                done.again.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
+            }
+        }
+        for (sticky, patch, successor) in todo {
+            let key = key_of(&sticky);
+            let written = patch.to_string();
+            match world.hands.patch_sticky("the owners", &sticky, patch).await {
+                Ok(Some(_)) => {
+                    tracing::debug!(sticky = %key, written, "owners written");
+                    if let Some(uid) = successor {
+                        world.tell(inherited(&sticky, &uid)).await;
+                    }
+                }
+                // Somebody wrote it: the watch tells of that.
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(sticky = %key, %error, "cannot write the owners; trying again");
+                    done.failures += 1;
+                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), AFTER_FAILURE));
+                }
+            }
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workload_made_anew_takes_over_with_its_first_pod_and_no_other_does() {
+        let sticky = |uid: &str| -> StickyIP {
+            serde_json::from_value(json!({
+                "metadata": {"name": "db-0", "namespace": "db"},
+                "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod", "ordinal": 0},
+                         "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": uid}}}))
+            .unwrap()
+        };
+        let of = |kind: &str, uid: &str| PodFacts {
+            owners: vec![Owner { kind: kind.into(), name: "db".into(), uid: uid.into(), ..Owner::default() }],
+            ..PodFacts::default()
+        };
+        assert_eq!(successor(&sticky("old"), &of("StatefulSet", "new")), Some("new"));
+        assert_eq!(successor(&sticky("old"), &of("StatefulSet", "old")), None);
+        assert_eq!(successor(&sticky("old"), &of("Operator", "new")), None);
+        assert_eq!(successor(&sticky("old"), &of("StatefulSet", "")), None);
+        assert_eq!(successor(&sticky(""), &of("StatefulSet", "new")), None, "it was never looked up");
+        assert_eq!(successor(&sticky("old"), &PodFacts::default()), None);
+    }
+}

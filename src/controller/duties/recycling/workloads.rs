@@ -1,0 +1,507 @@
+//! Workloads of any kind, and what made them, found by discovery: live looks, and a watch of their kinds' metadata, which tells of
+//! their end and of their owners.
+//!
+//! Must never take a kind that the server does not serve, or an answer that does not name the object, for its absence.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use kube::api::{Api, DynamicObject};
+use kube::core::PartialObjectMeta;
+use kube::discovery::{ApiResource, Scope};
+use kube::runtime::watcher;
+use serde_json::Value;
+use tokio::sync::{Notify, mpsc};
+
+use crate::cluster::objects::{StickyIP, WorkloadRef};
+use crate::cluster::pod;
+use crate::controller::context::{Inbox, World};
+use crate::controller::index::Kind;
+use crate::controller::queue::Key;
+use crate::policy::lifetime::owners::{Link, above};
+use crate::policy::lifetime::recycle::WorkloadLook;
+use crate::policy::selection::facts::Owner;
+use crate::runtime::cache::Known;
+use crate::runtime::watch::{Trouble, feed_trimmed};
+
+/// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its definition may be
+/// installed later. At rest that is one discovery in ten minutes.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The longest such time.
+const LONGEST_ASK_AGAIN: Duration = Duration::from_secs(600);
+/// For a discovery: without an end one hung server would keep every address that waits for its look.
+const DISCOVERY: Duration = Duration::from_secs(15);
+
+/// Group and kind: versions come and go.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKind {
+    group: String,
+    kind: String,
+}
+
+impl GroupKind {
+    fn of(workload: &WorkloadRef) -> Self {
+        let group = workload.api_version.split_once('/').map_or("", |(group, _)| group);
+        Self { group: group.to_owned(), kind: workload.kind.clone() }
+    }
+
+    fn of_owner(owner: &Owner) -> Self {
+        Self { group: owner.group().to_owned(), kind: owner.kind.clone() }
+    }
+
+    fn unknown(&self) -> Unserved {
+        let of = if self.group.is_empty() { "the core group" } else { &self.group };
+        Unserved::Unknown(format!(
+            "the API server knows no kind {} of {of}; install its definition, or release the address by hand",
+            self.kind
+        ))
+    }
+
+    /// Whether this is the kind of a StickyIP's workload, or of what made that.
+    fn concerns(&self, sticky: &StickyIP) -> bool {
+        std::iter::once(&sticky.spec.workload)
+            .chain(&sticky.spec.owners)
+            .any(|object| Self::of(object) == *self)
+    }
+
+    /// Pods and Nodes are watched anyway, and nothing above them counts.
+    fn is_watched_elsewhere(&self) -> bool {
+        self.group.is_empty() && (self.kind == "Pod" || self.kind == "Node")
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Served {
+    resource: ApiResource,
+    namespaced: bool,
+}
+
+/// What a watch tells of one object: its uid, its generation, which tells that its spec is another one, and its owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    uid: String,
+    generation: Option<i64>,
+    owner: Option<Owner>,
+}
+
+impl From<PartialObjectMeta<DynamicObject>> for Seen {
+    fn from(object: PartialObjectMeta<DynamicObject>) -> Self {
+        Self {
+            owner: pod::controlling_owner(&object.metadata),
+            generation: object.metadata.generation,
+            uid: object.metadata.uid.unwrap_or_default(),
+        }
+    }
+}
+
+/// What is seen of one kind.
+#[derive(Default)]
+struct Sight {
+    known: Known<Seen>,
+    hidden: bool,
+}
+
+/// Why it is not known where a kind is served.
+enum Unserved {
+    /// The server does not know it.
+    Unknown(String),
+    /// The server did not say.
+    Failed(String),
+}
+
+impl Unserved {
+    fn why(self) -> String {
+        match self {
+            Self::Unknown(why) | Self::Failed(why) => why,
+        }
+    }
+}
+
+/// Kinds that the server did not know, each with the time at which it is asked for again, and how long was waited for that. Time is
+/// handed in.
+#[derive(Default)]
+struct Unknown(BTreeMap<GroupKind, (Duration, Duration)>);
+
+impl Unknown {
+    /// Another answer that leaves it unknown.
+    fn put_off(&mut self, kind: &GroupKind, now: Duration) {
+        let pause = self.0.get(kind).map_or(ASK_AGAIN, |(_, before)| (*before * 2).min(LONGEST_ASK_AGAIN));
+        self.0.insert(kind.clone(), (now + pause, pause));
+    }
+
+    /// The kind to ask for next, and when.
+    fn next(&self) -> Option<(GroupKind, Duration)> {
+        self.0.iter().min_by_key(|(_, (at, _))| *at).map(|(kind, (at, _))| (kind.clone(), *at))
+    }
+}
+
+/// What is known of kinds, and which are watched.
+pub struct Workloads {
+    served: Mutex<BTreeMap<GroupKind, Served>>,
+    unknown: Mutex<Unknown>,
+    /// Told when a kind is found unknown.
+    another_unknown: Notify,
+    seen: Mutex<BTreeMap<GroupKind, Sight>>,
+    watched: Mutex<BTreeSet<GroupKind>>,
+    to_watch: mpsc::UnboundedSender<(GroupKind, Served)>,
+    asked: Mutex<Option<mpsc::UnboundedReceiver<(GroupKind, Served)>>>,
+}
+
+impl Default for Workloads {
+    fn default() -> Self {
+        let (to_watch, asked) = mpsc::unbounded_channel();
+        Self {
+            served: Mutex::default(),
+            unknown: Mutex::default(),
+            another_unknown: Notify::new(),
+            seen: Mutex::default(),
+            watched: Mutex::default(),
+            to_watch,
+            asked: Mutex::new(Some(asked)),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Workloads {
+    /// A live look at a workload, and if it is gone at what is above it, nearest first. With `inherit` one of the same name counts
+    /// for an owner.
+    pub async fn look_up(
+        &self,
+        world: &World,
+        namespace: &str,
+        workload: &WorkloadRef,
+        owners: &[WorkloadRef],
+        inherit: bool,
+    ) -> WorkloadLook {
+        let look = self.look(world, namespace, workload).await;
+        if look != WorkloadLook::Absent {
+            return look;
+        }
+        for owner in owners {
+            match self.look(world, namespace, owner).await {
+                WorkloadLook::Present { uid, .. } if inherit || uid == owner.uid => {
+                    return WorkloadLook::Owned { by: format!("{} {}", owner.kind, owner.name) };
+                }
+                WorkloadLook::Unknown { why } => return WorkloadLook::OwnerUnknown { why },
+                _ => {}
+            }
+        }
+        WorkloadLook::Absent
+    }
+
+    /// A live look.
+    pub async fn look(&self, world: &World, namespace: &str, workload: &WorkloadRef) -> WorkloadLook {
+        match self.try_look(world, namespace, workload).await {
+            Ok(look) => look,
+            Err(why) => WorkloadLook::Unknown { why },
+        }
+    }
+
+    async fn try_look(
+        &self,
+        world: &World,
+        namespace: &str,
+        workload: &WorkloadRef,
+    ) -> Result<WorkloadLook, String> {
+        let kind = GroupKind::of(workload);
+        let served = self.served(world, &kind).await.map_err(Unserved::why)?;
+        let client = world.hands.client();
+        let api: Api<DynamicObject> = if served.namespaced {
+            Api::namespaced_with(client, namespace, &served.resource)
+        } else {
+            Api::all_with(client, &served.resource)
+        };
+        let what = format!("get {} {namespace}/{}", workload.kind, workload.name);
+        match world.hands.connection().read(&what, || api.get(&workload.name)).await {
+            Ok(object) => Ok(WorkloadLook::Present {
+                uid: object.metadata.uid.clone().unwrap_or_default(),
+                ordinals: ordinals(&object.data),
+            }),
+            Err(error) if error.says_gone(&workload.name) => Ok(WorkloadLook::Absent),
+            Err(error) => {
+                // The kind may be served elsewhere by now.
+                locked(&self.served).remove(&kind);
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// Where a kind is served, by discovery; asked once, and again after a look went wrong. One that the server did not know is not asked
+    /// for here again: see [`Workloads::learn`].
+    async fn served(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
+        if let Some(served) = locked(&self.served).get(kind) {
+            return Ok(served.clone());
+        }
+        if locked(&self.unknown).0.contains_key(kind) {
+            return Err(kind.unknown());
+        }
+        let discovered = self.discover(world, kind).await;
+        if matches!(discovered, Err(Unserved::Unknown(_))) {
+            locked(&self.unknown).put_off(kind, world.elapsed());
+            self.another_unknown.notify_one();
+        }
+        discovered
+    }
+
+    async fn discover(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
+        let client = world.hands.client();
+        let unknown = || kind.unknown();
+        let asked = tokio::time::timeout(DISCOVERY, kube::discovery::group(&client, &kind.group));
+        let late = || {
+            Unserved::Failed(format!(
+                "cannot discover the kinds of {}: no answer within {DISCOVERY:?}",
+                kind.group
+            ))
+        };
+        let group = asked.await.map_err(|_| late())?.map_err(|error| match error {
+            kube::Error::Discovery(_) => unknown(),
+            kube::Error::Api(status) if status.code == 404 => unknown(),
+            other => Unserved::Failed(format!("cannot discover the kinds of {}: {other}", kind.group)),
+        })?;
+        let found = group.recommended_kind(&kind.kind).ok_or_else(unknown)?;
+        let served = Served { resource: found.0, namespaced: found.1.scope == Scope::Namespaced };
+        locked(&self.served).insert(kind.clone(), served.clone());
+        Ok(served)
+    }
+
+    /// Has the workload's kind watched from now on, so that its end is seen without asking.
+    pub fn keep_an_eye_on(&self, workload: &WorkloadRef) {
+        let kind = GroupKind::of(workload);
+        let served = locked(&self.served).get(&kind).cloned();
+        if let Some(served) = served {
+            self.watch_once(kind, served);
+        }
+    }
+
+    fn watch_once(&self, kind: GroupKind, served: Served) {
+        if !kind.is_watched_elsewhere() && locked(&self.watched).insert(kind.clone()) {
+            let _ = self.to_watch.send((kind, served));
+        }
+    }
+
+    /// The owners above a workload, as the watches know them; none if the workload is not there.
+    ///
+    /// # Errors
+    /// The object whose kind is to be watched first.
+    pub fn owners(&self, namespace: &str, workload: &Owner) -> Result<Option<Vec<Owner>>, Owner> {
+        let seen = locked(&self.seen);
+        let mut unlisted = None;
+        let chain = above(workload, |asked| {
+            let link = link(&seen, namespace, asked);
+            if link == Link::Unlisted {
+                unlisted = Some(asked.clone());
+            }
+            link
+        });
+        unlisted.map_or(Ok(chain), Err)
+    }
+
+    /// Has the kind of this object watched. False if the server could not be asked.
+    pub async fn begin_to_watch(&self, world: &World, object: &Owner) -> bool {
+        let kind = GroupKind::of_owner(object);
+        match self.served(world, &kind).await {
+            Ok(served) => self.watch_once(kind, served),
+            Err(Unserved::Unknown(why)) => {
+                tracing::warn!(why, "a chain of owners ends where it cannot be seen");
+                locked(&self.seen).entry(kind).or_default().hidden = true;
+            }
+            Err(Unserved::Failed(why)) => {
+                tracing::warn!(why, "cannot follow a chain of owners; trying again");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether the kind of this object cannot be seen.
+    pub fn is_hidden(&self, object: &Owner) -> bool {
+        locked(&self.seen).get(&GroupKind::of_owner(object)).is_some_and(|sight| sight.hidden)
+    }
+
+    /// Watches what is asked for, and puts the StickyIPs of what changed into the inboxes. Until dropped.
+    pub async fn watch(&self, world: &World, inboxes: Inboxes<'_>) {
+        let Some(mut asked) = locked(&self.asked).take() else { return };
+        let mut watches = FuturesUnordered::new();
+        let mut learning = std::pin::pin!(self.learn(world));
+        loop {
+            tokio::select! {
+                () = &mut learning => return,
+                next = asked.recv() => match next {
+                    Some((kind, served)) => watches.push(self.watch_kind(world, inboxes, kind, served)),
+                    None => return,
+                },
+                Some(()) = watches.next(), if !watches.is_empty() => {}
+            }
+        }
+    }
+
+    /// Asks for kinds that the server did not know, later and later, for as long as a StickyIP is of one. One that it knows by now is
+    /// watched like any other. Until dropped.
+    async fn learn(&self, world: &World) {
+        loop {
+            let next = locked(&self.unknown).next();
+            let Some((kind, at)) = next else {
+                self.another_unknown.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = tokio::time::sleep(at.saturating_sub(world.elapsed())) => {}
+                () = self.another_unknown.notified() => continue,
+            }
+            if !world.index().stickies.values().any(|sticky| kind.concerns(sticky)) {
+                // Whoever comes with it asks anew.
+                locked(&self.unknown).0.remove(&kind);
+                locked(&self.seen).remove(&kind);
+                continue;
+            }
+            match self.discover(world, &kind).await {
+                Ok(served) => {
+                    tracing::info!(?kind, "the API server knows this kind by now");
+                    locked(&self.unknown).0.remove(&kind);
+                    locked(&self.seen).entry(kind.clone()).or_default().hidden = false;
+                    self.watch_once(kind, served);
+                }
+                Err(_) => locked(&self.unknown).put_off(&kind, world.elapsed()),
+            }
+        }
+    }
+
+    /// Only the metadata is watched.
+    async fn watch_kind(&self, world: &World, inboxes: Inboxes<'_>, kind: GroupKind, served: Served) {
+        let api: Api<PartialObjectMeta<DynamicObject>> =
+            Api::all_with(world.hands.client(), &served.resource);
+        // A kind that can be seen now, or not any more, may be a link of any chain.
+        let may_be_a_link = |_: &StickyIP| true;
+        let tell = |told| {
+            let (changed, first) = {
+                let mut seen = locked(&self.seen);
+                let sight = seen.entry(kind.clone()).or_default();
+                let before = sight.known.is_listed() && !sight.hidden;
+                let changed = sight.known.take(told);
+                sight.hidden &= !sight.known.is_listed();
+                (changed, !before && sight.known.is_listed())
+            };
+            if !changed.is_empty() {
+                wake(world, inboxes, &kind, &changed.into_iter().collect());
+            }
+            if first {
+                wake_all(world, inboxes.owners, may_be_a_link);
+                // One that went after it was looked at and before this list is in no list, and no event tells of it.
+                wake_all(world, inboxes.recycle, |sticky| kind.concerns(sticky));
+            }
+        };
+        let mut told = None;
+        let trouble = |trouble: Trouble<'_>| {
+            // It is tried again and again: one word is enough.
+            let text = format!("{trouble:?}");
+            if told.as_ref() != Some(&text) {
+                tracing::warn!(?kind, trouble = text, "the watch of workloads");
+            }
+            told = Some(text);
+            let hides = matches!(trouble, Trouble::Forbidden(_) | Trouble::NoSuchKind);
+            let was_hidden = hides && {
+                let mut seen = locked(&self.seen);
+                let sight = seen.entry(kind.clone()).or_default();
+                std::mem::replace(&mut sight.hidden, !sight.known.is_listed())
+            };
+            if hides && !was_hidden {
+                wake_all(world, inboxes.owners, may_be_a_link);
+            }
+        };
+        feed_trimmed(api, watcher::Config::default(), Seen::from, tell, trouble).await;
+    }
+}
+
+/// Who is woken.
+#[derive(Clone, Copy)]
+pub struct Inboxes<'a> {
+    /// Whoever lets go.
+    pub recycle: &'a Inbox,
+    /// Whoever writes down owners.
+    pub owners: &'a Inbox,
+}
+
+fn link(seen: &BTreeMap<GroupKind, Sight>, namespace: &str, asked: &Owner) -> Link {
+    let kind = GroupKind::of_owner(asked);
+    if kind.is_watched_elsewhere() {
+        return Link::Hidden;
+    }
+    let Some(sight) = seen.get(&kind) else { return Link::Unlisted };
+    let named = || sight.known.get(&format!("{namespace}/{}", asked.name)).or(sight.known.get(&asked.name));
+    match named() {
+        Some(seen) => Link::There { uid: seen.uid.clone(), owner: seen.owner.clone() },
+        None if sight.hidden => Link::Hidden,
+        None if sight.known.is_listed() => Link::Absent,
+        None => Link::Unlisted,
+    }
+}
+
+fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
+    let now: Duration = world.elapsed();
+    let index = world.index();
+    for (name, sticky) in index.stickies.iter() {
+        let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
+        let is_of_it = |object: &WorkloadRef| {
+            GroupKind::of(object) == *kind
+                && (names.contains(&format!("{namespace}/{}", object.name)) || names.contains(&object.name))
+        };
+        if is_of_it(&sticky.spec.workload) || sticky.spec.owners.iter().any(is_of_it) {
+            let key = Key::new(Kind::StickyIP, name.clone());
+            inboxes.recycle.put(key.clone(), now);
+            inboxes.owners.put(key, now);
+        }
+    }
+}
+
+fn wake_all(world: &World, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
+    let now = world.elapsed();
+    for (name, _) in world.index().stickies.iter().filter(|(_, sticky)| concerned(sticky)) {
+        inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
+    }
+}
+
+/// The ordinals or slots that a workload asks for, where it has a number of replicas.
+fn ordinals(object: &Value) -> Option<(u32, u32)> {
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let spec = object.get("spec")?;
+    let count = number(spec.get("replicas")?)?;
+    let first = spec.pointer("/ordinals/start").and_then(number).unwrap_or(0);
+    Some((first, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_kind_that_stays_unknown_is_asked_for_ever_more_rarely_and_never_given_up() {
+        let (mut unknown, mut now, mut asked) = (Unknown::default(), Duration::ZERO, 0);
+        let kind = |kind: &str| GroupKind { group: "test.example".into(), kind: kind.into() };
+        unknown.put_off(&kind("Fleet"), now);
+        while now < Duration::from_secs(86400) {
+            (_, now) = unknown.next().unwrap();
+            unknown.put_off(&kind("Fleet"), now);
+            asked += 1;
+        }
+        assert!((144..160).contains(&asked), "{asked} times a day");
+        unknown.put_off(&kind("Flotilla"), now);
+        assert_eq!(unknown.next(), Some((kind("Flotilla"), now + ASK_AGAIN)), "each has its own time");
+    }
+
+    #[test]
+    fn replicas_and_their_start_are_read_from_any_kind() {
+        assert_eq!(ordinals(&json!({"spec": {"replicas": 3}})), Some((0, 3)));
+        assert_eq!(ordinals(&json!({"spec": {"replicas": 3, "ordinals": {"start": 5}}})), Some((5, 3)));
+        assert_eq!(ordinals(&json!({"spec": {"replicas": "3"}})), None);
+        assert_eq!(ordinals(&json!({"spec": {"selector": {}}})), None);
+        assert_eq!(ordinals(&json!({})), None);
+    }
+}

@@ -1,0 +1,401 @@
+//! The repair loop: a StickyIP has its claims and a claim its StickyIP, or it is made so. Released addresses rest here, and are
+//! freed here. Must never cure by anything but the protocol's own writes, and never free what a pod shows.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kube::ResourceExt;
+
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, IPPool, StickyIP};
+use crate::cluster::protocol::candidates;
+use crate::cluster::protocol::faults::{Fault, Finding, is_in_order};
+use crate::cluster::protocol::repair::{Mender, Outcome, Surroundings, cure};
+use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::duties::dead_nodes::is_dead;
+use crate::controller::flags::Settings;
+use crate::controller::index::{Index, Kind};
+use crate::controller::metrics::Metrics;
+use crate::controller::queue::Key;
+
+/// Cures side by side; no two findings of one pass write the same object's state twice. Few: most are claims that are to rest,
+/// behind a thousand StickyIPs that are being let go, and nobody waits for them.
+const SIDE_BY_SIDE: usize = 4;
+/// After a cure that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+
+/// The duty's memory: since when an object stands as it does, and what has no end yet. Lost with the process at no harm.
+pub struct Repair {
+    mender: Mender,
+    /// Claims and StickyIPs whose time has yet to come, and what waits for a person. Looked at in every round.
+    open: BTreeSet<Key>,
+}
+
+impl Repair {
+    /// A duty that has seen nothing yet.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        let mender = Mender::new(settings.times()).for_good(!settings.inherit);
+        Self { mender, open: BTreeSet::new() }
+    }
+}
+
+/// The StickyIPs and claims that decide about these, and no others: of thousands that stand well none is looked at again.
+fn concerned<'a>(index: &'a Index, keys: &BTreeSet<Key>) -> (Vec<&'a StickyIP>, Vec<&'a AddressClaim>) {
+    let of_kind = |kind| keys.iter().filter(move |key| key.kind == kind).map(|key| key.name.as_str());
+    let mut claims: BTreeSet<String> = of_kind(Kind::AddressClaim).map(str::to_owned).collect();
+    let mut stickies: BTreeSet<String> = of_kind(Kind::StickyIP).map(str::to_owned).collect();
+    for (namespace, name) in stickies.iter().filter_map(|named| named.split_once('/')) {
+        // A StickyIP that is gone, or another one of its name, does not say which claims name it.
+        let holder = Holder { namespace: namespace.to_owned(), name: name.to_owned() };
+        claims.extend(index.claims.with(&holder).cloned());
+    }
+    // Each claim with its holder, and each StickyIP with the claims on its addresses, whoever holds them.
+    let (mut new_stickies, mut new_claims) = (stickies.clone(), claims.clone());
+    while !new_stickies.is_empty() || !new_claims.is_empty() {
+        let holders = new_claims.iter().filter_map(|name| index.claims.get(name));
+        let holders: BTreeSet<String> = holders.map(|claim| claim.spec.holder.to_string()).collect();
+        let held = new_stickies.iter().filter_map(|name| index.stickies.get(name));
+        let held: BTreeSet<String> = held
+            .flat_map(|sticky| &sticky.spec.addresses)
+            .map(|address| ClaimName::of(*address).to_string())
+            .collect();
+        new_stickies = holders.difference(&stickies).cloned().collect();
+        new_claims = held.difference(&claims).cloned().collect();
+        stickies.extend(new_stickies.iter().cloned());
+        claims.extend(new_claims.iter().cloned());
+    }
+    (
+        stickies.iter().filter_map(|name| index.stickies.get(name)).collect(),
+        claims.iter().filter_map(|name| index.claims.get(name)).collect(),
+    )
+}
+
+/// What stands as it does for a while only, by nature: it is looked at until it has changed, or its time has come.
+fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
+    let by_address: BTreeMap<IpAddr, ClaimView> =
+        claims.iter().map(|claim| (claim.spec.address, ClaimView::from(*claim))).collect();
+    let is_begun = |sticky: &StickyView| {
+        let mut claims = sticky.addresses.iter().map(|address| by_address.get(address));
+        sticky.never_attached() && claims.any(|claim| !is_in_order(sticky, claim))
+    };
+    let begun = stickies.iter().map(|sticky| StickyView::from(*sticky)).filter(is_begun);
+    let begun = begun.map(|sticky| Key::new(Kind::StickyIP, sticky.key.to_string()));
+    let passing = claims.iter().filter(|claim| claim.spec.phase != ClaimPhase::Bound);
+    begun.chain(passing.map(|claim| Key::new(Kind::AddressClaim, claim.name_any()))).collect()
+}
+
+/// What the index shows around the claims.
+struct Around<'a> {
+    index: &'a Index,
+    /// The Sticky pools that may be used; asked for only when a claim was lost.
+    pools: OnceCell<Vec<IPPool>>,
+    /// The time since the start.
+    now: Duration,
+}
+
+impl<'a> Around<'a> {
+    fn of(index: &'a Index, now: Duration) -> Self {
+        Self { index, pools: OnceCell::new(), now }
+    }
+
+    /// Whether one of those who would show an address cannot be heard.
+    fn is_deaf(&self) -> bool {
+        let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
+        witnesses.into_iter().any(|kind| self.index.is_silent(kind, self.now))
+    }
+
+    /// Whether the claim of a StickyIP that is gone may come to rest. One that a person deleted while it was attached may be with its pod
+    /// yet. And where nothing is inherited, it is let go for good as it comes to rest if nobody shows it: all who would must be heard then.
+    fn may_rest(&self, address: IpAddr, inherited: bool) -> bool {
+        !self.may_be_with_a_pod(address) && (inherited || !self.is_deaf())
+    }
+
+    /// Whether a node shows the address for somebody, and is not proved to have lost its pods.
+    fn may_be_with_a_pod(&self, address: IpAddr) -> bool {
+        self.index.cilium_nodes.with(&address).any(|name| !is_dead(self.index, name))
+    }
+}
+
+impl Surroundings for Around<'_> {
+    /// What nobody shows is given to the next owner. So it counts as shown while one of those who would show it cannot be heard.
+    fn shown(&self, address: IpAddr) -> bool {
+        self.is_deaf()
+            || self.index.is_shown(address)
+            || self.index.endpoints.with(&address).next().is_some()
+            || self.may_be_with_a_pod(address)
+    }
+
+    /// A controller is no node: whatever is of a block is asked of its home node, which knows what it has given out.
+    fn origin(&self, address: IpAddr) -> Origin {
+        if let Some((home, block)) = self.index.home_of(address) {
+            return Origin::ForeignBlock { home: home.to_owned(), block };
+        }
+        let pools =
+            self.pools.get_or_init(|| candidates::usable(self.index.pools.values().cloned().collect()));
+        candidates::of_sticky_pool(pools, address).unwrap_or(Origin::Nowhere)
+    }
+
+    fn runs(&self, claim: &ClaimView) -> bool {
+        let Some(pod) = &claim.pod else { return false };
+        let seen = self.index.pods.get(&format!("{}/{}", claim.holder.namespace, pod.name));
+        seen.filter(|seen| seen.facts.uid == pod.uid).is_some_and(|seen| {
+            seen.running && !seen.ended && !seen.deleting && claim.home_node.as_ref() == Some(&seen.node)
+        })
+    }
+
+    fn unreadable(&self, holder: &Holder) -> bool {
+        let name = holder.to_string();
+        self.index.stickies.is_there(&name) && self.index.stickies.get(&name).is_none()
+    }
+}
+
+impl Duty for Repair {
+    const NAME: &'static str = "repair";
+    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::AddressClaim];
+    // Gather what changes together: a binding is three or four writes.
+    const CALM: Duration = Duration::from_millis(100);
+    const TICK: Option<Duration> = Some(Duration::from_secs(1));
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let mut keys = std::mem::take(&mut self.open);
+        keys.extend(due);
+        if keys.is_empty() {
+            return Done::default();
+        }
+        let found: Vec<(Finding, Option<StickyIP>)> = {
+            let index = world.index();
+            let (stickies, claims) = concerned(&index, &keys);
+            let around = Around::of(&index, world.elapsed());
+            self.open = not_over(&stickies, &claims);
+            let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, world.now());
+            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
+            let put_off = |finding: &Finding| {
+                finding.fault == Fault::HolderGone
+                    && (world.is_hurried() || !around.may_rest(finding.address, world.settings.inherit))
+            };
+            let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
+            let name = |finding: Finding| ClaimName::of(finding.address).to_string();
+            self.open.extend(later.into_iter().map(|finding| Key::new(Kind::AddressClaim, name(finding))));
+            let known = |finding: &Finding| index.stickies.get(&finding.sticky.to_string()).cloned();
+            found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
+        };
+        let cures = found.iter().map(|(finding, known)| async move {
+            let outcome = cure(&mut world.hands.carrier(), finding, known.as_ref()).await;
+            tell(world, finding, known.as_ref(), &outcome).await;
+            (finding, outcome)
+        });
+        let outcomes: Vec<(&Finding, Outcome)> =
+            futures_util::stream::iter(cures).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let mut done = Done::default();
+        for (finding, outcome) in outcomes {
+            let key = Key::new(Kind::StickyIP, finding.sticky.to_string());
+            match outcome {
+                // An object changes, or has changed, and the watch tells of it.
+                Outcome::Cured | Outcome::Overtaken => {}
+                // Another pool, or the end of the other StickyIP, may change it.
+                Outcome::ForAPerson => drop(self.open.insert(key)),
+                // Nothing changes.
+                Outcome::Failed(_) => {
+                    done.failures += 1;
+                    done.again.push((key, AFTER_FAILURE));
+                }
+            }
+        }
+        done
+    }
+}
+
+async fn tell(world: &World, finding: &Finding, known: Option<&StickyIP>, outcome: &Outcome) {
+    if let (Outcome::Cured, Some(write)) = (outcome, &finding.cure) {
+        Metrics::count(&world.metrics.repaired, write.word());
+    }
+    // A claim that rests or has rested is the ordinary end of an address.
+    if matches!(finding.fault, Fault::HolderGone | Fault::Rested) {
+        return;
+    }
+    let next = match outcome {
+        Outcome::Cured => "it was repaired",
+        Outcome::ForAPerson if finding.fault == Fault::ClaimMissing => {
+            "the address is in no Sticky pool and in no node's block: add it to a pool, or delete the StickyIP"
+        }
+        Outcome::ForAPerson => "delete one of the two StickyIPs",
+        Outcome::Overtaken | Outcome::Failed(_) => return,
+    };
+    let Some(sticky) = known else { return };
+    world
+        .tell(Told {
+            about: events::sticky_ip(sticky),
+            reason: if matches!(outcome, Outcome::Cured) { "Repaired" } else { "NeedsAPerson" },
+            message: format!("{finding}; {next}"),
+            warning: !matches!(outcome, Outcome::Cured)
+                || matches!(finding.fault, Fault::ClaimedForAnother { .. }),
+        })
+        .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::index::fixture::sticky;
+    use crate::runtime::cache::Told as Event;
+    use serde_json::json;
+
+    fn claim(address: &str, holder: &str) -> (String, AddressClaim) {
+        let object = json!({"metadata": {"name": address},
+            "spec": {"address": address, "phase": "Granted", "holder": {"namespace": "db", "name": holder}}});
+        (address.to_owned(), serde_json::from_value(object).unwrap())
+    }
+
+    fn looked_at(index: &Index, keys: &[Key]) -> (Vec<String>, Vec<String>) {
+        let (stickies, claims) = concerned(index, &keys.iter().cloned().collect());
+        (
+            stickies.into_iter().map(ResourceExt::name_any).collect(),
+            claims.into_iter().map(ResourceExt::name_any).collect(),
+        )
+    }
+
+    #[test]
+    fn a_lost_claim_comes_from_a_pool_only_where_a_new_one_would() {
+        let mut index = Index::default();
+        let pool = |name: &str, born: &str, spec: serde_json::Value| {
+            let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
+                "metadata": {"name": name, "creationTimestamp": born}, "spec": spec});
+            Event::Here((name.to_owned(), serde_json::from_value(object).unwrap()))
+        };
+        let old =
+            json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky", "excluded": ["10.0.8.64/26", "10.0.8.9"]});
+        index.pools.take(pool("old", "2026-01-01T00:00:00Z", old));
+        let young = json!({"cidrs": ["10.0.0.0/16"], "use": "Sticky"});
+        index.pools.take(pool("young", "2026-02-01T00:00:00Z", young));
+        let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": ["10.0.9.0/24"]}}});
+        let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
+        index.cilium_nodes.take(Event::Here(("n9".into(), node.into())));
+        let around = Around::of(&index, Duration::ZERO);
+        let origin = |text: &str| around.origin(text.parse().unwrap());
+        assert_eq!(origin("10.0.8.5"), Origin::StickyPool { range: "10.0.8.0/22".parse().unwrap() });
+        assert_eq!(origin("10.0.8.9"), Origin::Nowhere, "it is excluded");
+        assert_eq!(origin("10.0.8.70"), Origin::Nowhere, "it is excluded");
+        assert_eq!(origin("10.0.77.1"), Origin::Nowhere, "the younger pool is refused");
+        assert!(matches!(origin("10.0.9.5"), Origin::ForeignBlock { home, .. } if home == "n9"));
+    }
+
+    #[test]
+    fn nothing_counts_as_shown_by_nobody_while_somebody_who_would_show_it_cannot_be_heard() {
+        let mut index = Index::default();
+        let at = Duration::from_secs;
+        let shown = |index: &Index, now| Around::of(index, now).shown("10.0.0.1".parse().unwrap());
+        assert!(!shown(&index, at(0)));
+        for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
+            index.falls_silent(kind, at(100));
+            assert!(shown(&index, at(100)), "{kind:?}");
+            index.hears(kind, &Event::Here(()));
+            assert!(!shown(&index, at(100)), "{kind:?}");
+            // A list that has begun may never come to its end.
+            index.hears(kind, &Event::<()>::Listing);
+            index.hears(kind, &Event::Listed(()));
+            assert!(shown(&index, at(1_000)), "{kind:?}");
+            index.hears(kind, &Event::<()>::Complete);
+            assert!(!shown(&index, at(100)), "{kind:?}");
+            // One that was taken up again and has nothing to say.
+            index.falls_silent(kind, at(100));
+            assert!(!shown(&index, at(120)), "{kind:?}");
+            // One that fails again and again has longer pauses.
+            (0..8).for_each(|times| index.falls_silent(kind, at(200 + 30 * times)));
+            assert!(shown(&index, at(460)) && !shown(&index, at(500)), "{kind:?}");
+            index.hears(kind, &Event::<()>::Complete);
+        }
+        index.falls_silent(Kind::Namespace, at(100));
+        assert!(!shown(&index, at(100)));
+    }
+
+    #[test]
+    fn an_address_may_be_with_a_pod_while_a_living_node_shows_it_for_somebody() {
+        let mut index = Index::default();
+        let living = |name: &str| {
+            let node: k8s_openapi::api::core::v1::Node =
+                serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+            Event::Here((name.to_owned(), node.into()))
+        };
+        let shows = |name: &str, ipam: serde_json::Value| {
+            let node = json!({"metadata": {"name": name}, "spec": {"ipam": ipam}});
+            let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
+            Event::Here((name.to_owned(), node.into()))
+        };
+        let may = |index: &Index, text: &str| {
+            Around::of(index, Duration::ZERO).may_be_with_a_pod(text.parse().unwrap())
+        };
+        index.nodes.take(living("n1"));
+        index.cilium_nodes.take(shows(
+            "n1",
+            json!({"podCIDRs": ["10.0.0.0/24", "10.9.0.1/32"], "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}}}),
+        ));
+        index.cilium_nodes.take(shows("dead", json!({"podCIDRs": ["10.9.0.3/32"]})));
+        assert!(may(&index, "10.0.0.1") && may(&index, "10.9.0.1"));
+        assert!(!may(&index, "10.0.0.2") && !may(&index, "10.0.0.3"), "anybody's, and nobody's");
+        assert!(!may(&index, "10.9.0.3"), "its node is gone");
+        index.cilium_nodes.take(shows("n1", json!({"podCIDRs": ["10.0.0.0/24"], "pool": {"10.0.0.1": {}}})));
+        assert!(!may(&index, "10.0.0.1") && !may(&index, "10.9.0.1"), "it let go of both");
+    }
+
+    #[test]
+    fn where_nothing_is_inherited_no_claim_comes_to_rest_while_a_witness_cannot_be_heard() {
+        let mut index = Index::default();
+        let may = |index: &Index| {
+            let around = Around::of(index, Duration::from_secs(100));
+            [true, false].map(|inherited| around.may_rest("10.0.0.1".parse().unwrap(), inherited))
+        };
+        assert_eq!(may(&index), [true, true]);
+        index.falls_silent(Kind::CiliumEndpoint, Duration::from_secs(100));
+        assert_eq!(may(&index), [true, false]);
+        index.hears(Kind::CiliumEndpoint, &Event::Here(()));
+        assert_eq!(may(&index), [true, true]);
+    }
+
+    #[test]
+    fn a_stickyip_that_has_just_begun_is_looked_at_again_and_one_in_order_is_not() {
+        let (_, object) = sticky("a", "10.0.0.1", None);
+        let open = |sticky: &StickyIP, claims: &[&AddressClaim]| {
+            let keys = not_over(&[sticky], claims);
+            keys.into_iter().map(|key| key.name).collect::<Vec<_>>()
+        };
+        assert_eq!(open(&object, &[]), ["db/a"], "its claim is yet to come");
+        let (_, mut sealed) = claim("10.0.0.1", "a");
+        sealed.spec.phase = ClaimPhase::Bound;
+        assert!(open(&object, &[&sealed]).is_empty());
+        let (_, mut taken) = claim("10.0.0.1", "b");
+        taken.spec.phase = ClaimPhase::Bound;
+        assert_eq!(open(&object, &[&taken]), ["db/a"], "it lost its address");
+        let (_, attached) = sticky("a", "10.0.0.1", Some("n1"));
+        assert!(open(&attached, &[]).is_empty(), "this is a fault and no beginning");
+    }
+
+    #[test]
+    fn whatever_decides_about_a_change_is_looked_at_and_nothing_else() {
+        let mut index = Index::default();
+        for (name, address) in [("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3")] {
+            index.stickies.take(Event::Here(sticky(name, address, None)));
+            index.claims.take(Event::Here(claim(address, name)));
+        }
+        let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let of = |name: &str| Key::new(Kind::StickyIP, format!("db/{name}"));
+        assert_eq!(looked_at(&index, &[of("a")]), (names(&["a"]), names(&["10.0.0.1"])));
+        let by_claim = Key::new(Kind::AddressClaim, "10.0.0.2");
+        assert_eq!(looked_at(&index, &[by_claim]), (names(&["b"]), names(&["10.0.0.2"])));
+        index.stickies.take(Event::Gone("db/a".into()));
+        assert_eq!(
+            looked_at(&index, &[of("a")]),
+            (vec![], names(&["10.0.0.1"])),
+            "the claim of one that is gone"
+        );
+        // The address of one is claimed for another, whose own claim must not be taken for missing.
+        index.claims.take(Event::Here(claim("10.0.0.2", "c")));
+        assert_eq!(looked_at(&index, &[of("b")]), (names(&["b", "c"]), names(&["10.0.0.2", "10.0.0.3"])));
+        assert_eq!(looked_at(&index, &[of("unknown")]), (vec![], vec![]));
+    }
+}

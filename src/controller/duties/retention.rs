@@ -1,0 +1,210 @@
+//! How long each address is kept: what the pod's annotation says, else its namespace's, else the flags. Written to the StickyIP.
+//! Must never change what a person wrote there: only what is as it was made, or as this duty left it. Whoever makes a StickyIP writes
+//! what its pod asks for, so that it counts also where no controller runs meanwhile.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::cluster::api::events;
+use crate::cluster::api::events::Told;
+use crate::cluster::objects::StickyIP;
+use crate::cluster::objects::sticky_ip::{RETENTION_SET, retention_set};
+use crate::controller::context::{Done, Duty, World};
+use crate::controller::index::{Index, Kind, PodSeen, key_of};
+use crate::controller::queue::Key;
+use crate::policy::PolicyError;
+use crate::policy::lifetime::retention::{RETENTION, Retention, from_annotation};
+
+/// After a write that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// Whose word it is where nobody says anything else.
+const FLAGS: &str = "the controller's flags";
+
+/// The duty. It remembers nothing.
+#[derive(Debug, Default)]
+pub struct Retain {}
+
+/// What a StickyIP's retention shall be, and by whose word; none if it stands.
+///
+/// # Errors
+/// The annotation cannot be read.
+fn wanted(
+    sticky: &StickyIP,
+    pod: Option<&PodSeen>,
+    index: &Index,
+    default: Retention,
+) -> Result<Option<(Retention, &'static str)>, PolicyError> {
+    // Without its pod nobody says anything: what stands stays.
+    let Some(pod) = pod else { return Ok(None) };
+    let of_namespace = index.namespaces.get(&pod.facts.namespace).and_then(|all| all.get(RETENTION));
+    let (wanted, by) = match (pod.facts.annotations.get(RETENTION), of_namespace) {
+        (Some(text), _) => (from_annotation(RETENTION, text, default)?, "its pod's annotation"),
+        (None, Some(text)) => (from_annotation(RETENTION, text, default)?, "its namespace's annotation"),
+        (None, None) => (default, FLAGS),
+    };
+    let now = sticky.spec.retention;
+    let ours =
+        sticky.annotations().get(RETENTION_SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
+    let may_change = ours.map_or(now == Retention::default(), |ours| ours == now);
+    Ok((may_change && now != wanted).then_some((wanted, by)))
+}
+
+/// The StickyIPs that what is due concerns, each once: a pod and its StickyIP are often due together.
+fn concerned<'a>(index: &'a Index, due: &[Key]) -> BTreeMap<String, &'a StickyIP> {
+    let mut all = BTreeMap::new();
+    for key in due {
+        match key.kind {
+            Kind::StickyIP => {
+                all.extend(index.stickies.get(&key.name).map(|found| (key.name.clone(), found)))
+            }
+            // Also of a pod that says nothing: it may have said something before, or have come later than its StickyIP.
+            Kind::Pod => {
+                let found = index.pods.get(&key.name).and_then(|pod| index.sticky_of(pod));
+                all.extend(found.map(|sticky| (key_of(sticky).to_string(), sticky)));
+            }
+            _ => {
+                let first = format!("{}/", key.name);
+                let of_it = index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+                all.extend(of_it.map(|(name, sticky)| (name.clone(), sticky)));
+            }
+        }
+    }
+    all
+}
+
+impl Duty for Retain {
+    const NAME: &'static str = "retain";
+    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
+    const CALM: Duration = Duration::from_millis(50);
+
+    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+        let default = world.settings.default_retention();
+        let (mut todo, mut bad) = (Vec::new(), Vec::new());
+        {
+            let index = world.index();
+            for sticky in concerned(&index, &due).into_values() {
+                let pod = index.pod_of(sticky);
+                match (wanted(sticky, pod, &index, default), pod) {
+                    (Ok(Some(wanted)), _) => todo.push((sticky.clone(), wanted)),
+                    (Err(why), Some(pod)) => bad.push((pod.facts.clone(), why)),
+                    _ => {}
+                }
+            }
+        }
+        for (facts, why) in bad {
+            let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
+            let message = format!("how long its address is kept cannot be told: {why}");
+            world.tell(Told { about, reason: "BadAnnotation", message, warning: true }).await;
+        }
+        let mut done = Done::default();
+        for (sticky, (wanted, by)) in todo {
+            let key = key_of(&sticky);
+            // A merge patch: times that are no more must be named to go.
+            let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
+                              "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
+            let patch =
+                json!({"metadata": {"annotations": retention_set(wanted)}, "spec": {"retention": spec}});
+            match world.hands.patch_sticky("the retention", &sticky, patch).await {
+                Ok(Some(_)) => {
+                    tracing::info!(sticky = %key, %wanted, by, "retention written");
+                    if by == FLAGS {
+                        // Mostly of every StickyIP alike, in numbers; the flags are there for whoever asks.
+                        continue;
+                    }
+                    let about = events::sticky_ip(&sticky);
+                    // With what stood before: an event of the same words is told once an hour.
+                    let message = format!("{wanted}: by {by}, instead of: {}", sticky.spec.retention);
+                    world.tell(Told { about, reason: "RetentionSet", message, warning: false }).await;
+                }
+                // Somebody wrote it: the watch tells of that.
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(sticky = %key, %error, "cannot write the retention; trying again");
+                    done.failures += 1;
+                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), AFTER_FAILURE));
+                }
+            }
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::lifetime::retention::Keep;
+    use crate::runtime::cache::Told as Event;
+
+    fn sticky(retention: serde_json::Value, set: Option<Retention>) -> StickyIP {
+        let annotations = set.map(retention_set);
+        serde_json::from_value(json!({
+            "metadata": {"name": "db-0", "namespace": "db", "annotations": annotations},
+            "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod"}, "retention": retention,
+                     "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"}}}))
+        .unwrap()
+    }
+
+    fn pod(annotation: Option<&str>) -> PodSeen {
+        let annotations = annotation.map_or(json!({}), |text| json!({RETENTION: text}));
+        let pod =
+            json!({"metadata": {"name": "db-0", "namespace": "db", "uid": "u", "annotations": annotations}});
+        PodSeen::from(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap())
+    }
+
+    fn ttl(seconds: u32) -> Retention {
+        Retention { keep: Keep::Ttl, ttl_seconds: Some(seconds), ..Retention::default() }
+    }
+
+    #[test]
+    fn the_pods_word_counts_before_its_namespaces_and_that_before_the_flags() {
+        let mut index = Index::default();
+        let plain = sticky(json!({}), None);
+        let ask = |index: &Index, annotation: Option<&str>| {
+            wanted(&plain, Some(&pod(annotation)), index, ttl(60)).unwrap()
+        };
+        assert_eq!(ask(&index, None), Some((ttl(60), FLAGS)));
+        let of_namespace = [(RETENTION.to_owned(), "Forever".to_owned())].into();
+        index.namespaces.take(Event::Here(("db".into(), of_namespace)));
+        let (of_namespace, by) = ask(&index, None).unwrap();
+        assert_eq!((of_namespace.keep, by), (Keep::Forever, "its namespace's annotation"));
+        assert_eq!(ask(&index, Some("2m")), Some((ttl(120), "its pod's annotation")));
+        assert_eq!(ask(&index, Some("WithWorkload")), None, "it stands");
+        assert!(
+            wanted(&plain, Some(&pod(Some("soon"))), &index, ttl(60))
+                .unwrap_err()
+                .to_string()
+                .contains("soon")
+        );
+        assert_eq!(wanted(&plain, None, &index, ttl(60)).unwrap(), None, "nobody asks");
+    }
+
+    #[test]
+    fn a_pod_that_says_nothing_concerns_its_stickyip_and_who_is_named_twice_is_looked_at_once() {
+        let mut index = Index::default();
+        index.stickies.take(Event::Here(("db/db-0".into(), sticky(json!({}), None))));
+        index.take_pod(Event::Here(("db/db-0".into(), pod(None))));
+        let names = |due: &[Key]| concerned(&index, due).into_keys().collect::<Vec<_>>();
+        assert_eq!(names(&[Key::new(Kind::Pod, "db/db-0")]), ["db/db-0"]);
+        let all = [(Kind::Pod, "db/db-0"), (Kind::StickyIP, "db/db-0"), (Kind::Namespace, "db")];
+        assert_eq!(names(&all.map(|(kind, name)| Key::new(kind, name))), ["db/db-0"]);
+        let others = [(Kind::Pod, "db/gone"), (Kind::Namespace, "d")];
+        assert!(names(&others.map(|(kind, name)| Key::new(kind, name))).is_empty());
+    }
+
+    #[test]
+    fn what_a_person_wrote_stays_and_what_was_written_here_may_change() {
+        let index = Index::default();
+        let by_hand = sticky(json!({"keep": "Forever"}), None);
+        assert_eq!(wanted(&by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
+        let ours = sticky(json!(ttl(30)), Some(ttl(30)));
+        assert_eq!(wanted(&ours, Some(&pod(None)), &index, ttl(60)).unwrap().unwrap().0, ttl(60));
+        for by_hand in [json!(ttl(31)), json!({})] {
+            let changed_by_hand = sticky(by_hand, Some(ttl(30)));
+            assert_eq!(wanted(&changed_by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
+        }
+    }
+}

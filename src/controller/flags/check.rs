@@ -1,0 +1,229 @@
+//! What flags cannot say one by one: which of them contradict each other. And what decisions get of them.
+
+use thiserror::Error;
+
+use crate::cluster::api::lease::{BadTerms, Terms};
+use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
+use crate::cluster::protocol::repair::Times;
+use crate::controller::flags::{CiliumIpam, RetentionWord, ScaleDownWord, Settings, Span, WATERMARK};
+use crate::policy::lifetime::recycle::Proof;
+use crate::policy::lifetime::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
+use crate::policy::selection::rules::Rules;
+use crate::runtime::tls::{Pair, TlsError};
+
+/// The name of the pool that the cluster-pool flags make.
+pub const CLUSTER_POOL: &str = "cluster-pool";
+/// Below the priority of any IPPool.
+const LOWEST_PRIORITY: i32 = -1001;
+
+/// Settings that are refused, with the names to correct.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+impl Settings {
+    /// Checks what flags say together.
+    ///
+    /// # Errors
+    /// Both names, both values, and what would be right.
+    pub fn check(&self) -> Result<(), Refused> {
+        let refuse = |text: String| Err(Refused(text));
+        if self.ip_rate_num > self.max_allocated_ip {
+            return refuse(format!(
+                "--ip-rate-num {} is more than --max-allocated-ip {}; so many can never be free",
+                self.ip_rate_num, self.max_allocated_ip
+            ));
+        }
+        if self.enable_static_pod_ipv6 && !self.enable_ipv6 {
+            return refuse(
+                "--enable-static-pod-ipv6=true contradicts --enable-ipv6=false; set both or neither".into(),
+            );
+        }
+        if self.exclude_key.is_empty() {
+            return refuse("--exclude-key is empty; name a label".into());
+        }
+        self.tls().map_err(|error| Refused(error.to_string()))?;
+        self.check_pool()?;
+        self.check_retention()?;
+        let (lease, renew, retry) = (
+            self.leader_election_lease_duration,
+            self.leader_election_renew_deadline,
+            self.leader_election_retry_period,
+        );
+        match self.terms().check() {
+            Ok(_) => Ok(()),
+            Err(BadTerms::RenewTooLong { .. }) => refuse(format!(
+                "--leader-election-renew-deadline {renew} must be shorter than --leader-election-lease-duration {lease}"
+            )),
+            Err(BadTerms::RetryTooLong { .. }) => refuse(format!(
+                "--leader-election-retry-period {retry} must be more than zero and shorter than \
+                 --leader-election-renew-deadline {renew}"
+            )),
+            Err(BadTerms::TooShort(_)) => {
+                refuse(format!("--leader-election-lease-duration {lease} must be at least 1s"))
+            }
+        }
+    }
+
+    /// The files with which the pages are served over TLS; none for plain HTTP.
+    ///
+    /// # Errors
+    /// Only one was given.
+    pub fn tls(&self) -> Result<Option<Pair>, TlsError> {
+        Pair::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
+    }
+
+    /// Where the Leases are that lock blocks.
+    #[must_use]
+    pub fn block_namespace(&self) -> &str {
+        self.block_namespace.as_deref().unwrap_or(&self.leader_election_namespace)
+    }
+
+    fn check_pool(&self) -> Result<(), Refused> {
+        for (family, range, mask) in [
+            ("ipv4", self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
+            ("ipv6", self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),
+        ] {
+            let Some(range) = range.0 else { continue };
+            if mask < range.prefix_len() {
+                return Err(Refused(format!(
+                    "--cluster-pool-{family}-mask-size {mask} is a larger block than --cluster-pool-{family}-cidr {range}; \
+                     write a mask of {} or more",
+                    range.prefix_len()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_retention(&self) -> Result<(), Refused> {
+        let pairs = [
+            ("--retention", self.retention == RetentionWord::Ttl, "--retention-ttl", self.retention_ttl),
+            (
+                "--on-scale-down",
+                self.on_scale_down == ScaleDownWord::Ttl,
+                "--scale-down-ttl",
+                self.scale_down_ttl,
+            ),
+        ];
+        for (word, is_ttl, time, given) in pairs {
+            match given {
+                None if is_ttl => return Err(Refused(format!("{word} TTL needs {time}"))),
+                Some(given) if !is_ttl => {
+                    return Err(Refused(format!("{time} {given} contradicts {word}, which is not TTL")));
+                }
+                Some(given) if !(1..=LONGEST_TTL).contains(&given.seconds()) => {
+                    return Err(Refused(format!(
+                        "{time} {given} must be a second at least, and ten years at most"
+                    )));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What was set and has no effect, for the log.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if self.cluster_pool_ipv6_cidr.0.is_some() && !self.enable_ipv6 {
+            remarks.push("--cluster-pool-ipv6-cidr has no effect with --enable-ipv6=false".to_owned());
+        }
+        let here = [
+            ("--ip-rate-num", "--ipRateNum", self.ip_rate_num != WATERMARK),
+            ("--max-allocated-ip", "--maxAllocatedIP", self.max_allocated_ip != WATERMARK),
+        ];
+        for (flag, older, _) in here.into_iter().filter(|(_, _, is_set)| *is_set) {
+            remarks.push(format!(
+                "{flag} ({older}) has no effect here: a node's pool is filled by its agent; give the flag, under either spelling, to \
+                 sticky-ipam-agent"
+            ));
+        }
+        if !self.enable_leader_election {
+            remarks.push(
+                "--enable-leader-election=false: run one replica only; two do no harm and get in each other's way".to_owned(),
+            );
+        }
+        remarks
+    }
+
+    /// Who is sticky.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            selector: Some(self.label_selector.clone()),
+            exclude_key: self.exclude_key.clone(),
+            exclude_prefixes: self.exclude_prefixes.clone(),
+        }
+    }
+
+    /// The retention of an address of which nobody says otherwise.
+    #[must_use]
+    pub fn default_retention(&self) -> Retention {
+        let seconds = |span: Option<Span>| span.and_then(|span| u32::try_from(span.seconds()).ok());
+        Retention {
+            keep: match self.retention {
+                RetentionWord::WithWorkload => Keep::WithWorkload,
+                RetentionWord::Ttl => Keep::Ttl,
+                RetentionWord::Forever => Keep::Forever,
+            },
+            ttl_seconds: seconds(self.retention_ttl),
+            on_scale_down: match self.on_scale_down {
+                ScaleDownWord::Retain => OnScaleDown::Retain,
+                ScaleDownWord::Release => OnScaleDown::Release,
+                ScaleDownWord::Ttl => OnScaleDown::Ttl,
+            },
+            scale_down_ttl_seconds: seconds(self.scale_down_ttl),
+        }
+    }
+
+    /// The proof that recycling needs.
+    #[must_use]
+    pub fn proof(&self) -> Proof {
+        Proof {
+            gap_seconds: self.proof_gap.seconds(),
+            inherit: self.inherit,
+            owner_grace_seconds: self.owner_grace.seconds(),
+        }
+    }
+
+    /// The repair loop's times.
+    #[must_use]
+    pub fn times(&self) -> Times {
+        Times { orphan: self.orphan_after.seconds(), rest: self.quarantine.seconds() }
+    }
+
+    /// The election's times.
+    #[must_use]
+    pub fn terms(&self) -> Terms {
+        Terms {
+            lease_duration: self.leader_election_lease_duration.0,
+            renew_deadline: self.leader_election_renew_deadline.0,
+            retry_period: self.leader_election_retry_period.0,
+        }
+    }
+
+    /// The pool of the cluster-pool flags, behind every IPPool; none if Cilium's operator hands out the blocks, or no range
+    /// was given.
+    #[must_use]
+    pub fn cluster_pool(&self) -> Option<IPPool> {
+        if self.cilium_ipam == CiliumIpam::ClusterPool {
+            return None;
+        }
+        let v6 = self.cluster_pool_ipv6_cidr.0.filter(|_| self.enable_ipv6);
+        let cidrs: Vec<_> = self.cluster_pool_ipv4_cidr.0.into_iter().chain(v6).collect();
+        let spec = IPPoolSpec {
+            cidrs,
+            purpose: PoolUse::NodeBlocks,
+            block_size: BlockSize {
+                ipv4: self.cluster_pool_ipv4_mask_size,
+                ipv6: self.cluster_pool_ipv6_mask_size,
+            },
+            node_selector: None,
+            priority: LOWEST_PRIORITY,
+            excluded: Vec::new(),
+        };
+        (!spec.cidrs.is_empty()).then(|| IPPool::new(CLUSTER_POOL, spec))
+    }
+}

@@ -1,0 +1,107 @@
+//! The file of settings. Its values are given to the same parser as the flags, behind what the command line and the environment
+//! say. Must never be half believed: a key that is unknown refuses the whole file.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches};
+use serde_json::{Map, Value};
+
+use crate::controller::flags::CommandLine;
+use crate::controller::flags::check::Refused;
+
+/// Settings, and the text of the file that they come from.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The command line with everything filled in.
+    pub line: CommandLine,
+    /// The file, and its text as it was read.
+    pub file: Option<(PathBuf, String)>,
+}
+
+/// Why there are no settings.
+#[derive(Debug)]
+pub enum NoSettings {
+    /// The command line cannot be read, or asks for help: clap's own words.
+    Line(clap::Error),
+    /// The file, or what the settings say together, is refused.
+    Refused(Refused),
+}
+
+/// Reads the command line, the environment and the file, and checks what they say together.
+///
+/// # Errors
+/// Names the flag or the key, and its value.
+pub fn load(arguments: &[OsString]) -> Result<Loaded, NoSettings> {
+    let matches = CommandLine::command().try_get_matches_from(arguments).map_err(NoSettings::Line)?;
+    let line = CommandLine::from_arg_matches(&matches).map_err(NoSettings::Line)?;
+    let Some(path) = line.settings.config.clone() else {
+        line.settings.check().map_err(NoSettings::Refused)?;
+        return Ok(Loaded { line, file: None });
+    };
+    let text = read(&path).map_err(NoSettings::Refused)?;
+    let line = with_file(arguments, &path, &text).map_err(NoSettings::Refused)?;
+    Ok(Loaded { line, file: Some((path, text)) })
+}
+
+/// Whether the file says something else now. None if it is as it was.
+#[must_use]
+pub fn reread(arguments: &[OsString], path: &Path, before: &str) -> Option<Result<(), Refused>> {
+    match read(path) {
+        Ok(text) if text == before => None,
+        Ok(text) => Some(with_file(arguments, path, &text).map(|_| ())),
+        Err(refused) => Some(Err(refused)),
+    }
+}
+
+fn read(path: &Path) -> Result<String, Refused> {
+    std::fs::read_to_string(path)
+        .map_err(|error| Refused(format!("cannot read --config {}: {error}", path.display())))
+}
+
+fn with_file(arguments: &[OsString], path: &Path, text: &str) -> Result<CommandLine, Refused> {
+    let refuse = |why: String| Refused(format!("--config {}: {why}", path.display()));
+    let said: Option<Map<String, Value>> =
+        serde_saphyr::from_str(text).map_err(|error| refuse(format!("it is not a YAML map: {error}")))?;
+    let command = CommandLine::command();
+    let given = command.clone().try_get_matches_from(arguments).map_err(|error| refuse(error.to_string()))?;
+    let mut all: Vec<OsString> = arguments.to_vec();
+    for (key, value) in said.unwrap_or_default() {
+        let argument = command
+            .get_arguments()
+            .find(|argument| spellings(argument).any(|spelling| spelling == key))
+            .ok_or_else(|| refuse(format!("there is no setting {key:?}; keys are the names of the flags")))?;
+        if argument.get_id() == "config" || argument.get_long().is_none() {
+            return Err(refuse(format!("{key:?} cannot be set here")));
+        }
+        let stronger = matches!(
+            given.value_source(argument.get_id().as_str()),
+            Some(ValueSource::CommandLine | ValueSource::EnvVariable)
+        );
+        if !stronger {
+            let value = as_text(&value).ok_or_else(|| refuse(format!("{key}: {value} is no value")))?;
+            all.push(format!("--{}={value}", argument.get_long().unwrap_or_default()).into());
+        }
+    }
+    let matches = command.try_get_matches_from(all).map_err(|error| refuse(error.to_string()))?;
+    let line = CommandLine::from_arg_matches(&matches).map_err(|error| refuse(error.to_string()))?;
+    line.settings.check().map_err(|Refused(why)| refuse(why))?;
+    Ok(line)
+}
+
+/// Every name of an argument.
+fn spellings(argument: &clap::Arg) -> impl Iterator<Item = &str> {
+    argument.get_long().into_iter().chain(argument.get_all_aliases().into_iter().flatten())
+}
+
+fn as_text(value: &Value) -> Option<String> {
+    Some(match value {
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Array(parts) => parts.iter().map(as_text).collect::<Option<Vec<_>>>()?.join(","),
+        // A selector, written as YAML.
+        Value::Object(_) => value.to_string(),
+        Value::Null => String::new(),
+    })
+}

@@ -1,0 +1,86 @@
+//! The values that flags take, parsed once at the door.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::policy::lifetime::duration::parse_duration;
+use crate::policy::selection::selector::Selector;
+
+/// A time, written as `90s`, `15m`, `1h30m`, `168h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub Duration);
+
+impl Span {
+    /// Whole seconds.
+    #[must_use]
+    pub fn seconds(self) -> u64 {
+        self.0.as_secs()
+    }
+}
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let read = parse_duration(text).map(Self);
+        read.ok_or_else(|| "write a duration such as 500ms, 90s, 15m, 1h30m or 168h".to_owned())
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+/// The range of a pool; none if it was left empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolRange(pub Option<IpNet>);
+
+fn range(text: &str, family: &str, fits: impl Fn(&IpNet) -> bool) -> Result<PoolRange, String> {
+    if text.is_empty() {
+        return Ok(PoolRange(None));
+    }
+    let net: IpNet = text.parse().map_err(|_| format!("write an {family} range such as 10.240.0.0/16"))?;
+    if !fits(&net) {
+        return Err(format!("it is not {family}"));
+    }
+    if net.trunc() != net {
+        return Err(format!("it has host bits; write {}", net.trunc()));
+    }
+    Ok(PoolRange(Some(net)))
+}
+
+pub(crate) fn range_v4(text: &str) -> Result<PoolRange, String> {
+    range(text, "IPv4", |net| net.addr().is_ipv4())
+}
+
+pub(crate) fn range_v6(text: &str) -> Result<PoolRange, String> {
+    range(text, "IPv6", |net| net.addr().is_ipv6())
+}
+
+pub(crate) fn selector(text: &str) -> Result<Selector, String> {
+    Selector::parse(text).map_err(|error| error.to_string())
+}
+
+pub(crate) fn dns_label(text: &str) -> Result<String, String> {
+    if text.len() > 63 || text.contains('.') {
+        return Err("a namespace's name has at most 63 characters, and no dot".to_owned());
+    }
+    dns_name(text)
+}
+
+pub(crate) fn dns_name(text: &str) -> Result<String, String> {
+    let framed = |part: &str| {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    if text.len() <= 253 && text.split('.').all(framed) {
+        Ok(text.to_owned())
+    } else {
+        Err("it must be a DNS name: lower case letters, digits, '-' and '.'".to_owned())
+    }
+}

@@ -1,0 +1,133 @@
+//! One kind of object that is found by something it says, too, and not by its name alone. Kept in step with every change, so
+//! that nobody walks all of them to find a few. Synchronous. Must never be taken for live, as [`Known`].
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+
+use crate::runtime::cache::{Known, Told};
+
+/// What objects of a kind are looked for by.
+pub trait Sought {
+    /// What they say.
+    type By: Ord + Clone;
+
+    /// What this one says, in any order; what it says twice counts once.
+    fn sought_by(&self) -> Vec<Self::By>;
+}
+
+/// Every object of one kind, by name and by what it says.
+#[derive(Debug)]
+pub struct Sorted<T: Sought> {
+    known: Known<T>,
+    by: BTreeSet<(T::By, String)>,
+}
+
+impl<T: Sought> Default for Sorted<T> {
+    fn default() -> Self {
+        Self { known: Known::default(), by: BTreeSet::new() }
+    }
+}
+
+impl<T: Sought> Deref for Sorted<T> {
+    type Target = Known<T>;
+
+    fn deref(&self) -> &Known<T> {
+        &self.known
+    }
+}
+
+impl<T: Sought> From<Known<T>> for Sorted<T> {
+    fn from(known: Known<T>) -> Self {
+        let by = known.iter().flat_map(|(name, object)| pairs(name, object)).collect();
+        Self { known, by }
+    }
+}
+
+impl<T: Sought + PartialEq> Sorted<T> {
+    /// Takes a change in, as [`Known::take`].
+    pub fn take(&mut self, told: Told<(String, T)>) -> Vec<String> {
+        let is_whole = matches!(told, Told::Complete);
+        let touched = match &told {
+            Told::Here((name, _)) | Told::Gone(name) | Told::Broken(name) => Some(name.clone()),
+            Told::Listing | Told::Listed(_) | Told::Complete => None,
+        };
+        for pair in touched.iter().flat_map(|name| of(&self.known, name)).collect::<Vec<_>>() {
+            self.by.remove(&pair);
+        }
+        let changed = self.known.take(told);
+        if is_whole {
+            self.by = self.known.iter().flat_map(|(name, object)| pairs(name, object)).collect();
+        }
+        self.by.extend(touched.iter().flat_map(|name| of(&self.known, name)));
+        changed
+    }
+
+    /// There are none, as after an empty list.
+    pub fn take_nothing(&mut self) -> Vec<String> {
+        self.take(Told::Listing);
+        self.take(Told::Complete)
+    }
+}
+
+impl<T: Sought> Sorted<T> {
+    /// The names of those that say this.
+    pub fn with<'a>(&'a self, by: &'a T::By) -> impl Iterator<Item = &'a String> {
+        let from = self.by.range((by.clone(), String::new())..);
+        from.take_while(move |(said, _)| said == by).map(|(_, name)| name)
+    }
+
+    /// Everything that is said, with who says it, in order.
+    pub fn all_said(&self) -> impl Iterator<Item = &(T::By, String)> {
+        self.by.iter()
+    }
+}
+
+fn pairs<T: Sought>(name: &str, object: &T) -> impl Iterator<Item = (T::By, String)> {
+    object.sought_by().into_iter().map(move |by| (by, name.to_owned()))
+}
+
+fn of<T: Sought>(known: &Known<T>, name: &str) -> Vec<(T::By, String)> {
+    known.get(name).into_iter().flat_map(|object| pairs(name, object)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    impl Sought for Vec<u8> {
+        type By = u8;
+
+        fn sought_by(&self) -> Vec<u8> {
+            self.clone()
+        }
+    }
+
+    fn any_change() -> impl Strategy<Value = Told<(String, Vec<u8>)>> {
+        let name = || (0u8..4).prop_map(|n| n.to_string());
+        let object = || (name(), proptest::collection::vec(0u8..4, 0..3));
+        prop_oneof![
+            Just(Told::Listing),
+            Just(Told::Complete),
+            object().prop_map(Told::Listed),
+            object().prop_map(Told::Here),
+            name().prop_map(Told::Gone),
+            name().prop_map(Told::Broken),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_says_something_is_found_and_nobody_else(changes in proptest::collection::vec(any_change(), 0..40)) {
+            let (mut sorted, mut plain) = (Sorted::default(), Known::default());
+            for told in changes {
+                prop_assert_eq!(sorted.take(told.clone()), plain.take(told));
+                for by in 0..4 {
+                    let says = |(_, object): &(&String, &Vec<u8>)| object.contains(&by);
+                    let expected: Vec<&String> = plain.iter().filter(says).map(|(name, _)| name).collect();
+                    prop_assert_eq!(sorted.with(&by).collect::<Vec<_>>(), expected);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Running another plugin in our place (`delegate` in the configuration): cilium-cni in `crd` mode, where Cilium
+//! picks the address and [`cilium`] makes sure which one it is.
+
+#[cfg(feature = "cluster")]
+pub(crate) mod cilium;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::cni::{CniError, Request, Verb, code};
+use crate::plugin::Story;
+use crate::store::Disk;
+
+/// A large Go program that ends after a moment: of its time to start a quarter goes to collecting garbage that its end throws away. It
+/// begins to collect at that much memory, unless whoever runs us says otherwise (docs/decisions/0030).
+const SHORT_LIVED: &str = "cilium-cni";
+const COLLECTING: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
+
+/// Carries a verb out through the delegate.
+///
+/// # Errors
+/// As [`Delegate::pass`]; or the cluster's.
+pub(super) fn run(
+    request: &Request,
+    delegate: &Value,
+    disk: impl Disk,
+    story: &mut Story<'_>,
+) -> Result<Option<Value>, CniError> {
+    let delegate = Delegate::find(request, delegate)?;
+    #[cfg(feature = "cluster")]
+    if let Some(conf) = request.config.sticky().and_then(|sticky| sticky.cluster.as_ref()) {
+        return cilium::run(request, conf, &delegate, disk, story);
+    }
+    // Without the cluster a delegate needs no store.
+    drop(disk);
+    delegate.pass(story)
+}
+
+/// The other plugin.
+pub(super) struct Delegate<'a> {
+    request: &'a Request,
+    kind: String,
+    program: PathBuf,
+    config: Value,
+}
+
+impl<'a> Delegate<'a> {
+    fn find(request: &'a Request, delegate: &Value) -> Result<Self, CniError> {
+        let kind = delegate.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let program = find(request, &kind)?;
+        Ok(Self { request, kind, program, config: config_for(request, delegate) })
+    }
+
+    /// Runs the delegate with our environment, and passes its answer on as it is.
+    ///
+    /// # Errors
+    /// The delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by then, so that it
+    /// leaves nothing behind, as the specification asks.
+    pub(super) fn pass(&self, story: &mut Story<'_>) -> Result<Option<Value>, CniError> {
+        story.tell(&[], format!("answered by {}", self.kind));
+        let outcome = self.ask(self.request.verb);
+        if self.request.verb == Verb::Add && outcome.is_err() {
+            self.clean_up();
+        }
+        outcome
+    }
+
+    /// Has the delegate take back what an ADD may have left.
+    pub(super) fn clean_up(&self) {
+        if let Err(error) = self.ask(Verb::Del) {
+            tracing::warn!(delegate = self.kind, %error, "the delegate could not clean up after its ADD");
+        }
+    }
+
+    /// Runs one verb of the delegate.
+    ///
+    /// # Errors
+    /// The delegate's own, or why it could not be run.
+    pub(super) fn ask(&self, verb: Verb) -> Result<Option<Value>, CniError> {
+        self.start(verb)?.answer()
+    }
+
+    /// Starts one verb of the delegate, which is at work until its answer is asked for.
+    ///
+    /// # Errors
+    /// Why it could not be run.
+    pub(super) fn start(&self, verb: Verb) -> Result<AtWork<'_>, CniError> {
+        let child = self.execute(verb).map_err(|error| self.cannot_run(&error))?;
+        Ok(AtWork { delegate: self, child })
+    }
+
+    fn cannot_run(&self, error: &std::io::Error) -> CniError {
+        let message = format!("cannot run the delegate {}: {error}", self.program.display());
+        CniError::new(code::DELEGATE_FAILED, message)
+    }
+
+    fn execute(&self, verb: Verb) -> std::io::Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.env("CNI_COMMAND", verb.as_str());
+        let is_told = COLLECTING.iter().any(|(name, _)| std::env::var_os(name).is_some());
+        if self.kind == SHORT_LIVED && !is_told {
+            command.envs(COLLECTING);
+        }
+        if let Some(attachment) = &self.request.attachment {
+            command.env("CNI_CONTAINERID", attachment.container.as_str());
+            command.env("CNI_IFNAME", attachment.interface.as_str());
+        }
+        let paths = std::env::join_paths(&self.request.cni_path).ok().filter(|paths| !paths.is_empty());
+        for (name, value) in [
+            ("CNI_ARGS", self.request.cni_args.as_deref()),
+            ("CNI_NETNS", self.request.netns.as_ref().map(|path| path.as_os_str())),
+            ("CNI_PATH", paths.as_deref()),
+        ] {
+            if let Some(value) = value {
+                command.env(name, value);
+            }
+        }
+        // A runtime reads our standard error until everybody who has it is gone. The delegate has it too, beside its own: should we
+        // be killed, the DEL does not come while the ADD of the delegate is still at work.
+        let _handed_down = nix::unistd::dup(std::io::stderr()).ok();
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A delegate that answers without reading is none of our business.
+            let _ = stdin.write_all(self.config.to_string().as_bytes());
+        }
+        Ok(child)
+    }
+}
+
+/// A delegate that runs.
+pub(super) struct AtWork<'a> {
+    delegate: &'a Delegate<'a>,
+    child: Child,
+}
+
+impl AtWork<'_> {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// The delegate's own, or that it could not be waited for.
+    pub(super) fn answer(self) -> Result<Option<Value>, CniError> {
+        let Delegate { program, kind, .. } = self.delegate;
+        let output = self.child.wait_with_output().map_err(|error| self.delegate.cannot_run(&error))?;
+        // What it says to people is for people; nobody is left to tell if they have gone.
+        let _ = std::io::stderr().write_all(&output.stderr);
+        let answer = if output.stdout.trim_ascii().is_empty() {
+            None
+        } else {
+            let parsed = serde_json::from_slice(&output.stdout).map_err(|error| {
+                let message =
+                    format!("the delegate {} answered what is not JSON: {error}", program.display());
+                CniError::new(code::DELEGATE_FAILED, message)
+            })?;
+            Some(parsed)
+        };
+        match (output.status.success(), answer) {
+            (true, answer) => Ok(answer),
+            (false, Some(error)) => Err(error_of(&error, kind)),
+            (false, None) => {
+                let message = format!("the delegate {} ended with {}", program.display(), output.status);
+                Err(CniError::new(code::DELEGATE_FAILED, message)
+                    .with_details(String::from_utf8_lossy(&output.stderr).trim()))
+            }
+        }
+    }
+}
+
+/// The delegate's own configuration, with what a runtime would have put in.
+fn config_for(request: &Request, delegate: &Value) -> Value {
+    let mut config = delegate.clone();
+    let raw = &request.config.raw;
+    if let Some(fields) = config.as_object_mut() {
+        for key in [
+            "cniVersion",
+            "name",
+            "runtimeConfig",
+            "prevResult",
+            "args",
+            "cni.dev/valid-attachments",
+            "cni.dev/attachments",
+        ] {
+            if let Some(value) = raw.get(key) {
+                fields.insert(key.to_owned(), value.clone());
+            }
+        }
+        fields.entry("cniVersion").or_insert_with(|| json!(request.config.version.to_string()));
+    }
+    config
+}
+
+fn find(request: &Request, kind: &str) -> Result<PathBuf, CniError> {
+    let found = request.cni_path.iter().map(|directory| directory.join(kind)).find(|path| path.is_file());
+    found.ok_or_else(|| {
+        let places: Vec<String> = request.cni_path.iter().map(|path| path.display().to_string()).collect();
+        let message = format!(
+            "delegate.type: {kind:?} is not found in CNI_PATH ({}); install that plugin there",
+            places.join(":")
+        );
+        CniError::new(code::DELEGATE_FAILED, message)
+    })
+}
+
+fn error_of(error: &Value, kind: &str) -> CniError {
+    let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let number = error.get("code").and_then(Value::as_u64).and_then(|code| u32::try_from(code).ok());
+    let message = match text("msg") {
+        empty if empty.is_empty() => format!("{kind} failed and did not say why"),
+        message => message,
+    };
+    CniError::new(number.unwrap_or(code::DELEGATE_FAILED), message).with_details(text("details"))
+}

@@ -1,0 +1,302 @@
+//! ADD: an address for every range set, the same one that the pod had if it is sticky.
+
+use std::fs;
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use crate::alloc::RangeSet;
+use crate::cni::{
+    CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, Request, code, parse_resolv_conf,
+};
+use crate::plugin::verbs::wait::OldPod;
+use crate::plugin::{Scene, Story, attachment, keep};
+use crate::store::{Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+
+pub(crate) fn run<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    story: &mut Story<'_>,
+) -> Result<Value, CniError> {
+    let dns = name_service(scene.ipam)?;
+    let wanted = requested_by_set(scene.ipam)?;
+    let addresses = addresses(request, scene, &wanted, story)?;
+    let mut ours = CniResult { dns, routes: scene.ipam.routes.clone(), ..CniResult::default() };
+    for (set, address) in scene.ipam.sets.iter().zip(addresses) {
+        // An address from elsewhere in the cluster stands in the node's own network: its gateway serves it too.
+        if let Some(range) = set.contains(address).or_else(|| set.ranges().first()) {
+            ours.ips.push(IpConfig::new(range.with_prefix(address), range.gateway()));
+        }
+    }
+    let result = match request.config.prev_result.clone() {
+        Some(prev) => CniResult::merged(prev, ours),
+        None => ours,
+    };
+    Ok(result.print_as(request.config.version))
+}
+
+/// The addresses by range set: those that the cluster binds, or those that this node gives alone.
+#[cfg(feature = "cluster")]
+fn addresses<D: Disk>(
+    request: &Request,
+    scene: &Scene<'_, D>,
+    wanted: &[Option<IpAddr>],
+    story: &mut Story<'_>,
+) -> Result<Vec<IpAddr>, CniError> {
+    use crate::plugin::cluster::add;
+    use crate::plugin::cluster::add::{Added, Errand};
+    let _turn = match (&scene.sticky.cluster, &request.pod) {
+        (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
+            match add::add(&Errand { request, scene, conf, pod, crd: false }, wanted, story)? {
+                Added::Sticky(bound) => return Ok(bound.addresses),
+                Added::Plain(turn) => turn,
+            }
+        }
+        _ => None,
+    };
+    reserve(request, scene, wanted, story)
+}
+
+#[cfg(not(feature = "cluster"))]
+use reserve as addresses;
+
+/// Reserves the addresses, durably, and tells them in the order of the range sets.
+fn reserve<D: Disk>(
+    request: &Request,
+    scene: &Scene<'_, D>,
+    wanted: &[Option<IpAddr>],
+    story: &mut Story<'_>,
+) -> Result<Vec<IpAddr>, CniError> {
+    let attachment = attachment(request)?;
+    let mut old_pod = OldPod::new(scene.sticky.wait_for_old_pod);
+    loop {
+        let mut locked = scene.store.lock()?;
+        if let Some(held) = locked.of_attachment(attachment)? {
+            let addresses = the_same_again(&held.record, scene.ipam, wanted)?;
+            // Whoever reserved it may have ended before it was on the disk.
+            locked.sync_again(&held)?;
+            locked.commit()?;
+            story.tell(&addresses, "this container has it already");
+            return Ok(addresses);
+        }
+        let claimed = match (keep(request), &request.pod) {
+            (Keep::No, _) | (_, None) => None,
+            (_, Some(pod)) => locked.of_claimant(&Claimant::new(pod, &attachment.interface))?,
+        };
+        if let Some(claimed) = &claimed
+            && let Some(holder) = OldPod::in_the_way(request, &claimed.record, scene.store.now())
+        {
+            drop(locked);
+            old_pod.wait_for(&holder)?;
+            continue;
+        }
+        return take(request, scene, wanted, locked, claimed.as_ref(), story);
+    }
+}
+
+/// Takes an address for each set, puts the record in place, and returns when it is on the disk.
+fn take<D: Disk>(
+    request: &Request,
+    scene: &Scene<'_, D>,
+    wanted: &[Option<IpAddr>],
+    mut locked: Locked<'_, D>,
+    claimed: Option<&Stored>,
+    story: &mut Story<'_>,
+) -> Result<Vec<IpAddr>, CniError> {
+    let attachment = attachment(request)?;
+    let (addresses, given_up) = loop {
+        let mut addresses = Vec::new();
+        let mut given_up: Vec<Stored> = Vec::new();
+        for (index, set) in scene.ipam.sets.iter().enumerate() {
+            let Choice { address, why, instead_of } =
+                pick(&mut locked, scene, (index, set), wanted[index], claimed)?;
+            locked.move_cursor(index, address);
+            addresses.push(address);
+            story.tell(&addresses, why);
+            if let Some(stored) = instead_of.filter(|stored| !given_up.contains(stored)) {
+                given_up.push(stored);
+            }
+        }
+        let record = Record {
+            addresses: addresses.clone(),
+            attachment: attachment.clone(),
+            phase: Phase::Attached,
+            netns: request.netns.clone(),
+            pod: request.pod.clone(),
+            keep: keep(request),
+            binding: None,
+            since: scene.store.now().clone(),
+        };
+        // In one change: a pod must not lose its address for an ADD that fails.
+        match locked.put_instead_of(&record, claimed, &given_up) {
+            Ok(()) => break (addresses, given_up),
+            // A file that nobody told us of stood under that name. The store knows it now: look again.
+            Err(StoreError::Taken(address)) if !wanted.contains(&Some(address)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    if let Err(error) = locked.commit() {
+        // What is not on the disk is not answered: put it back as it was, as far as the disk lets us.
+        let undone = scene.store.lock().and_then(|mut locked| {
+            let Some(stored) = locked.of_attachment(attachment)? else { return Ok(()) };
+            let mut before = claimed.into_iter().chain(&given_up);
+            match before.next() {
+                Some(first) => locked.put(&first.record, Some(&stored))?,
+                None => locked.free(&stored)?,
+            }
+            before.try_for_each(|other| locked.put(&other.record, None))
+        });
+        if let Err(again) = undone {
+            tracing::error!(addresses = story.addresses, error = %again, "cannot take the address back");
+        }
+        return Err(error.into());
+    }
+    for stored in given_up {
+        let (addresses, from) = (crate::plugin::list(&stored.record.addresses), stored.record.holder());
+        tracing::warn!(addresses, from, reason = story.reason, "gave up a kept address");
+    }
+    Ok(addresses)
+}
+
+/// An address for a range set, why it is that one, and whose it was until now.
+struct Choice {
+    address: IpAddr,
+    why: &'static str,
+    instead_of: Option<Stored>,
+}
+
+/// The address for one range set: the one asked for, else the one kept for this pod, else the next free one.
+fn pick<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    scene: &Scene<'_, D>,
+    (index, set): (usize, &RangeSet),
+    wanted: Option<IpAddr>,
+    claimed: Option<&Stored>,
+) -> Result<Choice, CniError> {
+    if let Some(address) = wanted {
+        let instead_of = in_the_way(locked, scene, address, claimed)?;
+        return Ok(Choice { address, why: "requested", instead_of });
+    }
+    if let Some(address) = claimed.and_then(|stored| of_set(&stored.record, set)) {
+        return Ok(Choice { address, why: "kept for this pod", instead_of: None });
+    }
+    if let Some(address) = locked.next_free(index, set)? {
+        return Ok(Choice { address, why: "next free", instead_of: None });
+    }
+    reclaim(locked, scene, set, claimed)?.ok_or_else(|| {
+        CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}")).with_details(
+            "every address is in use or kept for a pod that is away; widen ipam.ranges, shorten sticky.retention, \
+             or set sticky.onExhaustion to reclaim",
+        )
+    })
+}
+
+/// The address of this set that a record has and a pod may have.
+pub(crate) fn of_set(record: &Record, set: &RangeSet) -> Option<IpAddr> {
+    let usable = |ip: &&IpAddr| set.contains(**ip).is_some_and(|range| range.usable(**ip));
+    record.addresses.iter().find(usable).copied()
+}
+
+/// Refuses a requested address that somebody has. One that is kept for longer than it should be may go.
+fn in_the_way<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    scene: &Scene<'_, D>,
+    address: IpAddr,
+    claimed: Option<&Stored>,
+) -> Result<Option<Stored>, CniError> {
+    let Some(there) = locked.at(address)? else { return Ok(None) };
+    if claimed.is_some_and(|claimed| claimed.record.claimant() == there.record.claimant()) {
+        return Ok(None);
+    }
+    if there.record.has_expired(scene.store.now(), locked.first_look()) {
+        return Ok(Some(there));
+    }
+    let how = if there.record.is_attached(scene.store.now()) { "held by" } else { "kept for" };
+    let message = format!("the requested address {address} is {how} {}", there.record.holder());
+    Err(CniError::new(code::REQUEST_REFUSED, message))
+}
+
+/// A kept address of this set when nothing else is free: one whose time has run out, else, if the operator allows
+/// it, the one that was kept longest.
+fn reclaim<D: Disk>(
+    locked: &mut Locked<'_, D>,
+    scene: &Scene<'_, D>,
+    set: &RangeSet,
+    claimed: Option<&Stored>,
+) -> Result<Option<Choice>, CniError> {
+    let mut kept: Vec<(Stored, IpAddr)> = locked
+        .kept()?
+        .into_iter()
+        .filter(|stored| Some(stored) != claimed && stored.record.binding.is_none())
+        .filter_map(|stored| of_set(&stored.record, set).map(|address| (stored, address)))
+        .collect();
+    let (now, first_look) = (scene.store.now(), locked.first_look().clone());
+    let expired = kept.iter().position(|(stored, _)| stored.record.has_expired(now, &first_look));
+    let (at, why) = match (expired, scene.sticky.on_exhaustion) {
+        (Some(expired), _) => (expired, "its retention ran out"),
+        (None, OnExhaustion::Reclaim) if !kept.is_empty() => (0, "reclaimed, nothing else was free"),
+        (None, _) => return Ok(None),
+    };
+    let (stored, address) = kept.swap_remove(at);
+    Ok(Some(Choice { address, why, instead_of: Some(stored) }))
+}
+
+/// The addresses that this container has, by range set.
+fn the_same_again(
+    held: &Record,
+    ipam: &IpamConf,
+    wanted: &[Option<IpAddr>],
+) -> Result<Vec<IpAddr>, CniError> {
+    let all = ipam.sets.iter().zip(wanted).map(|(set, wanted)| {
+        let address = held.addresses.iter().find(|ip| set.contains(**ip).is_some()).copied();
+        let refused = |why: String| CniError::new(code::REQUEST_REFUSED, why);
+        match (address, wanted) {
+            (Some(has), Some(wanted)) if has != *wanted => Err(refused(format!(
+                "the address {wanted} is requested, but this container has {has} already; DEL it first"
+            ))),
+            (Some(has), _) => Ok(has),
+            (None, _) => Err(refused(format!(
+                "this container has an address already, but none of the range set {set}; DEL it first"
+            ))),
+        }
+    });
+    all.collect()
+}
+
+/// Which address is asked for in which set.
+fn requested_by_set(ipam: &IpamConf) -> Result<Vec<Option<IpAddr>>, CniError> {
+    let mut wanted = vec![None; ipam.sets.len()];
+    for requested in &ipam.requested {
+        let ip = requested.ip;
+        let refused = |why: String| Err(CniError::new(code::REQUEST_REFUSED, why));
+        let found = ipam.sets.iter().enumerate().find_map(|(index, set)| Some((index, set.contains(ip)?)));
+        match found {
+            None => return refused(format!("the requested address {ip} is in none of the range sets")),
+            Some((_, range)) if !range.usable(ip) => {
+                return refused(format!("the requested address {ip} is the gateway of {}", range.subnet()));
+            }
+            Some((index, _)) => match wanted[index] {
+                None => wanted[index] = Some(ip),
+                Some(other) if other == ip => {}
+                Some(other) => {
+                    return refused(format!(
+                        "{other} and {ip} are requested, but both are of one range set, which gives one address"
+                    ));
+                }
+            },
+        }
+    }
+    Ok(wanted)
+}
+
+fn name_service(ipam: &IpamConf) -> Result<Dns, CniError> {
+    match &ipam.resolv_conf {
+        None => Ok(Dns::default()),
+        Some(path) => match fs::read_to_string(path) {
+            Ok(text) => Ok(parse_resolv_conf(&text)),
+            Err(error) => {
+                Err(CniError::io(format!("ipam.resolvConf: cannot read {}: {error}", path.display())))
+            }
+        },
+    }
+}

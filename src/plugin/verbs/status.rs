@@ -1,0 +1,46 @@
+//! STATUS: whether an ADD could succeed. A look, whatever the number of addresses.
+
+use crate::alloc::RangeSet;
+use crate::cni::{CniError, OnExhaustion, Request, StatusWhenExhausted};
+use crate::plugin::verbs::add::of_set;
+use crate::plugin::{Scene, Story};
+use crate::store::Disk;
+
+pub(crate) fn run<D: Disk>(
+    scene: &Scene<'_, D>,
+    request: &Request,
+    story: &mut Story<'_>,
+) -> Result<(), CniError> {
+    scene.store.is_usable().map_err(|error| CniError::not_available(error.to_string()))?;
+    #[cfg(feature = "cluster")]
+    if let Some(conf) = &scene.sticky.cluster {
+        crate::plugin::cluster::del::is_ready(conf)?;
+    }
+    story.tell(&[], "ready");
+    // Without our settings the specification decides: an ADD that cannot succeed is not ready.
+    let full_is_ready = request
+        .config
+        .sticky()
+        .is_some_and(|sticky| sticky.status_when_exhausted == StatusWhenExhausted::Ready);
+    if full_is_ready {
+        return Ok(());
+    }
+    for set in &scene.ipam.sets {
+        if scene.store.count_free(set, 1)? == 0 && !could_reclaim(scene, set)? {
+            return Err(CniError::not_available(format!("no IP addresses available in range set: {set}")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an ADD could take a kept address of this set instead. Looked at only when nothing is free.
+fn could_reclaim<D: Disk>(scene: &Scene<'_, D>, set: &RangeSet) -> Result<bool, CniError> {
+    let Some(mut locked) = scene.store.lock_existing()? else { return Ok(true) };
+    let first_look = locked.first_look().clone();
+    let kept = locked.kept()?;
+    let may_go = scene.sticky.on_exhaustion == OnExhaustion::Reclaim;
+    Ok(kept
+        .iter()
+        .filter(|stored| stored.record.binding.is_none() && of_set(&stored.record, set).is_some())
+        .any(|stored| may_go || stored.record.has_expired(scene.store.now(), &first_look)))
+}

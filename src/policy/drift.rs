@@ -1,0 +1,467 @@
+//! The drift audit: what the parts of a cluster say about the same addresses, and what breaks where they disagree.
+//!
+//! A node's ranges stand in up to four places (Node, CiliumNode, two annotations), and everyone reads another one: Cilium's
+//! IPAM, its routes, its BGP speaker, a cloud's route table. Must never call something drift that is ours on purpose: the single
+//! routes of addresses away from home.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::alloc::Family;
+use crate::alloc::block_map::Owned;
+
+/// How Cilium gets its addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CiliumMode {
+    /// Its operator hands out blocks.
+    ClusterPool,
+    /// From the Node object, or its annotations.
+    Kubernetes,
+    /// From CiliumNode pools.
+    Crd,
+    /// From another plugin.
+    Delegated,
+    /// Not known.
+    #[default]
+    Unknown,
+}
+
+/// What is said of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeSays {
+    /// The node's name.
+    pub name: String,
+    /// `Node.spec.podCIDRs`; none if there is no Node.
+    pub node: Option<Vec<IpNet>>,
+    /// `CiliumNode.spec.ipam.podCIDRs`; none if there is no CiliumNode.
+    pub cilium: Option<Vec<IpNet>>,
+    /// The ranges of the Node's annotations, by key.
+    pub annotated: BTreeMap<String, Vec<IpNet>>,
+    /// Its pods with their addresses, those on the host's network left out.
+    pub pods: Vec<(String, IpAddr)>,
+}
+
+/// The cluster as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cluster {
+    /// How Cilium gets its addresses.
+    pub mode: CiliumMode,
+    /// Whether its BGP speaker is to announce pod ranges.
+    pub announces: bool,
+    /// Its nodes.
+    pub nodes: Vec<NodeSays>,
+}
+
+/// What will not work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Breaks {
+    /// What the network's routers hear.
+    Bgp,
+    /// Who is reached from where.
+    Routes,
+    /// Who gives out which address.
+    Ipam,
+}
+
+impl fmt::Display for Breaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bgp => "BGP",
+            Self::Routes => "routes",
+            Self::Ipam => "IPAM",
+        })
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Drift {
+    /// Node and CiliumNode have other ranges.
+    Disagree {
+        /// What the Node says.
+        node: Vec<IpNet>,
+        /// What the CiliumNode says.
+        cilium: Vec<IpNet>,
+        /// Ranges are announced by BGP.
+        announced: bool,
+    },
+    /// The Node's range is where another node's pods are: when this node goes, so does the other's route.
+    SpeaksForAnother {
+        /// The range.
+        range: IpNet,
+        /// The node whose pods are there.
+        other: String,
+    },
+    /// Two nodes have the same addresses.
+    Overlap {
+        /// This node's range.
+        range: IpNet,
+        /// The other node.
+        other: String,
+        /// The other's range.
+        theirs: IpNet,
+    },
+    /// A pod's address is in none of its node's ranges, and no route of its own leads to it.
+    Stray {
+        /// Namespace and name.
+        pod: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// In `crd` mode the Node has no range, and Cilium invents one.
+    Invented,
+    /// In `kubernetes` mode Node and annotation have other ranges, or two annotations do.
+    Annotation {
+        /// The annotation's key.
+        key: String,
+        /// What it says.
+        says: Vec<IpNet>,
+        /// What Cilium goes by.
+        stands: Vec<IpNet>,
+    },
+    /// There is a CiliumNode without a Node.
+    NoNode,
+    /// BGP is asked to announce ranges in a mode in which Cilium announces none.
+    NothingAnnounced,
+}
+
+/// One finding, for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The node; empty if it is the cluster's.
+    pub node: String,
+    /// What.
+    pub drift: Drift,
+}
+
+impl Finding {
+    /// What will break.
+    #[must_use]
+    pub fn breaks(&self) -> Breaks {
+        match &self.drift {
+            Drift::Disagree { announced: true, .. }
+            | Drift::SpeaksForAnother { .. }
+            | Drift::NothingAnnounced => Breaks::Bgp,
+            Drift::Disagree { .. } | Drift::Stray { .. } | Drift::NoNode => Breaks::Routes,
+            Drift::Overlap { .. } | Drift::Invented | Drift::Annotation { .. } => Breaks::Ipam,
+        }
+    }
+
+    /// A word for a metric's label and an event's reason.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match &self.drift {
+            Drift::Disagree { .. } => "RangesDisagree",
+            Drift::SpeaksForAnother { .. } => "SpeaksForAnother",
+            Drift::Overlap { .. } => "RangesOverlap",
+            Drift::Stray { .. } => "StrayAddress",
+            Drift::Invented => "NoNodeRange",
+            Drift::Annotation { .. } => "AnnotationDisagrees",
+            Drift::NoNode => "NodeMissing",
+            Drift::NothingAnnounced => "NothingAnnounced",
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn advice(&self) -> &'static str {
+        match &self.drift {
+            Drift::Disagree { .. } => {
+                "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or have one hand out both: \
+                 kube-controller-manager with --allocate-node-cidrs=false"
+            }
+            Drift::SpeaksForAnother { .. } => {
+                "do not remove this node before its Node range is corrected; the other node's pods become unreachable with it"
+            }
+            Drift::Overlap { .. } => {
+                "drain the younger node, delete its CiliumNode and let it register anew; look for two controllers that hand \
+                 out ranges"
+            }
+            Drift::Stray { .. } => {
+                "delete the pod if it may start anew with another address; for a sticky pod look at the events of its StickyIP"
+            }
+            Drift::Invented => "write spec.podCIDR of the Node: probes of its pods fail otherwise",
+            Drift::Annotation { .. } => "remove the annotation, or write what stands in Node.spec.podCIDRs",
+            Drift::NoNode => "delete the CiliumNode if the machine is gone for good",
+            Drift::NothingAnnounced => {
+                "Cilium announces pod ranges in kubernetes and cluster-pool mode only: lead the pools' ranges to the nodes by \
+                 routes of the network, or turn the announcement off"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, drift } = self;
+        match drift {
+            Drift::Disagree { node: says, cilium, .. } => {
+                write!(f, "node {node}: Node has {}, CiliumNode has {}", list(says), list(cilium))
+            }
+            Drift::SpeaksForAnother { range, other } => {
+                write!(f, "node {node}: its Node range {range} is where the pods of node {other} are")
+            }
+            Drift::Overlap { range, other, theirs } => {
+                write!(f, "node {node}: its range {range} overlaps {theirs} of node {other}")
+            }
+            Drift::Stray { pod, address } => {
+                write!(f, "node {node}: pod {pod} has {address}, which is in none of the node's ranges")
+            }
+            Drift::Invented => write!(f, "node {node}: the Node has no range, so Cilium invents one"),
+            Drift::Annotation { key, says, stands } => {
+                write!(
+                    f,
+                    "node {node}: annotation {key} says {}, Cilium goes by {}",
+                    list(says),
+                    list(stands)
+                )
+            }
+            Drift::NoNode => write!(f, "node {node}: there is a CiliumNode and no Node"),
+            Drift::NothingAnnounced => {
+                write!(f, "BGP is to announce pod ranges, and Cilium announces none in this mode")
+            }
+        }
+    }
+}
+
+fn list(ranges: &[IpNet]) -> String {
+    let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+    if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
+}
+
+/// Compares everything with everything. In the order of the nodes, the cluster's own findings last.
+#[must_use]
+pub fn audit(cluster: &Cluster) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let owners: Owned = cluster
+        .nodes
+        .iter()
+        .flat_map(|node| {
+            let ranges = blocks(node.cilium.as_deref().unwrap_or_default());
+            ranges.into_iter().map(|range| (range, node.name.as_str()))
+        })
+        .collect();
+    for node in &cluster.nodes {
+        let mut tell = |drift| found.push(Finding { node: node.name.clone(), drift });
+        let cilium = blocks(node.cilium.as_deref().unwrap_or_default());
+        let own = blocks(node.node.as_deref().unwrap_or_default());
+        match (&node.node, &node.cilium) {
+            (None, Some(_)) => tell(Drift::NoNode),
+            (Some(_), Some(_)) if disagree(cluster.mode, &own, &cilium) => {
+                let announced = cluster.announces;
+                tell(Drift::Disagree { node: own.clone(), cilium: cilium.clone(), announced });
+            }
+            (Some(_), _) if own.is_empty() && cluster.mode == CiliumMode::Crd => tell(Drift::Invented),
+            _ => {}
+        }
+        for range in own.iter().filter(|range| !cilium.iter().any(|block| clash(block, range))) {
+            if let Some((other, _)) = owners.other_than(&node.name, *range) {
+                tell(Drift::SpeaksForAnother { range: *range, other: other.to_owned() });
+            }
+        }
+        for range in &cilium {
+            // Each pair once, by the first of the two names.
+            let mut others: Vec<_> =
+                owners.overlapping(*range).filter(|(other, _)| **other > *node.name).collect();
+            others.sort_unstable();
+            for (other, theirs) in others {
+                tell(Drift::Overlap { range: *range, other: other.to_owned(), theirs });
+            }
+        }
+        if cluster.mode == CiliumMode::Kubernetes {
+            for (key, says) in &node.annotated {
+                let stands = stands(node, key, &own, &cilium, says);
+                if !stands.is_empty() && !same(says, &stands) {
+                    tell(Drift::Annotation { key: key.clone(), says: says.clone(), stands });
+                }
+            }
+        }
+        // Without any range there is nothing that a pod could stray from.
+        let annotated: Vec<IpNet> = node.annotated.values().flatten().copied().collect();
+        let all = [
+            node.cilium.as_deref().unwrap_or_default(),
+            node.node.as_deref().unwrap_or_default(),
+            &annotated,
+        ];
+        if let Some(known) = all.into_iter().find(|known| !known.is_empty()) {
+            for (pod, address) in &node.pods {
+                if !known.iter().any(|range| range.contains(address)) {
+                    tell(Drift::Stray { pod: pod.clone(), address: *address });
+                }
+            }
+        }
+    }
+    if cluster.announces && matches!(cluster.mode, CiliumMode::Crd | CiliumMode::Delegated) {
+        found.push(Finding { node: String::new(), drift: Drift::NothingAnnounced });
+    }
+    found
+}
+
+/// The ranges that are more than one address.
+fn blocks(ranges: &[IpNet]) -> Vec<IpNet> {
+    ranges.iter().filter(|range| range.prefix_len() < range.max_prefix_len()).copied().collect()
+}
+
+/// Whether Node and CiliumNode contradict each other. Where Cilium does not copy the one from the other, a CiliumNode may have
+/// more: further blocks of a node that ran low.
+fn disagree(mode: CiliumMode, node: &[IpNet], cilium: &[IpNet]) -> bool {
+    if node.is_empty() || cilium.is_empty() {
+        return false;
+    }
+    let missing = node.iter().any(|range| !cilium.contains(range));
+    missing || (mode == CiliumMode::Kubernetes && !same(node, cilium))
+}
+
+/// What Cilium goes by instead of an annotation: the Node's ranges of that family, else what the CiliumNode shows, else the
+/// annotation of the newer spelling.
+fn stands(node: &NodeSays, key: &str, own: &[IpNet], cilium: &[IpNet], says: &[IpNet]) -> Vec<IpNet> {
+    let families: Vec<Family> = says.iter().map(|range| Family::of(range.addr())).collect();
+    let of_family = |ranges: &[IpNet]| -> Vec<IpNet> {
+        ranges.iter().filter(|range| families.contains(&Family::of(range.addr()))).copied().collect()
+    };
+    let newer =
+        node.annotated.iter().filter(|(other, _)| other.as_str() > key).map(|(_, says)| of_family(says));
+    [of_family(own), of_family(cilium)]
+        .into_iter()
+        .chain(newer)
+        .find(|all| !all.is_empty())
+        .unwrap_or_default()
+}
+
+fn same(a: &[IpNet], b: &[IpNet]) -> bool {
+    a.len() == b.len() && a.iter().all(|range| b.contains(range))
+}
+
+fn clash(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn node(name: &str, node: &[&str], cilium: &[&str]) -> NodeSays {
+        NodeSays {
+            name: name.into(),
+            node: Some(nets(node)),
+            cilium: Some(nets(cilium)),
+            ..NodeSays::default()
+        }
+    }
+
+    fn told(mode: CiliumMode, nodes: Vec<NodeSays>) -> Vec<(String, &'static str)> {
+        let found = audit(&Cluster { mode, announces: false, nodes });
+        found.iter().map(|finding| (finding.node.clone(), finding.reason())).collect()
+    }
+
+    #[test]
+    fn a_cluster_that_agrees_has_no_findings() {
+        let mut moved = node("b", &["10.0.1.0/24"], &["10.0.1.0/24", "10.0.0.7/32"]);
+        moved.pods = vec![("db/mysql-0".into(), "10.0.0.7".parse().unwrap())];
+        let home = node("a", &["10.0.0.0/24", "fd00::/112"], &["fd00::/112", "10.0.0.0/24"]);
+        assert_eq!(told(CiliumMode::ClusterPool, vec![home, moved]), []);
+    }
+
+    /// The table of the report behind this audit: four nodes, each announced with the range of another.
+    #[test]
+    fn nodes_that_speak_for_each_other_are_named_with_whom_they_would_take_along() {
+        let nodes = vec![
+            node("master1", &["10.5.112.0/24"], &["10.5.113.0/24"]),
+            node("master2", &["10.5.114.0/24"], &["10.5.115.0/24"]),
+            node("master3", &["10.5.113.0/24"], &["10.5.114.0/24"]),
+            node("node01", &["10.5.115.0/24"], &["10.5.112.0/24"]),
+        ];
+        let found = audit(&Cluster { mode: CiliumMode::ClusterPool, announces: true, nodes });
+        let of = |name: &str| -> Vec<String> {
+            found.iter().filter(|finding| finding.node == name).map(ToString::to_string).collect()
+        };
+        assert_eq!(found.len(), 8);
+        assert!(of("node01")[0].contains("Node has 10.5.115.0/24, CiliumNode has 10.5.112.0/24"));
+        assert!(of("node01")[1].contains("10.5.115.0/24 is where the pods of node master2 are"));
+        assert!(found.iter().all(|finding| finding.breaks() == Breaks::Bgp && !finding.advice().is_empty()));
+    }
+
+    #[test]
+    fn overlapping_nodes_are_found_whichever_is_larger_and_told_once() {
+        for (a, b) in
+            [("10.0.0.0/16", "10.0.7.0/24"), ("10.0.7.0/24", "10.0.0.0/16"), ("10.0.7.0/24", "10.0.7.0/24")]
+        {
+            let nodes = vec![
+                node("a", &[a], &[a]),
+                node("b", &[b], &[b]),
+                node("c", &["10.1.0.0/24"], &["10.1.0.0/24"]),
+            ];
+            assert_eq!(told(CiliumMode::ClusterPool, nodes), [("a".to_owned(), "RangesOverlap")], "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn three_nodes_with_one_range_are_three_pairs() {
+        let nodes = ["a", "b", "c"].map(|name| node(name, &["10.0.0.0/24"], &["10.0.0.0/24"])).to_vec();
+        let told = told(CiliumMode::ClusterPool, nodes);
+        let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a", "a", "b"]);
+    }
+
+    #[test]
+    fn further_blocks_of_a_node_that_ran_low_are_no_drift_where_cilium_does_not_copy_the_node() {
+        let grown = node("a", &["10.0.0.0/24"], &["10.0.0.0/24", "10.0.7.0/24"]);
+        assert_eq!(told(CiliumMode::Crd, vec![grown.clone()]), []);
+        assert_eq!(told(CiliumMode::Kubernetes, vec![grown]), [("a".to_owned(), "RangesDisagree")]);
+        let other = node("a", &["10.0.0.0/24"], &["10.0.7.0/24"]);
+        let found = audit(&Cluster { mode: CiliumMode::Crd, announces: false, nodes: vec![other] });
+        assert_eq!(found[0].breaks(), Breaks::Routes, "nobody announces anything");
+    }
+
+    #[test]
+    fn a_pod_outside_its_nodes_ranges_is_a_stray() {
+        let mut a = node("a", &["10.0.0.0/24"], &["10.0.0.0/24"]);
+        a.pods =
+            vec![("db/x".into(), "10.0.9.1".parse().unwrap()), ("db/y".into(), "10.0.0.1".parse().unwrap())];
+        let found = audit(&Cluster { nodes: vec![a.clone()], ..Cluster::default() });
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().contains("db/x has 10.0.9.1"));
+        // Where nobody says a range, nobody strays.
+        a.cilium = None;
+        a.node = Some(Vec::new());
+        assert_eq!(told(CiliumMode::Delegated, vec![a]), []);
+    }
+
+    #[test]
+    fn an_empty_node_range_is_drift_in_crd_mode_alone() {
+        let bare = node("a", &[], &["10.0.0.0/24"]);
+        assert_eq!(told(CiliumMode::Crd, vec![bare.clone()]), [("a".to_owned(), "NoNodeRange")]);
+        assert_eq!(told(CiliumMode::ClusterPool, vec![bare]), []);
+    }
+
+    #[test]
+    fn annotations_count_in_kubernetes_mode_by_family() {
+        let mut a = node("a", &["10.0.0.0/24", "fd00::/112"], &["10.0.0.0/24", "fd00::/112"]);
+        a.annotated = [("network.cilium.io/ipv4-pod-cidr".to_owned(), nets(&["10.0.0.0/24"]))].into();
+        assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), []);
+        a.annotated.insert("io.cilium.network.ipv4-pod-cidr".to_owned(), nets(&["10.9.0.0/24"]));
+        assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), [("a".to_owned(), "AnnotationDisagrees")]);
+        assert_eq!(told(CiliumMode::ClusterPool, vec![a.clone()]), []);
+        // Nobody but the annotations says anything: they still contradict each other, and a pod may be in none.
+        (a.node, a.cilium) = (Some(Vec::new()), None);
+        a.pods = vec![("db/x".into(), "10.5.0.1".parse().unwrap())];
+        let expected = [("a".to_owned(), "AnnotationDisagrees"), ("a".to_owned(), "StrayAddress")];
+        assert_eq!(told(CiliumMode::Kubernetes, vec![a]), expected);
+    }
+
+    #[test]
+    fn a_ciliumnode_without_a_node_and_bgp_without_announcements_are_told() {
+        let mut gone = node("a", &[], &["10.0.0.0/24"]);
+        gone.node = None;
+        let found = audit(&Cluster { mode: CiliumMode::Crd, announces: true, nodes: vec![gone] });
+        let reasons: Vec<_> = found.iter().map(Finding::reason).collect();
+        assert_eq!(reasons, ["NodeMissing", "NothingAnnounced"]);
+    }
+}

@@ -1,0 +1,131 @@
+//! The chain of owners above a workload: what made it, what made that, and so on. Must never go round in circles, nor say of a
+//! chain that was seen in part that it is the whole.
+
+use crate::policy::selection::facts::Owner;
+
+/// How many owners above a workload are remembered. Real chains have one or two.
+pub const MOST_OWNERS: usize = 8;
+
+/// What is known of one object of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Link {
+    /// Its kind has not been listed yet: ask again.
+    Unlisted,
+    /// Its kind cannot be seen: unknown to the server, or not allowed.
+    Hidden,
+    /// It is not there.
+    Absent,
+    /// It is there.
+    There {
+        /// Its uid.
+        uid: String,
+        /// Its controlling owner.
+        owner: Option<Owner>,
+    },
+}
+
+/// The owners above a workload that is there, nearest first. None if that cannot be said: the workload is not there or cannot be
+/// seen, or a link of the chain has yet to be listed. An owner that is gone or cannot be seen ends the chain, and is part of it.
+pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> Link) -> Option<Vec<Owner>> {
+    let Link::There { owner: mut next, .. } = look(workload) else { return None };
+    let mut chain: Vec<Owner> = Vec::new();
+    while let Some(owner) = next.take() {
+        let known = |other: &Owner| {
+            (other.group(), &other.kind, &other.name) == (owner.group(), &owner.kind, &owner.name)
+        };
+        if chain.len() == MOST_OWNERS || known(workload) || chain.iter().any(known) {
+            break;
+        }
+        next = match look(&owner) {
+            Link::Unlisted => return None,
+            // Another of the same name has made nothing of what is below.
+            Link::There { uid, owner: above } if uid == owner.uid => above,
+            Link::There { .. } | Link::Hidden | Link::Absent => None,
+        };
+        chain.push(owner);
+    }
+    Some(chain)
+}
+
+/// Whether a claimant of this name can come again once its workload was made anew. `named_by_workload`: its name is the
+/// workload's and a number, and not one of chance. Some kinds are themselves named anew each time, so that nobody ever asks for
+/// the old name.
+#[must_use]
+pub fn comes_again(named_by_workload: bool, workload_kind: &str) -> bool {
+    named_by_workload && workload_kind != "ReplicaSet" && workload_kind != "Job"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::selection::facts::fixture::owner;
+    use std::collections::BTreeMap;
+
+    /// Who owns whom, by name; every kind is listed.
+    fn world(links: &[(&str, Option<&str>)]) -> impl Fn(&Owner) -> Link {
+        let links: BTreeMap<String, Option<String>> =
+            links.iter().map(|(name, above)| ((*name).to_owned(), above.map(str::to_owned))).collect();
+        move |asked| match links.get(&asked.name) {
+            None => Link::Absent,
+            Some(above) => Link::There {
+                uid: asked.uid.clone(),
+                owner: above.as_ref().map(|name| owner("x.example/v1", "Thing", name)),
+            },
+        }
+    }
+
+    fn names(links: &[(&str, Option<&str>)]) -> Option<Vec<String>> {
+        let chain = above(&owner("x.example/v1", "Thing", "set"), world(links))?;
+        Some(chain.into_iter().map(|owner| owner.name).collect())
+    }
+
+    #[test]
+    fn a_chain_is_followed_to_its_top_and_what_is_gone_ends_it() {
+        assert_eq!(names(&[("set", None)]), Some(vec![]));
+        let whole = [("set", Some("a")), ("a", Some("b")), ("b", None)];
+        assert_eq!(names(&whole), Some(vec!["a".into(), "b".into()]));
+        assert_eq!(names(&whole[..2]), Some(vec!["a".into(), "b".into()]), "b is gone, and was named");
+        assert_eq!(names(&[("a", None)]), None, "of a workload that is gone nothing is known");
+    }
+
+    #[test]
+    fn circles_and_long_chains_end() {
+        assert_eq!(names(&[("set", Some("set"))]), Some(vec![]));
+        assert_eq!(
+            names(&[("set", Some("a")), ("a", Some("b")), ("b", Some("a"))]),
+            Some(vec!["a".into(), "b".into()])
+        );
+        assert_eq!(names(&[("set", Some("a")), ("a", Some("set"))]), Some(vec!["a".into()]));
+        let endless = |asked: &Owner| Link::There {
+            uid: asked.uid.clone(),
+            owner: Some(owner("x.example/v1", "Thing", &format!("{}x", asked.name))),
+        };
+        assert_eq!(above(&owner("v1", "Thing", "set"), endless).unwrap().len(), MOST_OWNERS);
+    }
+
+    #[test]
+    fn a_kind_that_is_not_listed_yet_leaves_the_chain_open_and_a_hidden_one_ends_it() {
+        let made_by = |link: Link| {
+            let set = owner("apps/v1", "StatefulSet", "set");
+            let look = |asked: &Owner| match asked.kind.as_str() {
+                "StatefulSet" => {
+                    Link::There { uid: asked.uid.clone(), owner: Some(owner("x.example/v1", "Cluster", "c")) }
+                }
+                _ => link.clone(),
+            };
+            above(&set, look).map(|chain| chain.len())
+        };
+        assert_eq!(made_by(Link::Unlisted), None);
+        assert_eq!(made_by(Link::Hidden), Some(1));
+        let other =
+            Link::There { uid: "another".into(), owner: Some(owner("x.example/v1", "Cluster", "top")) };
+        assert_eq!(made_by(other), Some(1), "another of the name is not what made it");
+    }
+
+    #[test]
+    fn only_names_that_can_be_asked_for_again_come_again() {
+        assert!(comes_again(true, "StatefulSet") && comes_again(true, "CloneSet"));
+        assert!(!comes_again(false, "StatefulSet"), "a pod of a random name");
+        assert!(!comes_again(true, "ReplicaSet") && !comes_again(true, "Job"));
+    }
+}

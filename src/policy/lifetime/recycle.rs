@@ -1,0 +1,451 @@
+//! When a kept address is let go: the proof of absence. Must never act on one look, on a cache, or on doubt.
+//!
+//! One live look that finds a reason to let go is remembered as an [`Absence`]; a second one, far enough from the
+//! first and with the StickyIP unchanged between them, is the proof. The memory is the caller's: a restart loses
+//! it and the proof begins anew, which is slower and never wrong.
+
+use crate::policy::lifetime::retention::{Keep, OnScaleDown, Retention};
+use crate::policy::selection::facts::Moment;
+
+/// What a live look (never a cache) found of the workload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkloadLook {
+    /// It is not there.
+    Absent,
+    /// It is there, under this uid.
+    Present {
+        /// Its uid.
+        uid: String,
+        /// The ordinals that it asks for, as (first, count); none if it does not number its pods.
+        ordinals: Option<(u32, u32)>,
+    },
+    /// It is not there, but something above it in its chain of owners is, and may make it anew.
+    Owned {
+        /// What, for a person.
+        by: String,
+    },
+    /// It is not there, and what is above it could not be looked at.
+    OwnerUnknown {
+        /// Why.
+        why: String,
+    },
+    /// The look failed: no permission, no such kind, no answer.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+}
+
+/// The StickyIP as this decision sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its uid: precondition of the release.
+    pub uid: String,
+    /// Its resourceVersion: precondition of the release.
+    pub resource_version: String,
+    /// It is attached to a pod.
+    pub attached: bool,
+    /// The uid of the workload it was made for; empty if that was never looked up.
+    pub workload_uid: String,
+    /// The ordinal or slot of its claimant.
+    pub ordinal: Option<u32>,
+    /// Its retention.
+    pub retention: Retention,
+    /// When its pod was last seen, by the clock of whoever wrote it.
+    pub last_seen: Option<Moment>,
+}
+
+/// What a live look found of the claimant's pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodLook {
+    /// No pod of this claimant exists.
+    Absent,
+    /// One exists, in whatever state.
+    Present,
+    /// The look failed.
+    Unknown,
+}
+
+/// The first half of a proof.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absence {
+    /// The StickyIP's uid at the first look.
+    pub uid: String,
+    /// Its resourceVersion then: any write since means that somebody lives.
+    pub resource_version: String,
+    /// When the first look was, by this process's own clock.
+    pub first_look: Moment,
+}
+
+/// Why an address is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeepReason {
+    /// It is attached.
+    Attached,
+    /// A pod of its claimant exists.
+    PodExists,
+    /// Its retention says forever.
+    Forever,
+    /// Its workload is there and asks for it, or retains it.
+    WorkloadWantsIt,
+    /// Its time is not over.
+    TtlRunning {
+        /// Seconds left.
+        seconds_left: u64,
+    },
+    /// Its workload is gone, and what made that is there.
+    OwnerLives {
+        /// What, for a person.
+        by: String,
+        /// Seconds left in which the workload may be made anew.
+        seconds_left: u64,
+    },
+    /// A look failed; doubt keeps.
+    Doubt {
+        /// Which look, and why.
+        why: String,
+    },
+}
+
+/// Why an address is let go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseReason {
+    /// The workload is gone.
+    WorkloadGone,
+    /// The workload is gone, and another of the same name has taken its place.
+    WorkloadReplaced,
+    /// The workload was scaled below this pod.
+    ScaledDown,
+    /// Its time is over.
+    TtlOver,
+}
+
+/// The decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recycle {
+    /// Keep it, and forget any earlier absence.
+    Keep(KeepReason),
+    /// Remember this absence and look again after the gap.
+    LookAgain(Absence),
+    /// Delete the StickyIP with these preconditions; its claims then rest.
+    Release {
+        /// Precondition.
+        uid: String,
+        /// Precondition.
+        resource_version: String,
+        /// Why.
+        reason: ReleaseReason,
+    },
+}
+
+/// How the proof is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    /// Seconds between the two looks, at least: longer than a delete-and-recreate by a deployment tool.
+    pub gap_seconds: u64,
+    /// A workload recreated under the same name inherits the addresses of the one it replaces.
+    pub inherit: bool,
+    /// Seconds since its pod was last seen in which a workload that is gone may be made anew by its owner.
+    pub owner_grace_seconds: u64,
+}
+
+impl Default for Proof {
+    fn default() -> Self {
+        Self { gap_seconds: 10, inherit: true, owner_grace_seconds: 24 * 3600 }
+    }
+}
+
+/// Decides about one StickyIP after one live look at its workload and its pod.
+#[must_use]
+pub fn decide(
+    kept: &Kept,
+    workload: &WorkloadLook,
+    pod: PodLook,
+    before: Option<&Absence>,
+    now: Moment,
+    proof: Proof,
+) -> Recycle {
+    let reason = match reason_to_release(kept, workload, pod, now, proof) {
+        Ok(reason) => reason,
+        Err(keep) => return Recycle::Keep(keep),
+    };
+    let unchanged =
+        before.filter(|absence| absence.uid == kept.uid && absence.resource_version == kept.resource_version);
+    match unchanged {
+        Some(absence) if now.seconds_since(absence.first_look) >= proof.gap_seconds => Recycle::Release {
+            uid: kept.uid.clone(),
+            resource_version: kept.resource_version.clone(),
+            reason,
+        },
+        Some(absence) => Recycle::LookAgain(absence.clone()),
+        None => Recycle::LookAgain(Absence {
+            uid: kept.uid.clone(),
+            resource_version: kept.resource_version.clone(),
+            first_look: now,
+        }),
+    }
+}
+
+fn reason_to_release(
+    kept: &Kept,
+    workload: &WorkloadLook,
+    pod: PodLook,
+    now: Moment,
+    proof: Proof,
+) -> Result<ReleaseReason, KeepReason> {
+    if kept.attached {
+        return Err(KeepReason::Attached);
+    }
+    match pod {
+        PodLook::Present => return Err(KeepReason::PodExists),
+        PodLook::Unknown => return Err(KeepReason::Doubt { why: "its pod could not be looked up".into() }),
+        PodLook::Absent => {}
+    }
+    if kept.retention.keep == Keep::Forever {
+        return Err(KeepReason::Forever);
+    }
+    let after = |ttl: Option<u32>, reason| ttl_over(kept, ttl, now).map(|()| reason);
+    let whole = |reason| match kept.retention.keep {
+        Keep::Ttl => after(kept.retention.ttl_seconds, reason),
+        _ => Ok(reason),
+    };
+    match workload {
+        WorkloadLook::Unknown { why } => Err(KeepReason::Doubt { why: why.clone() }),
+        WorkloadLook::Absent => whole(ReleaseReason::WorkloadGone),
+        WorkloadLook::Owned { by } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
+            0 => whole(ReleaseReason::WorkloadGone),
+            seconds_left => Err(KeepReason::OwnerLives { by: by.clone(), seconds_left }),
+        },
+        // Once the owner's time is over it does not matter whether it lives.
+        WorkloadLook::OwnerUnknown { why } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
+            0 => whole(ReleaseReason::WorkloadGone),
+            _ => Err(KeepReason::Doubt { why: why.clone() }),
+        },
+        WorkloadLook::Present { uid, .. }
+            if !kept.workload_uid.is_empty() && *uid != kept.workload_uid && !proof.inherit =>
+        {
+            whole(ReleaseReason::WorkloadReplaced)
+        }
+        WorkloadLook::Present { ordinals: Some((first, count)), .. }
+            if kept.ordinal.is_some_and(|n| n < *first || n - first >= *count) =>
+        {
+            match kept.retention.on_scale_down {
+                OnScaleDown::Retain if kept.retention.keep == Keep::Ttl => whole(ReleaseReason::TtlOver),
+                OnScaleDown::Retain => Err(KeepReason::WorkloadWantsIt),
+                OnScaleDown::Release => Ok(ReleaseReason::ScaledDown),
+                OnScaleDown::Ttl => after(kept.retention.scale_down_ttl_seconds, ReleaseReason::ScaledDown),
+            }
+        }
+        WorkloadLook::Present { .. } => Err(KeepReason::WorkloadWantsIt),
+    }
+}
+
+/// A TTL without its time or without a last sight never runs out: doubt keeps.
+fn ttl_over(kept: &Kept, ttl: Option<u32>, now: Moment) -> Result<(), KeepReason> {
+    let Some(ttl) = ttl else { return Err(KeepReason::Doubt { why: "the TTL has no time".into() }) };
+    match seconds_left(kept, ttl.into(), now)? {
+        0 => Ok(()),
+        seconds_left => Err(KeepReason::TtlRunning { seconds_left }),
+    }
+}
+
+/// What is left of a time that runs from the last sight of the pod.
+fn seconds_left(kept: &Kept, time: u64, now: Moment) -> Result<u64, KeepReason> {
+    match kept.last_seen {
+        Some(last_seen) => Ok(time.saturating_sub(now.seconds_since(last_seen))),
+        None => Err(KeepReason::Doubt { why: "when its pod was last seen is not recorded".into() }),
+    }
+}
+
+/// Whether a resting claim may go to another owner: it rested long enough, measured from when **this** process
+/// first saw it rest, and no pod shows the address.
+#[must_use]
+pub fn rested(first_seen_resting: Moment, now: Moment, quarantine_seconds: u64, in_use: bool) -> bool {
+    !in_use && now.seconds_since(first_seen_resting) >= quarantine_seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept() -> Kept {
+        Kept {
+            uid: "u".into(),
+            resource_version: "7".into(),
+            attached: false,
+            workload_uid: "w".into(),
+            ordinal: Some(2),
+            retention: Retention::default(),
+            last_seen: Some(Moment(100)),
+        }
+    }
+
+    fn present(ordinals: Option<(u32, u32)>) -> WorkloadLook {
+        WorkloadLook::Present { uid: "w".into(), ordinals }
+    }
+
+    /// Two looks, far enough apart.
+    fn after_proof(kept: &Kept, look: &WorkloadLook, at: i64) -> Recycle {
+        let proof = Proof::default();
+        match decide(kept, look, PodLook::Absent, None, Moment(at), proof) {
+            Recycle::LookAgain(absence) => {
+                decide(kept, look, PodLook::Absent, Some(&absence), Moment(at + 10), proof)
+            }
+            kept => kept,
+        }
+    }
+
+    fn released(recycle: &Recycle) -> Option<ReleaseReason> {
+        match recycle {
+            Recycle::Release { reason, .. } => Some(*reason),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn one_look_is_no_proof_and_two_give_a_release_with_both_preconditions() {
+        let first =
+            decide(&kept(), &WorkloadLook::Absent, PodLook::Absent, None, Moment(0), Proof::default());
+        let Recycle::LookAgain(absence) = first else { panic!("{first:?}") };
+        let soon = decide(
+            &kept(),
+            &WorkloadLook::Absent,
+            PodLook::Absent,
+            Some(&absence),
+            Moment(9),
+            Proof::default(),
+        );
+        assert_eq!(soon, Recycle::LookAgain(absence.clone()), "the first look keeps its time");
+        let second = decide(
+            &kept(),
+            &WorkloadLook::Absent,
+            PodLook::Absent,
+            Some(&absence),
+            Moment(10),
+            Proof::default(),
+        );
+        assert_eq!(
+            second,
+            Recycle::Release {
+                uid: "u".into(),
+                resource_version: "7".into(),
+                reason: ReleaseReason::WorkloadGone
+            }
+        );
+    }
+
+    #[test]
+    fn a_write_between_the_looks_starts_the_proof_anew() {
+        let stale = Absence { uid: "u".into(), resource_version: "6".into(), first_look: Moment(0) };
+        let decision = decide(
+            &kept(),
+            &WorkloadLook::Absent,
+            PodLook::Absent,
+            Some(&stale),
+            Moment(500),
+            Proof::default(),
+        );
+        assert!(matches!(decision, Recycle::LookAgain(absence) if absence.first_look == Moment(500)));
+    }
+
+    #[test]
+    fn doubt_attachment_and_a_living_pod_keep() {
+        let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: Moment(0) };
+        let keep = |kept: &Kept, look: &WorkloadLook, pod| {
+            matches!(decide(kept, look, pod, Some(&absence), Moment(999), Proof::default()), Recycle::Keep(_))
+        };
+        assert!(keep(&kept(), &WorkloadLook::Unknown { why: "forbidden".into() }, PodLook::Absent));
+        assert!(keep(&kept(), &WorkloadLook::Absent, PodLook::Present));
+        assert!(keep(&kept(), &WorkloadLook::Absent, PodLook::Unknown));
+        assert!(keep(&Kept { attached: true, ..kept() }, &WorkloadLook::Absent, PodLook::Absent));
+        let forever = Retention { keep: Keep::Forever, ..Retention::default() };
+        assert!(keep(&Kept { retention: forever, ..kept() }, &WorkloadLook::Absent, PodLook::Absent));
+    }
+
+    #[test]
+    fn scale_down_follows_its_own_rule() {
+        let with = |on_scale_down| Kept {
+            retention: Retention { on_scale_down, scale_down_ttl_seconds: Some(50), ..Retention::default() },
+            ..kept()
+        };
+        let scaled = present(Some((0, 2)));
+        assert_eq!(released(&after_proof(&with(OnScaleDown::Retain), &scaled, 500)), None);
+        assert_eq!(
+            released(&after_proof(&with(OnScaleDown::Release), &scaled, 101)),
+            Some(ReleaseReason::ScaledDown)
+        );
+        assert_eq!(released(&after_proof(&with(OnScaleDown::Ttl), &scaled, 110)), None);
+        assert_eq!(
+            released(&after_proof(&with(OnScaleDown::Ttl), &scaled, 150)),
+            Some(ReleaseReason::ScaledDown)
+        );
+        assert_eq!(released(&after_proof(&with(OnScaleDown::Release), &present(Some((0, 3))), 500)), None);
+        assert_eq!(
+            released(&after_proof(&with(OnScaleDown::Release), &present(Some((3, 3))), 500)),
+            Some(ReleaseReason::ScaledDown),
+            "ordinals that start at 3 do not ask for 2"
+        );
+        assert_eq!(released(&after_proof(&with(OnScaleDown::Release), &present(None), 500)), None);
+    }
+
+    #[test]
+    fn a_ttl_runs_from_the_last_sight_and_without_one_never_ends() {
+        let ttl = Retention { keep: Keep::Ttl, ttl_seconds: Some(60), ..Retention::default() };
+        let with = |last_seen| Kept { retention: ttl, last_seen, ..kept() };
+        assert_eq!(released(&after_proof(&with(Some(Moment(100))), &WorkloadLook::Absent, 120)), None);
+        assert!(released(&after_proof(&with(Some(Moment(100))), &WorkloadLook::Absent, 160)).is_some());
+        assert_eq!(released(&after_proof(&with(None), &WorkloadLook::Absent, 9_999)), None);
+        assert_eq!(
+            released(&after_proof(&with(Some(Moment(9_000))), &WorkloadLook::Absent, 120)),
+            None,
+            "a clock ahead"
+        );
+    }
+
+    #[test]
+    fn a_recreated_workload_inherits_unless_told_otherwise() {
+        let other = WorkloadLook::Present { uid: "new".into(), ordinals: Some((0, 3)) };
+        assert_eq!(released(&after_proof(&kept(), &other, 500)), None);
+        let strict = Proof { inherit: false, ..Proof::default() };
+        let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: Moment(0) };
+        let decision = decide(&kept(), &other, PodLook::Absent, Some(&absence), Moment(500), strict);
+        assert_eq!(released(&decision), Some(ReleaseReason::WorkloadReplaced));
+    }
+
+    #[test]
+    fn what_made_the_workload_keeps_for_its_time_and_no_longer() {
+        let owned = WorkloadLook::Owned { by: "Cluster c".into() };
+        let doubt = WorkloadLook::OwnerUnknown { why: "forbidden".into() };
+        let day = 24 * 3600;
+        let at = |look: &WorkloadLook, seconds: i64| {
+            decide(&kept(), look, PodLook::Absent, None, Moment(100 + seconds), Proof::default())
+        };
+        let Recycle::Keep(KeepReason::OwnerLives { by, seconds_left }) = at(&owned, 60) else {
+            panic!("let go")
+        };
+        assert_eq!((by.as_str(), seconds_left), ("Cluster c", day as u64 - 60));
+        assert!(
+            matches!(at(&doubt, day - 1), Recycle::Keep(KeepReason::Doubt { why }) if why == "forbidden")
+        );
+        for look in [&owned, &doubt] {
+            assert!(matches!(at(look, day), Recycle::LookAgain(_)), "its time is over");
+            assert_eq!(released(&after_proof(&kept(), look, 100 + day)), Some(ReleaseReason::WorkloadGone));
+        }
+        let unseen = Kept { last_seen: None, ..kept() };
+        assert_eq!(
+            released(&after_proof(&unseen, &owned, 9 * day)),
+            None,
+            "a time without a beginning never ends"
+        );
+        let ttl = Retention { keep: Keep::Ttl, ttl_seconds: Some(7 * 24 * 3600), ..Retention::default() };
+        assert_eq!(released(&after_proof(&Kept { retention: ttl, ..kept() }, &owned, 100 + day)), None);
+    }
+
+    #[test]
+    fn a_claim_rests_its_full_time_and_longer_while_a_pod_shows_the_address() {
+        assert!(!rested(Moment(0), Moment(59), 60, false));
+        assert!(rested(Moment(0), Moment(60), 60, false));
+        assert!(!rested(Moment(0), Moment(600), 60, true));
+        assert!(!rested(Moment(100), Moment(60), 60, false));
+    }
+}

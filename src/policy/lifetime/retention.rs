@@ -1,0 +1,181 @@
+//! How long an address is kept once its pod is gone. Must never shorten what the object says.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::policy::PolicyError;
+use crate::policy::lifetime::duration::parse_duration;
+use crate::policy::selection::facts::PodFacts;
+
+/// The annotation, on a pod or its namespace, that says for how long its address is kept.
+pub const RETENTION: &str = "sticky-ipam.io/retention";
+
+/// What ends the keeping of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+pub enum Keep {
+    /// The end of the workload.
+    #[default]
+    WithWorkload,
+    /// A time after the pod was last seen, or the end of the workload and then that time.
+    #[serde(rename = "TTL")]
+    Ttl,
+    /// Nothing but a person.
+    Forever,
+}
+
+/// What becomes of an address whose ordinal the workload no longer asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+pub enum OnScaleDown {
+    /// It is kept as long as the workload.
+    #[default]
+    Retain,
+    /// It is let go at once.
+    Release,
+    /// It is let go a time after the pod was last seen.
+    #[serde(rename = "TTL")]
+    Ttl,
+}
+
+/// The retention of one StickyIP, as written in its spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "cluster", schemars(extend("x-kubernetes-map-type" = "atomic")))]
+#[serde(rename_all = "camelCase")]
+pub struct Retention {
+    /// What ends the keeping of the address.
+    #[serde(default)]
+    pub keep: Keep,
+    /// Seconds after the pod was last seen; needed with `keep: TTL`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
+    pub ttl_seconds: Option<u32>,
+    /// What becomes of the address when the workload is scaled below this pod.
+    #[serde(default)]
+    pub on_scale_down: OnScaleDown,
+    /// Seconds after the pod was last seen; needed with `onScaleDown: TTL`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
+    pub scale_down_ttl_seconds: Option<u32>,
+}
+
+/// As a person is told.
+impl fmt::Display for Retention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let after =
+            |seconds: Option<u32>| format!("{} s after its pod was last seen", seconds.unwrap_or_default());
+        match self.keep {
+            Keep::WithWorkload => f.write_str("kept as long as its workload")?,
+            Keep::Ttl => write!(f, "let go {}", after(self.ttl_seconds))?,
+            Keep::Forever => f.write_str("kept until a person deletes its StickyIP")?,
+        }
+        match self.on_scale_down {
+            OnScaleDown::Retain => Ok(()),
+            OnScaleDown::Release => f.write_str("; after a scale-down let go at once"),
+            OnScaleDown::Ttl => {
+                write!(f, "; after a scale-down let go {}", after(self.scale_down_ttl_seconds))
+            }
+        }
+    }
+}
+
+impl Retention {
+    /// Checks that each TTL has its time.
+    ///
+    /// # Errors
+    /// Names the field that is missing.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        if self.keep == Keep::Ttl && self.ttl_seconds.is_none() {
+            return Err(PolicyError::Retention { field: "ttlSeconds", why: "must be set with keep: TTL" });
+        }
+        if self.on_scale_down == OnScaleDown::Ttl && self.scale_down_ttl_seconds.is_none() {
+            return Err(PolicyError::Retention {
+                field: "scaleDownTtlSeconds",
+                why: "must be set with onScaleDown: TTL",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The longest TTL that an object takes: ten years.
+pub const LONGEST_TTL: u64 = 315_360_000;
+
+/// What an annotation says: `WithWorkload`, `Forever`, or a time after the pod was last seen. Scale-down stays as `default` has it.
+///
+/// # Errors
+/// Names the annotation and its value.
+pub fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Retention, PolicyError> {
+    let (keep, ttl_seconds) = match text {
+        "WithWorkload" => (Keep::WithWorkload, None),
+        "Forever" => (Keep::Forever, None),
+        time => {
+            let seconds =
+                parse_duration(time).map(|time| time.as_secs()).filter(|s| (1..=LONGEST_TTL).contains(s));
+            let seconds = seconds.and_then(|seconds| u32::try_from(seconds).ok());
+            let why = "must be WithWorkload, Forever, or a time from 1s to ten years such as 72h";
+            let wrong = || PolicyError::Annotation { key: key.into(), value: text.into(), why: why.into() };
+            (Keep::Ttl, Some(seconds.ok_or_else(wrong)?))
+        }
+    };
+    Ok(Retention { keep, ttl_seconds, ..default })
+}
+
+/// What a pod asks for, else its namespace as far as that was read. The default if nobody says anything that can be understood: a
+/// pod does not fail for it, and the controller tells of it.
+#[must_use]
+pub fn asked_by(facts: &PodFacts) -> Retention {
+    let said = facts.annotations.get(RETENTION).or(facts.namespace_annotations.get(RETENTION));
+    let read = |text: &String| from_annotation(RETENTION, text, Retention::default()).ok();
+    said.and_then(read).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_annotation_is_a_word_or_a_time() {
+        let read = |text: &str| from_annotation("k", text, Retention::default());
+        assert_eq!(read("Forever").unwrap().keep, Keep::Forever);
+        assert_eq!(read("WithWorkload").unwrap(), Retention::default());
+        assert_eq!(read("1h").unwrap().ttl_seconds, Some(3600));
+        for bad in ["", "forever", "0s", "-1h", "10", "900000h"] {
+            let message = read(bad).unwrap_err().to_string();
+            assert!(message.contains(&format!("k: {bad:?}")), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_pod_asks_before_its_namespace_and_what_nobody_understands_is_the_default() {
+        let of = |pod: Option<&str>, namespace: Option<&str>| {
+            let one = |text: Option<&str>| text.map(|text| (RETENTION.to_owned(), text.to_owned()));
+            let annotations = one(pod).into_iter().collect();
+            let namespace_annotations = one(namespace).into_iter().collect();
+            asked_by(&PodFacts { annotations, namespace_annotations, ..PodFacts::default() })
+        };
+        assert_eq!(of(None, None), Retention::default());
+        assert_eq!(of(Some("1h"), Some("Forever")).ttl_seconds, Some(3600));
+        assert_eq!(of(None, Some("Forever")).keep, Keep::Forever);
+        assert_eq!(
+            of(Some("soon"), Some("Forever")),
+            Retention::default(),
+            "the pod's word counts, readable or not"
+        );
+    }
+
+    #[test]
+    fn the_written_form_is_the_one_in_the_manual_and_a_ttl_needs_its_time() {
+        let read = |text: &str| serde_json::from_str::<Retention>(text).unwrap();
+        assert_eq!(read("{}"), Retention::default());
+        let ttl = read(r#"{"keep":"TTL","onScaleDown":"TTL","ttlSeconds":5,"scaleDownTtlSeconds":6}"#);
+        assert_eq!((ttl.keep, ttl.on_scale_down), (Keep::Ttl, OnScaleDown::Ttl));
+        assert!(ttl.check().is_ok());
+        assert!(read(r#"{"keep":"TTL"}"#).check().unwrap_err().to_string().contains("ttlSeconds"));
+        assert!(
+            read(r#"{"onScaleDown":"TTL"}"#).check().unwrap_err().to_string().contains("scaleDownTtlSeconds")
+        );
+    }
+}

@@ -1,0 +1,509 @@
+//! Which node gets which block of which pool, when it gets another, and when a block is free again.
+//!
+//! A block is given under a lock that the API server keeps: [`Lock`]. The lock is taken (made, or written again with its
+//! version) after the node's object was read, and the node is written only if it has not changed since: so a block that
+//! another replica gives back, because the node was gone, is never written on a node that came again meanwhile.
+//! Must never give a block of which one address is taken, by whatever is said anywhere, and never give one back while an
+//! address of it is kept for somebody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::alloc::Family;
+use crate::alloc::block::{Taken, count_blocks, count_taken, count_taken_beside, next_block};
+use crate::alloc::block_map::Owned;
+use crate::policy::selection::facts::Moment;
+use crate::policy::selection::selector::Selector;
+
+/// Ranges from which nodes get blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Its ranges, in the order in which they are used up.
+    pub ranges: Vec<IpNet>,
+    /// The prefix length of an IPv4 block.
+    pub ipv4: u8,
+    /// The prefix length of an IPv6 block.
+    pub ipv6: u8,
+    /// The nodes that it serves; all, if there is none.
+    pub selector: Option<Selector>,
+    /// The highest is used first, then by name.
+    pub priority: i32,
+    /// Never given out.
+    pub excluded: Vec<IpNet>,
+}
+
+impl Pool {
+    fn size(&self, family: Family) -> u8 {
+        match family {
+            Family::V4 => self.ipv4,
+            Family::V6 => self.ipv6,
+        }
+    }
+
+    fn of(&self, family: Family) -> impl Iterator<Item = IpNet> {
+        self.ranges.iter().copied().filter(move |range| Family::of(range.addr()) == family)
+    }
+
+    fn serves(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.selector.as_ref().is_none_or(|selector| selector.matches(labels))
+    }
+
+    fn contains(&self, block: IpNet) -> bool {
+        self.ranges.iter().any(|range| range.contains(&block))
+    }
+
+    /// How many blocks were given of how many: what was taken out is not counted as there, nor as given.
+    #[must_use]
+    pub fn fill(&self, given: &Taken) -> Fill {
+        let excluded: Taken = self.excluded.iter().copied().collect();
+        let mut fill = Fill::default();
+        for range in &self.ranges {
+            let size = self.size(Family::of(range.addr()));
+            let there = count_blocks(*range, size) - count_taken(*range, size, &excluded);
+            fill.total = fill.total.saturating_add(there);
+            fill.given = fill.given.saturating_add(count_taken_beside(*range, size, given, &excluded));
+        }
+        fill
+    }
+}
+
+/// How full a pool is, in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fill {
+    /// Given out.
+    pub given: u128,
+    /// In all.
+    pub total: u128,
+}
+
+/// What is known of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeFacts {
+    /// Its name.
+    pub name: String,
+    /// The uid of its Node; none if there is none, and then it gets nothing.
+    pub uid: Option<String>,
+    /// The labels of its Node.
+    pub labels: BTreeMap<String, String>,
+    /// The object on which blocks are written is there.
+    pub writable: bool,
+    /// The blocks that stand on that object.
+    pub blocks: Vec<IpNet>,
+    /// What is said of it elsewhere: the Node's own ranges, annotations.
+    pub said: Vec<IpNet>,
+    /// How many addresses of its blocks are in use, by family.
+    pub used: BTreeMap<Family, u128>,
+}
+
+/// The lock on a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lock {
+    /// The block.
+    pub block: IpNet,
+    /// The node that it is for.
+    pub node: String,
+    /// The uid of the lock's object.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub version: String,
+}
+
+/// A lock whose object cannot be read: nobody knows for which node it stands, but nobody can make another. So its block is taken.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BrokenLock {
+    /// The block, by the object's name.
+    pub block: IpNet,
+    /// The object's kind and name.
+    pub object: String,
+    /// The object's uid.
+    pub uid: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// Everything that a decision rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct View {
+    /// The pools that may be used: sound, and none overlapping another.
+    pub pools: Vec<Pool>,
+    /// Everyone of whom there is a Node or a CiliumNode.
+    pub nodes: Vec<NodeFacts>,
+    /// Every lock, as the API server has told: one that was not read would be taken for one that is not there.
+    pub locks: Vec<Lock>,
+    /// The locks that cannot be read.
+    pub broken: Vec<BrokenLock>,
+    /// Addresses that are kept for somebody: those under a claim.
+    pub kept: BTreeSet<IpAddr>,
+    /// Ranges of which no block is given: those of Sticky pools, and the addresses of nodes themselves.
+    pub closed: Vec<IpNet>,
+}
+
+/// The operator's choices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// A node with fewer free addresses gets another block. Zero: never.
+    pub low: u128,
+    /// The most blocks of one family that a node gets.
+    pub most: usize,
+    /// How long, in seconds, a node must be gone before its blocks are free again.
+    pub rest: u64,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { low: 16, most: 8, rest: 600 }
+    }
+}
+
+/// Why a block is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The node has none of this family.
+    First,
+    /// It has few addresses left.
+    Low,
+    /// It is locked for this node already: somebody ended between two writes, or the node came again.
+    Locked,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::First => "the node had none of this family",
+            Self::Low => "few addresses were left in its blocks",
+            Self::Locked => "it was kept for this node",
+        })
+    }
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Make the lock of a block that the node has already.
+    Lock {
+        /// The block.
+        block: IpNet,
+        /// The node.
+        node: String,
+    },
+    /// Read the node's object, take the lock, then write the block on the object if it has not changed since.
+    Give {
+        /// The block.
+        block: IpNet,
+        /// The node.
+        node: String,
+        /// The lock to take again; none if there is none yet.
+        lock: Option<Lock>,
+        /// The pool that it is of; none if none is any more.
+        pool: Option<String>,
+        /// Why.
+        why: Why,
+    },
+    /// Remove the lock, after one more live look that the node is gone and no address of the block is kept.
+    Return {
+        /// The lock.
+        lock: Lock,
+    },
+}
+
+/// What a person must know.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trouble {
+    /// Every pool that serves the node is full.
+    NoRoom {
+        /// The node.
+        node: String,
+        /// The family.
+        family: Family,
+        /// The pools, in the order in which they were tried.
+        pools: Vec<String>,
+    },
+    /// No pool serves the node.
+    NoPool {
+        /// The node.
+        node: String,
+    },
+    /// A block that is locked for one node stands on another.
+    Contested {
+        /// The block.
+        block: IpNet,
+        /// The node that it is for.
+        node: String,
+        /// The other node, and what it has of it.
+        other: String,
+    },
+    /// A lock cannot be read.
+    Broken(BrokenLock),
+}
+
+impl Trouble {
+    /// A word for a metric's label and an event's reason.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoRoom { .. } => "PoolsFull",
+            Self::NoPool { .. } => "NoPoolForNode",
+            Self::Contested { .. } => "BlockContested",
+            Self::Broken(_) => "Unreadable",
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRoom { node, family, pools } => write!(
+                f,
+                "no {family} block is left for node {node} in {}; add a range to one of them, or another IPPool",
+                pools.join(", ")
+            ),
+            Self::NoPool { node } => write!(
+                f,
+                "no IPPool with use NodeBlocks serves node {node}; label the node, or widen a pool's nodeSelector"
+            ),
+            Self::Contested { block, node, other } => write!(
+                f,
+                "block {block} is kept for node {node}, but node {other} says that it has addresses of it; correct \
+                 one of them, or delete the Lease of the block"
+            ),
+            Self::Broken(BrokenLock { block, object, why, .. }) => write!(
+                f,
+                "{object} cannot be read: {why}; block {block} is not given and not returned until the Lease is corrected \
+                 or deleted (a node that has the block gets a new Lease)"
+            ),
+        }
+    }
+}
+
+/// What was decided.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// What to do, in this order.
+    pub steps: Vec<Step>,
+    /// What a person must know.
+    pub troubles: Vec<Trouble>,
+    /// How full each pool was before the steps, by name.
+    pub fill: BTreeMap<String, Fill>,
+    /// In how many seconds to decide again, whatever happens; none if nothing is awaited.
+    pub again: Option<u64>,
+}
+
+/// Since when nodes are gone, by the uid of the lock. A restart loses it at no harm: blocks come back later.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    gone: BTreeMap<String, Moment>,
+}
+
+/// Decides for all nodes at once.
+#[must_use]
+pub fn decide(view: &View, terms: Terms, memory: &mut Memory, now: Moment) -> Plan {
+    let mut giver = Giver::new(view);
+    let mut plan = Plan { fill: giver.fill(), ..Plan::default() };
+    for node in &view.nodes {
+        giver.lock_what_stands(node, &mut plan);
+        giver.give(node, terms, &mut plan);
+    }
+    returns(view, terms, memory, now, &mut plan);
+    plan.troubles.extend(view.broken.iter().cloned().map(Trouble::Broken));
+    plan
+}
+
+struct Giver<'a> {
+    pools: Vec<&'a Pool>,
+    /// What nodes have, for the count.
+    given: Taken,
+    /// That, and everything else that must not be given.
+    taken: Taken,
+    owned: Owned,
+    locks: BTreeMap<IpNet, &'a Lock>,
+    /// The blocks whose locks cannot be read: making or taking one would come to nothing, over and over.
+    broken: Taken,
+    locked_for: BTreeMap<&'a str, Vec<&'a Lock>>,
+}
+
+impl<'a> Giver<'a> {
+    fn new(view: &'a View) -> Self {
+        let mut pools: Vec<&Pool> = view.pools.iter().collect();
+        pools.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
+        let mut owned = Owned::default();
+        for node in &view.nodes {
+            for range in node.blocks.iter().chain(&node.said) {
+                owned.add(*range, &node.name);
+            }
+        }
+        let stands = view.nodes.iter().flat_map(|node| node.blocks.iter().chain(&node.said)).copied();
+        let locked = view.locks.iter().map(|lock| lock.block);
+        let kept = view.kept.iter().map(|address| IpNet::from(*address));
+        let mut locked_for: BTreeMap<&str, Vec<&Lock>> = BTreeMap::new();
+        for lock in &view.locks {
+            locked_for.entry(&lock.node).or_default().push(lock);
+        }
+        let broken: Vec<IpNet> = view.broken.iter().map(|broken| broken.block).collect();
+        let given: Vec<IpNet> = stands.chain(locked).chain(broken.iter().copied()).collect();
+        Self {
+            given: given.iter().copied().collect(),
+            taken: given.into_iter().chain(kept).chain(view.closed.iter().copied()).collect(),
+            locks: view.locks.iter().map(|lock| (lock.block, lock)).collect(),
+            broken: broken.into_iter().collect(),
+            pools,
+            owned,
+            locked_for,
+        }
+    }
+
+    fn fill(&self) -> BTreeMap<String, Fill> {
+        self.pools.iter().map(|pool| (pool.name.clone(), pool.fill(&self.given))).collect()
+    }
+
+    fn pool_of(&self, block: IpNet) -> Option<&'a Pool> {
+        self.pools.iter().copied().find(|pool| pool.contains(block))
+    }
+
+    /// Blocks that somebody gave before there were locks: they get theirs, so that they come back one day.
+    fn lock_what_stands(&self, node: &NodeFacts, plan: &mut Plan) {
+        if node.uid.is_none() {
+            return;
+        }
+        for block in &node.blocks {
+            match self.locks.get(block) {
+                Some(lock) if lock.node == node.name => {}
+                Some(lock) => plan.troubles.push(Trouble::Contested {
+                    block: *block,
+                    node: lock.node.clone(),
+                    other: node.name.clone(),
+                }),
+                None if self.pool_of(*block).is_some()
+                    && self.owned.other_than(&node.name, *block).is_none()
+                    && !self.broken.overlaps(*block)
+                    && !self.locks.values().any(|lock| clash(lock.block, *block)) =>
+                {
+                    plan.steps.push(Step::Lock { block: *block, node: node.name.clone() });
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn give(&mut self, node: &NodeFacts, terms: Terms, plan: &mut Plan) {
+        if node.uid.is_none() || !node.writable {
+            return;
+        }
+        let serving: Vec<&Pool> =
+            self.pools.iter().copied().filter(|pool| pool.serves(&node.labels)).collect();
+        if serving.is_empty() && node.blocks.is_empty() && !self.pools.is_empty() {
+            plan.troubles.push(Trouble::NoPool { node: node.name.clone() });
+        }
+        for family in [Family::V4, Family::V6] {
+            let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
+            let mut has: Vec<IpNet> = node.blocks.iter().filter(of_family).copied().collect();
+            let kept: Vec<&Lock> = self.locked_for.get(node.name.as_str()).cloned().unwrap_or_default();
+            let mut gives = Vec::new();
+            for lock in kept.into_iter().filter(|lock| of_family(&&lock.block)) {
+                if has.iter().any(|block| clash(*block, lock.block)) || self.broken.overlaps(lock.block) {
+                    continue;
+                }
+                match self.owned.other_than(&node.name, lock.block) {
+                    Some((other, _)) => plan.troubles.push(Trouble::Contested {
+                        block: lock.block,
+                        node: node.name.clone(),
+                        other: other.to_owned(),
+                    }),
+                    None => gives.push((lock.block, Some(lock.clone()), Why::Locked)),
+                }
+            }
+            has.extend(gives.iter().map(|(block, ..)| *block));
+            let why =
+                if has.is_empty() { Some(Why::First) } else { self.runs_low(node, family, &has, terms) };
+            if let Some(why) = why
+                && serving.iter().any(|pool| pool.of(family).next().is_some())
+            {
+                match self.choose(node, family, &serving, why) {
+                    Some(block) => gives.push((block, None, why)),
+                    None => plan.troubles.push(Trouble::NoRoom {
+                        node: node.name.clone(),
+                        family,
+                        pools: serving.iter().map(|pool| pool.name.clone()).collect(),
+                    }),
+                }
+            }
+            for (block, lock, why) in gives {
+                self.taken.add(block);
+                self.owned.add(block, &node.name);
+                plan.steps.push(Step::Give {
+                    block,
+                    node: node.name.clone(),
+                    lock,
+                    pool: self.pool_of(block).map(|pool| pool.name.clone()),
+                    why,
+                });
+            }
+        }
+    }
+
+    fn runs_low(&self, node: &NodeFacts, family: Family, has: &[IpNet], terms: Terms) -> Option<Why> {
+        let room = has.iter().fold(0, |sum: u128, block| sum.saturating_add(usable(*block)));
+        let used = node.used.get(&family).copied().unwrap_or(0);
+        let low = room.saturating_sub(used) < terms.low && has.len() < terms.most;
+        low.then_some(Why::Low)
+    }
+
+    /// The block that the Node says it has, so that the two never disagree; else the first free one of the first pool that
+    /// has one.
+    fn choose(&self, node: &NodeFacts, family: Family, serving: &[&Pool], why: Why) -> Option<IpNet> {
+        let said = node.said.iter().copied().find(|range| {
+            why == Why::First
+                && Family::of(range.addr()) == family
+                && range.prefix_len() < range.max_prefix_len()
+                && serving.iter().any(|pool| pool.contains(*range))
+                && self.owned.other_than(&node.name, *range).is_none()
+                && !self.broken.overlaps(*range)
+                && !self.locks.values().any(|lock| clash(lock.block, *range))
+        });
+        let next = || {
+            serving.iter().find_map(|pool| {
+                let excluded: Taken = pool.excluded.iter().copied().collect();
+                let taken = [&self.taken, &excluded];
+                pool.of(family).find_map(|range| next_block(range, pool.size(family), &taken))
+            })
+        };
+        said.or_else(next)
+    }
+}
+
+fn returns(view: &View, terms: Terms, memory: &mut Memory, now: Moment, plan: &mut Plan) {
+    let there: BTreeSet<&str> = view.nodes.iter().map(|node| node.name.as_str()).collect();
+    let mut gone = BTreeMap::new();
+    for lock in view.locks.iter().filter(|lock| !there.contains(lock.node.as_str())) {
+        let since = memory.gone.get(&lock.uid).copied().unwrap_or(now);
+        gone.insert(lock.uid.clone(), since);
+        let kept = view.kept.range(lock.block.network()..=lock.block.broadcast()).next();
+        let waited = now.seconds_since(since);
+        if kept.is_some() {
+            // The last claim that goes is seen by a watch.
+        } else if waited >= terms.rest {
+            plan.steps.push(Step::Return { lock: lock.clone() });
+        } else {
+            let left = terms.rest - waited;
+            plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
+        }
+    }
+    memory.gone = gone;
+}
+
+/// The addresses of a block that pods may have: not the first, not the last, and not the router's.
+fn usable(block: IpNet) -> u128 {
+    let bits = u32::from(block.max_prefix_len() - block.prefix_len());
+    1u128.checked_shl(bits).unwrap_or(u128::MAX).saturating_sub(3)
+}
+
+fn clash(a: IpNet, b: IpNet) -> bool {
+    a.contains(&b) || b.contains(&a)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+//! Under which name a pod holds its address: the claimant. Must never depend on a pod's random suffix where its
+//! workload gives a name that outlives the pod.
+
+use crate::policy::selection::facts::{Owner, PodFacts};
+
+/// The label that Kubernetes puts on pods of a StatefulSet.
+pub const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
+/// The label with the hash of a Deployment's template.
+const TEMPLATE_HASH: &str = "pod-template-hash";
+/// The label by which KubeVirt names the virtual machine of a launcher pod.
+const VM_NAME: &str = "vm.kubevirt.io/name";
+const KUBEVIRT_GROUP: &str = "kubevirt.io";
+
+/// Who holds an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claimant {
+    /// The pod by its own name: StatefulSet pods (with their ordinal), bare pods, pods of Jobs.
+    Pod {
+        /// The pod's name.
+        name: String,
+        /// Its ordinal, where its workload numbers its pods.
+        ordinal: Option<u32>,
+        /// What it belongs to; the pod itself when it belongs to nothing.
+        workload: Owner,
+    },
+    /// One of the numbered slots of a workload whose pods have random names.
+    Slot {
+        /// The workload; a slot is named after it, `web-0`.
+        workload: Owner,
+    },
+    /// A virtual machine, by its name.
+    VirtualMachine {
+        /// The machine.
+        workload: Owner,
+    },
+}
+
+impl Claimant {
+    /// Finds the claimant of a pod from its labels and owners.
+    #[must_use]
+    pub fn of(pod: &PodFacts) -> Self {
+        if let Some(workload) = virtual_machine(pod) {
+            return Self::VirtualMachine { workload };
+        }
+        let Some(owner) = pod.owners.first() else {
+            let itself = Owner {
+                api_version: "v1".into(),
+                kind: "Pod".into(),
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+            };
+            return Self::Pod { name: pod.name.clone(), ordinal: None, workload: itself };
+        };
+        let top = pod.owners.last().unwrap_or(owner).clone();
+        // Any kind that calls itself StatefulSet numbers its pods, whichever group it comes from.
+        if owner.kind == "StatefulSet" {
+            return Self::Pod { name: pod.name.clone(), ordinal: ordinal(pod, &owner.name), workload: top };
+        }
+        if owner.kind == "Job" || owner.kind == "Node" {
+            return Self::Pod { name: pod.name.clone(), ordinal: None, workload: top };
+        }
+        if let ([replica_set], Some(hash)) = (pod.owners.as_slice(), pod.labels.get(TEMPLATE_HASH))
+            && replica_set.kind == "ReplicaSet"
+            && let Some(name) = replica_set.name.strip_suffix(hash.as_str()).and_then(|n| n.strip_suffix('-'))
+        {
+            // The ReplicaSet was not looked up: its name tells the Deployment's, its uid does not.
+            let deployment = Owner {
+                api_version: replica_set.api_version.clone(),
+                kind: "Deployment".into(),
+                name: name.into(),
+                uid: String::new(),
+            };
+            return Self::Slot { workload: deployment };
+        }
+        Self::Slot { workload: top }
+    }
+
+    /// The workload whose life decides how long the address is kept.
+    #[must_use]
+    pub fn workload(&self) -> &Owner {
+        match self {
+            Self::Pod { workload, .. } | Self::Slot { workload } | Self::VirtualMachine { workload } => {
+                workload
+            }
+        }
+    }
+
+    /// The StickyIP's name, if it does not depend on a slot.
+    #[must_use]
+    pub fn fixed_name(&self) -> Option<&str> {
+        match self {
+            Self::Pod { name, .. } => Some(name),
+            Self::VirtualMachine { workload } => Some(&workload.name),
+            Self::Slot { .. } => None,
+        }
+    }
+}
+
+fn virtual_machine(pod: &PodFacts) -> Option<Owner> {
+    let mut chain = pod.owners.iter().filter(|owner| owner.group() == KUBEVIRT_GROUP);
+    let instance = chain.next()?;
+    if let Some(machine) = chain.find(|owner| owner.kind == "VirtualMachine") {
+        return Some(machine.clone());
+    }
+    // A VirtualMachine's instance has the machine's name; the label wins where a machine was renamed by clone.
+    let name = pod.labels.get(VM_NAME).unwrap_or(&instance.name).clone();
+    Some(Owner { name, ..instance.clone() })
+}
+
+fn ordinal(pod: &PodFacts, set: &str) -> Option<u32> {
+    if let Some(index) = pod.labels.get(POD_INDEX).and_then(|index| index.parse().ok()) {
+        return Some(index);
+    }
+    pod.name.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
+}
+
+/// The name of a workload's slot.
+#[must_use]
+pub fn slot_name(workload: &str, slot: u32) -> String {
+    format!("{workload}-{slot}")
+}
+
+/// The number of a slot from its name, if the name is one that [`slot_name`] gives for this workload.
+#[must_use]
+pub fn slot_number(workload: &str, name: &str) -> Option<u32> {
+    let slot = name.strip_prefix(workload)?.strip_prefix('-')?.parse().ok()?;
+    (slot_name(workload, slot) == name).then_some(slot)
+}
+
+/// A slot that exists, as far as the choice of one needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot<'a> {
+    /// Its number.
+    pub number: u32,
+    /// The uid of the pod that it is attached to, if any.
+    pub held_by: Option<&'a str>,
+}
+
+/// The slot for a pod: the one it already holds, else the lowest that no pod holds, existing or not.
+///
+/// Two pods may choose the same: attaching with the StickyIP's resourceVersion lets one of them through, and the
+/// other chooses again.
+#[must_use]
+pub fn choose_slot(slots: &[Slot<'_>], pod_uid: &str) -> u32 {
+    if let Some(own) = slots.iter().filter(|slot| slot.held_by == Some(pod_uid)).map(|slot| slot.number).min()
+    {
+        return own;
+    }
+    let held: std::collections::BTreeSet<u32> =
+        slots.iter().filter(|slot| slot.held_by.is_some()).map(|slot| slot.number).collect();
+    (0..=u32::MAX).find(|number| !held.contains(number)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::selection::facts::fixture::pod;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_statefulset_pod_claims_by_its_name_and_knows_its_ordinal() {
+        for group in ["apps/v1", "apps.kruise.io/v1beta1"] {
+            let claimant = Claimant::of(&pod("mysql-2").owned_by(group, "StatefulSet", "mysql"));
+            assert_eq!(claimant.fixed_name(), Some("mysql-2"));
+            assert!(matches!(claimant, Claimant::Pod { ordinal: Some(2), .. }), "{claimant:?}");
+        }
+        let labelled = pod("mysql-x").owned_by("apps/v1", "StatefulSet", "mysql").label(POD_INDEX, "7");
+        assert!(matches!(Claimant::of(&labelled), Claimant::Pod { ordinal: Some(7), .. }));
+    }
+
+    #[test]
+    fn bare_pods_and_jobs_claim_by_name() {
+        let bare = Claimant::of(&pod("lonely"));
+        assert_eq!((bare.fixed_name(), bare.workload().kind.as_str()), (Some("lonely"), "Pod"));
+        let job = Claimant::of(&pod("import-x7k2p").owned_by("batch/v1", "Job", "import"));
+        assert_eq!((job.fixed_name(), job.workload().name.as_str()), (Some("import-x7k2p"), "import"));
+        let cron = Claimant::of(
+            &pod("n-1-abc").owned_by("batch/v1", "Job", "n-1").owned_by("batch/v1", "CronJob", "n"),
+        );
+        assert_eq!(cron.workload().kind, "CronJob");
+    }
+
+    #[test]
+    fn a_deployments_pod_takes_a_slot_of_the_deployment_looked_up_or_not() {
+        let derived = pod("web-6d4cf56db6-x7k2p")
+            .owned_by("apps/v1", "ReplicaSet", "web-6d4cf56db6")
+            .label(TEMPLATE_HASH, "6d4cf56db6");
+        let Claimant::Slot { workload } = Claimant::of(&derived) else { panic!("not a slot") };
+        assert_eq!(
+            (workload.kind.as_str(), workload.name.as_str(), workload.uid.as_str()),
+            ("Deployment", "web", "")
+        );
+        let looked_up = derived.owned_by("apps/v1", "Deployment", "web");
+        let Claimant::Slot { workload } = Claimant::of(&looked_up) else { panic!("not a slot") };
+        assert_eq!((workload.name.as_str(), workload.uid.as_str()), ("web", "uid-Deployment-web"));
+        let bare_set = Claimant::of(&pod("rs-abcde").owned_by("apps/v1", "ReplicaSet", "rs"));
+        assert_eq!(bare_set.workload().name, "rs");
+        let custom = Claimant::of(&pod("c-abcde").owned_by("apps.kruise.io/v1alpha1", "CloneSet", "c"));
+        assert!(matches!(custom, Claimant::Slot { .. }));
+    }
+
+    #[test]
+    fn a_launcher_pod_claims_by_its_machines_name() {
+        let launcher =
+            pod("virt-launcher-win-abcde").owned_by("kubevirt.io/v1", "VirtualMachineInstance", "win");
+        assert_eq!(Claimant::of(&launcher).fixed_name(), Some("win"));
+        assert_eq!(Claimant::of(&launcher.clone().label(VM_NAME, "win-2")).fixed_name(), Some("win-2"));
+        let looked_up = launcher.owned_by("kubevirt.io/v1", "VirtualMachine", "win");
+        assert_eq!(Claimant::of(&looked_up).workload().kind, "VirtualMachine");
+        // The label alone is no proof: anyone may put it on a pod.
+        assert_eq!(Claimant::of(&pod("thief").label(VM_NAME, "win")).fixed_name(), Some("thief"));
+    }
+
+    #[test]
+    fn slot_names_are_read_back_only_if_they_are_exactly_ours() {
+        assert_eq!(slot_number("web", "web-12"), Some(12));
+        for foreign in ["web", "web-", "web-01", "web-x", "webs-1", "web-+1", "web-a-1"] {
+            assert_eq!(slot_number("web", foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_pod_keeps_the_slot_it_holds() {
+        let slots = [Slot { number: 0, held_by: None }, Slot { number: 3, held_by: Some("me") }];
+        assert_eq!(choose_slot(&slots, "me"), 3);
+        assert_eq!(choose_slot(&slots, "other"), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_chosen_slot_is_the_lowest_that_nobody_holds(held in proptest::collection::btree_set(0u32..40, 0..40)) {
+            let slots: Vec<Slot<'_>> = held.iter().map(|&number| Slot { number, held_by: Some("x") }).collect();
+            let chosen = choose_slot(&slots, "me");
+            prop_assert!(!held.contains(&chosen));
+            prop_assert!((0..chosen).all(|lower| held.contains(&lower)));
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Who is sticky, and why. Must never say yes for a pod that has no address of its own.
+//!
+//! The first rule that speaks wins:
+//! host network (no) → excluded (no) → the pod's annotation (yes or no) → a pin (yes) → the `fixed-ip` mark (yes)
+//! → the namespace's annotation (yes or no) → the selector (yes) → no.
+//! Exclusion stands above annotation and pin: a copy of a workload made for a test branch carries the same
+//! template, and with it the same annotations and the same pins as the one it must not disturb.
+
+use std::collections::BTreeMap;
+
+use crate::policy::PolicyError;
+use crate::policy::selection::facts::PodFacts;
+use crate::policy::selection::pin::{CALICO_ADDRESSES, PIN};
+use crate::policy::selection::selector::Selector;
+
+/// The annotation, on a pod or its namespace, that says yes (`"true"`) or no (`"false"`).
+pub const STICKY: &str = "sticky-ipam.io/sticky";
+/// The older mark, as label or annotation of a pod, that says yes when it is `"true"`.
+pub const FIXED_IP: &str = "fixed-ip";
+/// The label whose value's prefix excludes a pod, unless configured otherwise.
+pub const DEFAULT_EXCLUDE_KEY: &str = "dbbranch";
+
+/// The operator's rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    /// Pods picked by label; none picks nobody.
+    pub selector: Option<Selector>,
+    /// The label whose value is compared with the prefixes.
+    pub exclude_key: String,
+    /// A value that starts with one of these excludes the pod. Empty prefixes are ignored: they would exclude all.
+    pub exclude_prefixes: Vec<String>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { selector: None, exclude_key: DEFAULT_EXCLUDE_KEY.into(), exclude_prefixes: Vec::new() }
+    }
+}
+
+/// Why a pod is sticky or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// It uses its node's network.
+    HostNetwork,
+    /// A label's value starts with an excluded prefix.
+    Excluded {
+        /// The label.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The prefix that it starts with.
+        prefix: String,
+    },
+    /// The pod's own annotation says so.
+    PodAnnotation,
+    /// It asks for an address by this annotation.
+    Pinned {
+        /// The annotation's key.
+        key: &'static str,
+    },
+    /// It carries the `fixed-ip` mark.
+    FixedIp,
+    /// Its namespace's annotation says so.
+    NamespaceAnnotation,
+    /// The selector picks it.
+    Selected,
+    /// No rule speaks of it.
+    NothingAsksForIt,
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::HostNetwork => write!(f, "it uses its node's network"),
+            Self::Excluded { key, value, prefix } => {
+                write!(f, "its label {key}: {value:?} starts with the excluded prefix {prefix:?}")
+            }
+            Self::PodAnnotation => write!(f, "its annotation {STICKY} says so"),
+            Self::Pinned { key } => write!(f, "its annotation {key} asks for an address"),
+            Self::FixedIp => write!(f, "it carries {FIXED_IP}: \"true\""),
+            Self::NamespaceAnnotation => write!(f, "its namespace's annotation {STICKY} says so"),
+            Self::Selected => write!(f, "the label selector picks it"),
+            Self::NothingAsksForIt => write!(f, "no annotation and no selector asks for it"),
+        }
+    }
+}
+
+/// The answer with its reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether the pod keeps its address.
+    pub sticky: bool,
+    /// The rule that decided.
+    pub reason: Reason,
+}
+
+impl Rules {
+    /// Decides for one pod.
+    ///
+    /// # Errors
+    /// An annotation that is neither `"true"` nor `"false"` is refused and named: a guess would give a database a
+    /// foreign address.
+    pub fn judge(&self, pod: &PodFacts) -> Result<Verdict, PolicyError> {
+        let yes = |reason| Ok(Verdict { sticky: true, reason });
+        let no = |reason| Ok(Verdict { sticky: false, reason });
+        if pod.host_network {
+            return no(Reason::HostNetwork);
+        }
+        if let Some(reason) = self.exclusion(&pod.labels) {
+            return no(reason);
+        }
+        if let Some(sticky) = yes_or_no(&pod.annotations)? {
+            return Ok(Verdict { sticky, reason: Reason::PodAnnotation });
+        }
+        for key in [PIN, CALICO_ADDRESSES] {
+            if pod.annotations.contains_key(key) {
+                return yes(Reason::Pinned { key });
+            }
+        }
+        if [&pod.labels, &pod.annotations]
+            .iter()
+            .any(|marks| marks.get(FIXED_IP).is_some_and(|v| v == "true"))
+        {
+            return yes(Reason::FixedIp);
+        }
+        if let Some(sticky) = yes_or_no(&pod.namespace_annotations)? {
+            return Ok(Verdict { sticky, reason: Reason::NamespaceAnnotation });
+        }
+        if self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels)) {
+            return yes(Reason::Selected);
+        }
+        no(Reason::NothingAsksForIt)
+    }
+
+    fn exclusion(&self, labels: &BTreeMap<String, String>) -> Option<Reason> {
+        let value = labels.get(&self.exclude_key)?;
+        let prefix =
+            self.exclude_prefixes.iter().find(|prefix| !prefix.is_empty() && value.starts_with(*prefix))?;
+        Some(Reason::Excluded { key: self.exclude_key.clone(), value: value.clone(), prefix: prefix.clone() })
+    }
+}
+
+fn yes_or_no(annotations: &BTreeMap<String, String>) -> Result<Option<bool>, PolicyError> {
+    match annotations.get(STICKY).map(String::as_str) {
+        None => Ok(None),
+        Some("true") => Ok(Some(true)),
+        Some("false") => Ok(Some(false)),
+        Some(other) => Err(PolicyError::Annotation {
+            key: STICKY.into(),
+            value: other.into(),
+            why: "must be \"true\" or \"false\"".into(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::selection::facts::fixture::pod;
+
+    fn rules() -> Rules {
+        Rules {
+            selector: Some(Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).unwrap()),
+            exclude_prefixes: vec!["test-".into(), String::new()],
+            ..Rules::default()
+        }
+    }
+
+    fn verdict(pod: &PodFacts) -> (bool, Reason) {
+        let verdict = rules().judge(pod).unwrap();
+        (verdict.sticky, verdict.reason)
+    }
+
+    #[test]
+    fn a_pod_that_nothing_asks_for_is_not_sticky() {
+        assert_eq!(verdict(&pod("a")), (false, Reason::NothingAsksForIt));
+        assert_eq!(verdict(&pod("a").label("dbbranch", "main")), (false, Reason::NothingAsksForIt));
+    }
+
+    #[test]
+    fn selector_annotation_and_older_mark_each_make_a_pod_sticky() {
+        assert_eq!(verdict(&pod("a").label("app", "db")), (true, Reason::Selected));
+        assert_eq!(verdict(&pod("a").annotation(STICKY, "true")), (true, Reason::PodAnnotation));
+        assert_eq!(verdict(&pod("a").label(FIXED_IP, "true")), (true, Reason::FixedIp));
+        assert_eq!(verdict(&pod("a").annotation(FIXED_IP, "true")), (true, Reason::FixedIp));
+        assert_eq!(verdict(&pod("a").label(FIXED_IP, "false")), (false, Reason::NothingAsksForIt));
+        assert_eq!(verdict(&pod("a").annotation(PIN, "10.0.0.1")), (true, Reason::Pinned { key: PIN }));
+    }
+
+    #[test]
+    fn the_pod_overrules_its_namespace_and_the_namespace_overrules_the_selector() {
+        let mut quiet = pod("a").label("app", "db");
+        quiet.namespace_annotations.insert(STICKY.into(), "false".into());
+        assert_eq!(verdict(&quiet), (false, Reason::NamespaceAnnotation));
+        assert_eq!(verdict(&quiet.clone().annotation(STICKY, "true")), (true, Reason::PodAnnotation));
+        let mut loud = pod("a");
+        loud.namespace_annotations.insert(STICKY.into(), "true".into());
+        assert_eq!(verdict(&loud), (true, Reason::NamespaceAnnotation));
+        assert_eq!(verdict(&loud.annotation(STICKY, "false")), (false, Reason::PodAnnotation));
+    }
+
+    #[test]
+    fn exclusion_beats_every_wish_and_says_which_prefix() {
+        let copy = pod("a")
+            .label("app", "db")
+            .label("dbbranch", "test-7")
+            .annotation(STICKY, "true")
+            .annotation(PIN, "10.0.0.1");
+        let (sticky, reason) = verdict(&copy);
+        assert!(!sticky);
+        assert!(reason.to_string().contains("\"test-\""), "{reason}");
+    }
+
+    #[test]
+    fn the_excluding_label_is_the_operators_choice() {
+        let rules = Rules { exclude_key: "branch".into(), ..rules() };
+        assert!(!rules.judge(&pod("a").label("app", "db").label("branch", "test-1")).unwrap().sticky);
+        assert!(rules.judge(&pod("a").label("app", "db").label("dbbranch", "test-1")).unwrap().sticky);
+    }
+
+    #[test]
+    fn a_host_network_pod_is_never_sticky() {
+        let mut host = pod("a").annotation(STICKY, "true");
+        host.host_network = true;
+        assert_eq!(verdict(&host), (false, Reason::HostNetwork));
+    }
+
+    #[test]
+    fn an_annotation_that_is_neither_yes_nor_no_is_refused_by_name_and_value() {
+        let message = rules().judge(&pod("a").annotation(STICKY, "yes")).unwrap_err().to_string();
+        assert!(message.contains(STICKY) && message.contains("\"yes\""), "{message}");
+    }
+}

@@ -1,0 +1,120 @@
+//! From a watch to an index. Must never end over one object that cannot be read, nor over a server that is away: it waits
+//! longer and longer, and begins with a new list.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::runtime::cache::Told;
+
+/// How often a kind that the server does not know is asked for again: its definition may be installed later.
+const UNKNOWN_KIND: Duration = Duration::from_secs(60);
+/// Objects a page of a list: what is read before it is trimmed.
+const PAGE: u32 = 500;
+
+/// What happens to a watch.
+#[derive(Debug)]
+pub enum Trouble<'a> {
+    /// An object cannot be read.
+    Skipped(&'a Skipped),
+    /// The server does not know the kind. Nothing is told of its objects: that it is not served now does not mean that there
+    /// are none.
+    NoSuchKind,
+    /// The server refuses to list or watch it; the words name verb and resource.
+    Forbidden(&'a str),
+    /// The server is away, or the history was lost; a new try follows.
+    Broken(&'a dyn std::error::Error),
+}
+
+/// The name under which an object is kept.
+pub fn name_of(object: &impl ResourceExt) -> String {
+    let name = object.name_any();
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name,
+    }
+}
+
+/// Tells of every change of a kind of ours or of Cilium's, for as long as it is polled.
+pub async fn feed<K>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    mut tell: impl FnMut(Told<(String, K)>),
+    mut trouble: impl FnMut(Trouble<'_>),
+) where
+    K: Resource<DynamicType = ()> + Sound + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let watched = kube::runtime::watcher(api, config.page_size(PAGE)).default_backoff();
+    let mut watched = std::pin::pin!(watched);
+    while let Some(event) = watched.next().await {
+        let mut read = |object: DeserializeGuard<K>| {
+            let name = name_of(&object);
+            readable(object).map(|object| (name.clone(), object)).map_err(|skipped| {
+                trouble(Trouble::Skipped(&skipped));
+                name
+            })
+        };
+        match event {
+            Ok(Event::Init) => tell(Told::Listing),
+            Ok(Event::InitApply(object)) => match read(object) {
+                Ok(object) => tell(Told::Listed(object)),
+                Err(name) => tell(Told::Broken(name)),
+            },
+            Ok(Event::InitDone) => tell(Told::Complete),
+            Ok(Event::Apply(object)) => match read(object) {
+                Ok(object) => tell(Told::Here(object)),
+                Err(name) => tell(Told::Broken(name)),
+            },
+            Ok(Event::Delete(object)) => tell(Told::Gone(name_of(&object))),
+            Err(error) => fallen(&error, &mut trouble).await,
+        }
+    }
+}
+
+/// The same for kinds of Kubernetes itself, trimmed at the door: `trim` keeps what is needed of each.
+pub async fn feed_trimmed<K, T>(
+    api: Api<K>,
+    config: watcher::Config,
+    trim: impl Fn(K) -> T,
+    mut tell: impl FnMut(Told<(String, T)>),
+    mut trouble: impl FnMut(Trouble<'_>),
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let watched = kube::runtime::watcher(api, config.page_size(PAGE)).default_backoff();
+    let mut watched = std::pin::pin!(watched);
+    while let Some(event) = watched.next().await {
+        match event {
+            Ok(Event::Init) => tell(Told::Listing),
+            Ok(Event::InitApply(object)) => tell(Told::Listed((name_of(&object), trim(object)))),
+            Ok(Event::InitDone) => tell(Told::Complete),
+            Ok(Event::Apply(object)) => tell(Told::Here((name_of(&object), trim(object)))),
+            Ok(Event::Delete(object)) => tell(Told::Gone(name_of(&object))),
+            Err(error) => fallen(&error, &mut trouble).await,
+        }
+    }
+}
+
+async fn fallen(error: &watcher::Error, trouble: &mut impl FnMut(Trouble<'_>)) {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status),
+        watcher::Error::WatchError(status) => Some(status),
+        _ => None,
+    };
+    match status {
+        Some(status) if status.code == 404 => {
+            trouble(Trouble::NoSuchKind);
+            tokio::time::sleep(UNKNOWN_KIND).await;
+        }
+        Some(status) if status.code == 403 => trouble(Trouble::Forbidden(&status.message)),
+        _ => trouble(Trouble::Broken(error)),
+    }
+}

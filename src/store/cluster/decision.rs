@@ -1,0 +1,314 @@
+//! Prepared decisions: what the node's agent has found out about a pod before its ADD comes, in `.sticky/prepared`, one
+//! small file a pod uid. ADD then needs no API server.
+//!
+//! A decision about a sticky pod says that its StickyIP **is attached** to this node under the container id
+//! [`Prepared::known_as`]. It is used once: the record that takes it over bears that container id, and a decision whose
+//! container id a record bears already is used up, whatever lies in the folder. Must never be believed when it is torn,
+//! of another pod, or from before a reboot.
+
+use std::io;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cni::{ContainerId, IfName, PodIdentity};
+use crate::store::cluster::pending_update::Lasting;
+use crate::store::records::list;
+use crate::store::{
+    Disk, Locked, Moment, Phase, Record, Store, StoreError, Stored, inode_of, open, read_file,
+};
+
+const PREPARED: &str = ".sticky/prepared";
+/// A decision before it has its name.
+const NEW: &str = ".sticky/decision";
+/// How the container ids of prepared attachments begin.
+const KNOWN_AS: &str = "prepared-";
+/// The version of the files.
+const VERSION: u32 = 1;
+
+/// What is decided about one pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    version: u32,
+    /// The pod's uid as the runtime passes it.
+    pub uid: String,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The StickyIP that is attached for it; none: the pod is not sticky.
+    pub sticky: Option<Prepared>,
+    /// Why, for people.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// A StickyIP that is attached to this node and waits for its pod's sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepared {
+    /// The StickyIP's namespace.
+    pub namespace: String,
+    /// The StickyIP's name.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The workload as a CiliumNode's pool shows it, `namespace/Kind/name`.
+    pub resource: String,
+    /// The container id under which the API server knows the attachment.
+    pub known_as: String,
+}
+
+impl Decision {
+    /// A decision about this pod, which must have a uid. None if it has none.
+    pub fn about(pod: &PodIdentity, sticky: Option<Prepared>, reason: &str, at: Moment) -> Option<Self> {
+        Some(Self {
+            version: VERSION,
+            uid: pod.uid()?.to_owned(),
+            namespace: pod.namespace().to_owned(),
+            pod: pod.name().to_owned(),
+            sticky,
+            reason: reason.to_owned(),
+            at,
+        })
+    }
+
+    /// The container id under which the API server knows a prepared attachment of this pod.
+    pub fn known_as(uid: &str) -> String {
+        format!("{KNOWN_AS}{uid}")
+    }
+
+    /// The uid of the pod that an attachment was prepared for, by the container id under which the API server knows it.
+    pub fn uid_known_as(container: &str) -> Option<&str> {
+        container.strip_prefix(KNOWN_AS)
+    }
+
+    /// The pod.
+    pub fn pod(&self) -> Option<PodIdentity> {
+        PodIdentity::new(&self.namespace, &self.pod, Some(&self.uid)).ok()
+    }
+
+    /// Whether it speaks of this pod and may be believed now: a sandbox of an earlier boot had its own.
+    pub fn is_for(&self, pod: &PodIdentity, now: &Moment) -> bool {
+        self.pod().as_ref() == Some(pod) && (self.sticky.is_none() || self.at.boot() == now.boot())
+    }
+
+    fn from_bytes(name: &str, bytes: &[u8]) -> Option<Self> {
+        let decision: Self = serde_json::from_slice(bytes).ok()?;
+        let sound = decision.version == VERSION && decision.uid == name && decision.pod().is_some();
+        let usable = decision.sticky.as_ref().is_none_or(|sticky| {
+            !sticky.addresses.is_empty()
+                && ContainerId::new(&sticky.known_as).is_ok()
+                && PodIdentity::new(&sticky.namespace, &sticky.name, None).is_ok()
+        });
+        (sound && usable).then_some(decision)
+    }
+}
+
+/// What became of a decision that is to be withdrawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Withdrawn {
+    /// There is none about this pod.
+    Nothing,
+    /// It is gone, and nobody has used it. What it attached is the caller's to detach.
+    Unused(Box<Decision>),
+    /// A sandbox has it: its DEL detaches. The file is gone if it was still there.
+    InUse,
+}
+
+impl<D: Disk> Store<D> {
+    /// Whether something lies where a decision about this pod would. A look without the lock: what it is, the lock's holder reads.
+    pub fn has_decision(&self, uid: &str) -> bool {
+        let folder = self.path(PREPARED);
+        checked(uid, &folder).is_ok_and(|name| folder.join(name).symlink_metadata().is_ok())
+    }
+}
+
+impl<D: Disk> Locked<'_, D> {
+    /// Puts a decision in place of an earlier one about the same pod, whole. It is not waited for until it is on the disk: the pod's ADD
+    /// is on its way. After the next boot nobody believes what it says of a sticky pod; of another pod it says the same still, if it is there.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn prepare(&mut self, decision: &Decision) -> Result<(), StoreError> {
+        let (folder, new) = (self.store.path(PREPARED), self.store.path(NEW));
+        let path = folder.join(checked(&decision.uid, &folder)?);
+        self.put_whole("write the decision", decision, &new, &path, Lasting::ThisBoot)
+    }
+
+    /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used up is taken
+    /// away. Either way there is none then.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn prepared(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>, StoreError> {
+        let folder = self.store.path(PREPARED);
+        let name = checked(uid, &folder)?;
+        let path = folder.join(name);
+        let bytes = match read_file(&path) {
+            Ok((bytes, _)) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if crate::store::no_plain_file(&error) => Vec::new(),
+            Err(source) => return Err(StoreError::io("read the decision", &path, source)),
+        };
+        let Some(decision) = Decision::from_bytes(name, &bytes) else {
+            self.set_aside_from(PREPARED, name, "it is no prepared decision")?;
+            return Ok(None);
+        };
+        if self.user_of(&decision, interface)?.is_some() {
+            self.remove(&path)?;
+            return Ok(None);
+        }
+        Ok(Some(decision))
+    }
+
+    /// Whether an ADD is yet to come for what the API server knows as attached under this container id: a decision rests on it that no
+    /// sandbox has used. Every sandbox of a pod is prepared under the same id, so what is said of an older one must not be taken
+    /// for this one.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn is_awaited(&mut self, container: &str, interface: &IfName) -> Result<bool, StoreError> {
+        let Some(uid) = Decision::uid_known_as(container) else { return Ok(false) };
+        let this_boot = self.store.now.boot().to_owned();
+        let decision = self.prepared(uid, interface)?.filter(|decision| decision.at.boot() == this_boot);
+        Ok(decision.and_then(|decision| decision.sticky).is_some_and(|sticky| sticky.known_as == container))
+    }
+
+    /// Has a record take a decision over: the record is put in place, then the file goes. Whoever finds both after a crash
+    /// finds the decision used up. Durable with the commit.
+    ///
+    /// # Errors
+    /// As [`Locked::put_instead_of`]; the decision stands then.
+    pub fn consume(
+        &mut self,
+        decision: &Decision,
+        record: &Record,
+        replacing: Option<&Stored>,
+        given_up: &[Stored],
+    ) -> Result<(), StoreError> {
+        self.put_instead_of(record, replacing, given_up)?;
+        self.forget_prepared(&decision.uid)
+    }
+
+    /// Takes the decision about a pod away if it is there.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
+        let folder = self.store.path(PREPARED);
+        self.remove_if_there(&folder.join(checked(uid, &folder)?))
+    }
+
+    /// Takes back that a pod is not sticky. On the disk when this returns: such a decision is believed after the next boot, too.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn revoke_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
+        self.forget_prepared(uid)?;
+        let folder = self.store.path(PREPARED);
+        if inode_of(&folder)?.is_some() { open::sync_dir(&self.store.disk, &folder) } else { Ok(()) }
+    }
+
+    /// Writes down that the API server knows none of these container ids as attached any more: what is kept for the claimant
+    /// does not speak for its pod from here on, because others may have the address, and a decision that rests on such an
+    /// attachment goes. What a living sandbox has is left alone. Durable with the commit.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_attachment(
+        &mut self,
+        claimant: &crate::store::Claimant,
+        containers: &[&str],
+    ) -> Result<(), StoreError> {
+        let Some(stored) = self.of_claimant(claimant)? else { return Ok(()) };
+        let record = &stored.record;
+        let binding = record.binding.as_ref().filter(|binding| {
+            !record.is_attached(&self.store.now) && containers.contains(&binding.container.as_str())
+        });
+        let Some(binding) = binding.cloned() else { return Ok(()) };
+        if let Some(uid) = record.pod.as_ref().and_then(PodIdentity::uid)
+            && binding.container == Decision::known_as(uid)
+        {
+            // First: the record is what tells that it is used up.
+            self.forget_prepared(uid)?;
+        }
+        let binding = Some(crate::store::Binding { container: String::new(), ..binding });
+        self.put(&Record { phase: Phase::Kept, netns: None, binding, ..record.clone() }, Some(&stored))
+    }
+
+    /// Takes a decision back whose pod will not come. The caller detaches what is unused, after it gave the lock back.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn withdraw(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn, StoreError> {
+        let folder = self.store.path(PREPARED);
+        let name = checked(uid, &folder)?.to_owned();
+        let path = folder.join(&name);
+        let decision = match read_file(&path) {
+            Ok((bytes, _)) => Decision::from_bytes(&name, &bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Withdrawn::Nothing),
+            Err(error) if crate::store::no_plain_file(&error) => None,
+            Err(source) => return Err(StoreError::io("read the decision", &path, source)),
+        };
+        let Some(decision) = decision else {
+            self.set_aside_from(PREPARED, &name, "it is no prepared decision")?;
+            return Ok(Withdrawn::Nothing);
+        };
+        let user = self.user_of(&decision, interface)?;
+        self.remove(&path)?;
+        open::sync_dir(&self.store.disk, &folder)?;
+        Ok(match user {
+            Some(Phase::Attached) => Withdrawn::InUse,
+            // Its sandbox has come and gone, and DEL has detached or left a note.
+            Some(Phase::Kept) => Withdrawn::Nothing,
+            None => Withdrawn::Unused(Box::new(decision)),
+        })
+    }
+
+    /// Whether a record bears the container id of this decision, and in which phase it is.
+    fn user_of(&mut self, decision: &Decision, interface: &IfName) -> Result<Option<Phase>, StoreError> {
+        let Some(sticky) = &decision.sticky else { return Ok(None) };
+        let claimant = crate::store::Claimant::bound(&sticky.namespace, &sticky.name, interface);
+        let stored = self.of_claimant(&claimant)?;
+        Ok(stored
+            .filter(|stored| {
+                stored.record.binding.as_ref().is_some_and(|binding| binding.container == sticky.known_as)
+            })
+            .map(|stored| stored.record.phase))
+    }
+}
+
+impl<D: Disk> Store<D> {
+    /// Every decision as it stands now, by uid. Files that are none are passed over.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn decisions(&self) -> Result<Vec<Decision>, StoreError> {
+        let folder = self.path(PREPARED);
+        let mut decisions = Vec::new();
+        for (name, _) in list::names(&folder)? {
+            match read_file(&folder.join(&name)) {
+                Ok((bytes, _)) => decisions.extend(Decision::from_bytes(&name, &bytes)),
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound || crate::store::no_plain_file(&error) => {}
+                Err(source) => return Err(StoreError::io("read the decision", &folder.join(name), source)),
+            }
+        }
+        decisions.sort_by(|a, b| a.uid.cmp(&b.uid));
+        Ok(decisions)
+    }
+}
+
+/// The uid as a file's name, if it can be one: it came from outside.
+fn checked<'a>(uid: &'a str, folder: &std::path::Path) -> Result<&'a str, StoreError> {
+    match PodIdentity::new("n", "p", Some(uid)) {
+        Ok(pod) if pod.uid().is_some() => Ok(uid),
+        _ => {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, format!("{uid:?} is no pod's uid"));
+            Err(StoreError::io("look for a decision in", folder, source))
+        }
+    }
+}

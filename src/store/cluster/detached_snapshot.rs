@@ -1,0 +1,96 @@
+//! How an object of the cluster stood when this node let go of it, in `.sticky/partings`, one small file a claimant. The claimant's next
+//! ADD here can rest a write on that state without reading it again; the API server refuses what rests on a state that is over.
+//!
+//! So it may be old, torn or lost, and nothing is worse for it than slower. Must never be taken for how the object stands now.
+
+use std::io;
+
+use serde::Serialize;
+
+use crate::store::{Claimant, Disk, Locked, StoreError, read_file};
+
+/// What is remembered.
+pub(crate) const PARTINGS: &str = ".sticky/partings";
+
+impl<D: Disk> Locked<'_, D> {
+    /// Remembers how the claimant's object stood. For this boot, and as long as the claimant has a record here.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn remember_parting(
+        &mut self,
+        claimant: &Claimant,
+        object: &impl Serialize,
+    ) -> Result<(), StoreError> {
+        let folder = self.store.path(PARTINGS);
+        let path = folder.join(claimant.entry());
+        self.store.make_dir(&folder)?;
+        // In its place at once: whoever ends in between leaves what cannot be read.
+        let bytes = serde_json::to_vec(object).map_err(io::Error::from);
+        let made = bytes.and_then(|bytes| self.store.create_anew(&path, &bytes));
+        made.map(drop).map_err(|source| StoreError::io("write the parting", &path, source))
+    }
+
+    /// What is remembered of the claimant's object; nothing if it cannot be read.
+    pub fn parting(&self, claimant: &Claimant) -> Option<Vec<u8>> {
+        let path = self.store.path(PARTINGS).join(claimant.entry());
+        read_file(&path).ok().map(|(bytes, _)| bytes)
+    }
+
+    /// Forgets it.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_parting(&mut self, claimant: &Claimant) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(PARTINGS).join(claimant.entry()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+    use crate::store::{Moment, RealDisk, Record, Store};
+
+    #[test]
+    fn a_parting_lasts_as_long_as_its_claimants_record_and_this_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        let network = NetworkName::new("net").unwrap();
+        let at = |boot: &str| {
+            Store::new(RealDisk, dir.path(), &network, Moment::new(1, 1, boot), std::time::Duration::ZERO)
+        };
+        let interface = IfName::new("eth0").unwrap();
+        let claimant = Claimant::bound("db", "db-0", &interface);
+        let attachment = Attachment { container: ContainerId::new("c").unwrap(), interface };
+        let store = at("a");
+        let keep = |store: &Store| {
+            let mut locked = store.lock().unwrap();
+            let addresses = vec!["10.0.0.1".parse().unwrap()];
+            let kept = locked.of_claimant(&claimant).unwrap();
+            let record = Record::reserved(addresses, &claimant, None, &attachment, store.now());
+            locked.put(&record, kept.as_ref()).unwrap();
+            locked.remember_parting(&claimant, &"first").unwrap();
+            locked.remember_parting(&claimant, &"second").unwrap();
+            locked.commit().unwrap();
+        };
+        let seen = |store: &Store| store.lock().unwrap().parting(&claimant);
+        assert_eq!(seen(&store), None);
+        keep(&store);
+        assert_eq!(seen(&store), Some(b"\"second\"".to_vec()));
+        assert!(store.verify().unwrap().iter().all(|finding| !finding.wrong));
+
+        let mut locked = store.lock().unwrap();
+        let kept = locked.of_claimant(&claimant).unwrap().unwrap();
+        locked.free(&kept).unwrap();
+        drop(locked);
+        assert_eq!(seen(&store), None, "its claimant has nothing here any more");
+
+        keep(&store);
+        assert_eq!(seen(&at("b")), None, "of an earlier boot");
+
+        let store = at("b");
+        keep(&store);
+        store.lock().unwrap().forget_parting(&claimant).unwrap();
+        assert_eq!(seen(&store), None);
+    }
+}

@@ -1,0 +1,135 @@
+//! A record's file that is on the disk before it is known whether it will be needed: while the API server is at its own write, the
+//! disk can be at this one. It is nobody's until a change gives it names ([`crate::store::records::change`]). Must never be read by anybody: what
+//! a process that ended has left here says nothing.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::cni::Attachment;
+use crate::store::records::record;
+use crate::store::{Disk, Locked, Record, Store, StoreError};
+
+pub(crate) const DRAFTS: &str = ".sticky/drafts";
+
+/// The file of a record that is yet to be put in place.
+#[derive(Debug)]
+pub struct Draft {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) file: File,
+}
+
+impl<D: Disk> Store<D> {
+    /// Writes the file of a record, and returns when it is on the disk. Its name is the attachment's, so the lock is not needed; the
+    /// store must have been locked once, so that it is there.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn draft(&self, record: &Record) -> Result<Draft, StoreError> {
+        self.make_dir(&self.path(DRAFTS))?;
+        let path = self.path(DRAFTS).join(record::attachment_entry(&record.attachment));
+        let failed = |source| StoreError::io("write", &path, source);
+        let bytes = record.to_bytes().map_err(|error| failed(error.into()))?;
+        let file = self.create_anew(&path, &bytes).map_err(failed)?;
+        self.disk.sync(&file).map_err(failed)?;
+        Ok(Draft { path, bytes, file })
+    }
+
+    /// Takes a draft away that is not needed after all.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn discard(&self, draft: &Draft) -> Result<(), StoreError> {
+        self.disk.remove(&draft.path).map_err(|source| StoreError::io("remove", &draft.path, source))
+    }
+
+    /// Makes a file, in the place of one that a process which ended has left.
+    pub(crate) fn create_anew(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
+        match self.disk.create(path, bytes) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.disk.remove(path).and_then(|()| self.disk.create(path, bytes))
+            }
+            created => created,
+        }
+    }
+}
+
+impl<D: Disk> Locked<'_, D> {
+    /// The next record that is put in place and says the very same is made of this.
+    pub fn use_draft(&mut self, draft: Option<Draft>) {
+        self.draft = draft;
+    }
+
+    /// Takes away what an ADD of this attachment has left if it did not come to its end.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(DRAFTS).join(record::attachment_entry(attachment)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{ContainerId, IfName, NetworkName, PodIdentity};
+    use crate::store::{Claimant, Moment, RealDisk};
+
+    fn sandbox(container: &str) -> Attachment {
+        let interface = IfName::new("eth0").unwrap();
+        Attachment { container: ContainerId::new(container).unwrap(), interface }
+    }
+
+    fn made(store: &Store, address: &str, container: &str) -> Record {
+        let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
+        let last = sandbox(container);
+        let claimant = Claimant::bound("db", "db-0", &last.interface);
+        Record::reserved(vec![address.parse().unwrap()], &claimant, Some(pod), &last, store.now())
+    }
+
+    #[test]
+    fn a_record_is_made_of_its_own_draft_and_of_no_other_and_none_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
+        drop(store.lock().unwrap());
+        let inode = |path: &Path| crate::store::inode_of(path).unwrap();
+        let drafts = || crate::store::records::list::names(&store.path(DRAFTS)).unwrap().len();
+        // The first has nothing to replace, the second its own older one, the third's draft is of another address.
+        for (drafted, put, is_used) in
+            [("10.0.0.1", "10.0.0.1", true), ("10.0.0.1", "10.0.0.1", true), ("10.0.0.9", "10.0.0.1", false)]
+        {
+            let mut locked = store.lock().unwrap();
+            let record = made(&store, put, "c1");
+            let kept = locked.of_claimant(&record.claimant().unwrap()).unwrap();
+            let draft = store.draft(&made(&store, drafted, "c1")).unwrap();
+            // As long as it is open nobody else gets its inode.
+            let (_open, of_draft) = (draft.file.try_clone().unwrap(), inode(&draft.path));
+            locked.use_draft(Some(draft));
+            locked.put(&record, kept.as_ref()).unwrap();
+            locked.commit().unwrap();
+            assert_eq!(inode(&store.path(put)) == of_draft, is_used, "{drafted}, {put}");
+            assert_eq!(drafts(), 0);
+        }
+        // One that was taken away meanwhile is none.
+        let mut locked = store.lock().unwrap();
+        let draft = store.draft(&made(&store, "10.0.0.2", "c2")).unwrap();
+        store.discard(&draft).unwrap();
+        locked.use_draft(Some(draft));
+        let kept = locked.of_claimant(&made(&store, "10.0.0.2", "c2").claimant().unwrap()).unwrap();
+        locked.put(&made(&store, "10.0.0.2", "c2"), kept.as_ref()).unwrap();
+        locked.commit().unwrap();
+        // Left by processes that ended: one goes with its container, the others with the boot.
+        for container in ["c3", "c4"] {
+            store.draft(&made(&store, "10.0.0.2", container)).unwrap();
+        }
+        store.lock().unwrap().forget_draft(&sandbox("c3")).unwrap();
+        assert_eq!(drafts(), 1);
+        assert!(store.verify().unwrap().is_empty());
+        let later =
+            Store::new(RealDisk, dir.path(), &network, Moment::new(2, 2, "b"), std::time::Duration::ZERO);
+        drop(later.lock().unwrap());
+        assert_eq!(drafts(), 0);
+    }
+}

@@ -1,0 +1,197 @@
+//! Notes for the node's agent: what a verb could not tell the API server, in `.sticky/notes`, one small file an
+//! attachment. Unlike everything else under `.sticky` they are derived from nothing, so nothing but
+//! [`Locked::remove_note`] takes them away.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cni::Attachment;
+use crate::store::records::{list, record};
+use crate::store::{Disk, Locked, Moment, Store, StoreError, inode_of, open};
+
+const NOTES: &str = ".sticky/notes";
+/// A note before it has its name.
+const NEW: &str = ".sticky/note";
+
+/// What the agent has to tell the API server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// What happened.
+    pub what: Told,
+    /// The sandbox's container id.
+    pub container: String,
+    /// Its interface.
+    pub interface: String,
+    /// The StickyIP's namespace; absent when it must be searched among the node's by container id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The StickyIP's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The container id under which the API server knows the attachment, where it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known_as: Option<String>,
+    /// The pod's uid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// When.
+    pub at: Moment,
+}
+
+/// What happened to a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Told {
+    /// It came to an end: detach it.
+    Ended,
+    /// It took its pod's older sandbox's place while the API server was away: attach it.
+    Attached,
+}
+
+/// How long a small file must last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lasting {
+    /// It is on the disk when it is in place.
+    OverPowerLoss,
+    /// The processes of this boot see it, and that is enough.
+    ThisBoot,
+}
+
+impl<D: Disk> Locked<'_, D> {
+    /// Leaves a note, in place of an earlier one about the same attachment. It is on the disk when this returns.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn leave_note(&mut self, attachment: &Attachment, note: &Note) -> Result<(), StoreError> {
+        let (folder, new) = (self.store.path(NOTES), self.store.path(NEW));
+        let path = folder.join(record::attachment_entry(attachment));
+        self.put_whole("write the note", note, &new, &path, Lasting::OverPowerLoss)
+    }
+
+    /// Puts a small file of the folder of notes or of decisions in place, whole, by way of `new`; `what` is told if it fails.
+    pub(crate) fn put_whole(
+        &self,
+        what: &'static str,
+        content: &impl Serialize,
+        new: &Path,
+        path: &Path,
+        lasting: Lasting,
+    ) -> Result<(), StoreError> {
+        let disk = &self.store.disk;
+        let folder = path.parent().unwrap_or(path);
+        if inode_of(folder)?.is_none() {
+            disk.make_dir(folder).map_err(|source| StoreError::io("make the directory", folder, source))?;
+            open::sync_dir(disk, &self.store.path(crate::store::DERIVED))?;
+        }
+        serde_json::to_vec_pretty(content)
+            .map_err(io::Error::from)
+            .and_then(|bytes| self.store.create_anew(new, &bytes))
+            .and_then(|file| if lasting == Lasting::OverPowerLoss { disk.sync(&file) } else { Ok(()) })
+            .and_then(|()| disk.rename(new, path))
+            .map_err(|source| StoreError::io(what, path, source))?;
+        if lasting == Lasting::OverPowerLoss { open::sync_dir(disk, folder) } else { Ok(()) }
+    }
+
+    /// The note about an attachment, if there is one.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn note_of(&mut self, attachment: &Attachment) -> Result<Option<Note>, StoreError> {
+        let path = self.store.path(NOTES).join(record::attachment_entry(attachment));
+        match fs::read(&path) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(StoreError::io("read the note", &path, source)),
+        }
+    }
+
+    /// Takes the note about an attachment away, if there is one: what it told is told.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn forget_note(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(NOTES).join(record::attachment_entry(attachment)))
+    }
+
+    /// Takes a note away, if it is still the same.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn remove_note(&mut self, name: &str, note: &Note) -> Result<(), StoreError> {
+        let path = self.store.path(NOTES).join(name);
+        match fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok()) {
+            Some(there) if there == *note => {
+                self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<D: Disk> Store<D> {
+    /// Every note with its name, as they stand now. Files that are no notes are passed over.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn notes(&self) -> Result<Vec<(String, Note)>, StoreError> {
+        let folder = self.path(NOTES);
+        let mut notes = Vec::new();
+        for (name, _) in list::names(&folder)? {
+            match fs::read(folder.join(&name)) {
+                Ok(bytes) => match serde_json::from_slice(&bytes) {
+                    Ok(note) => notes.push((name, note)),
+                    Err(error) => tracing::warn!(name, %error, "passed over a file that is no note"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(StoreError::io("read the note", &folder.join(name), source)),
+            }
+        }
+        notes.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(notes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{ContainerId, IfName, NetworkName};
+    use crate::store::RealDisk;
+
+    #[test]
+    fn a_note_outlasts_a_reboot_is_replaced_by_a_newer_one_and_goes_only_as_it_was_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let network = NetworkName::new("net").unwrap();
+        let store = |boot: &str| {
+            Store::new(RealDisk, dir.path(), &network, Moment::new(1, 1, boot), std::time::Duration::ZERO)
+        };
+        let attachment = Attachment {
+            container: ContainerId::new("c1").unwrap(),
+            interface: IfName::new("eth0").unwrap(),
+        };
+        let note = |what| Note {
+            what,
+            container: "c1".into(),
+            interface: "eth0".into(),
+            namespace: Some("db".into()),
+            name: Some("db-0".into()),
+            known_as: None,
+            uid: None,
+            at: Moment::new(1, 1, "a"),
+        };
+        let first = store("a");
+        first.lock().unwrap().leave_note(&attachment, &note(Told::Attached)).unwrap();
+        first.lock().unwrap().leave_note(&attachment, &note(Told::Ended)).unwrap();
+        let later = store("b");
+        drop(later.lock().unwrap());
+        let notes = later.notes().unwrap();
+        assert_eq!(notes, [("c1,eth0".to_owned(), note(Told::Ended))]);
+        let mut locked = later.lock().unwrap();
+        locked.remove_note("c1,eth0", &note(Told::Attached)).unwrap();
+        assert_eq!(later.notes().unwrap().len(), 1);
+        locked.remove_note("c1,eth0", &note(Told::Ended)).unwrap();
+        assert_eq!(later.notes().unwrap(), []);
+    }
+}

@@ -1,0 +1,352 @@
+//! Changing who has what: written down first, then done, then crossed out. Whoever comes after a process that ended
+//! in between finishes the change before anything else.
+//!
+//! A record is one file with several names: its addresses and its entries in the indexes. Placing the name of an
+//! address is the act that decides: it fails if the name is there.
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::store::records::record;
+use crate::store::records::state;
+use crate::store::records::state::{Change, Changed, Place, Removal};
+use crate::store::{Disk, Keep, Locked, Read, Record, StoreError, Stored, inode_of};
+
+/// The new record before it has its names.
+const NEW: &str = ".sticky/new";
+/// A further name of the new record, on its way over an old one.
+const SWAP: &str = ".sticky/swap";
+
+impl<D: Disk> Locked<'_, D> {
+    /// Puts a record in place, instead of `replacing` if there is one. Addresses that the old one has and the new
+    /// one has not are free afterwards.
+    ///
+    /// # Errors
+    /// [`StoreError::Taken`] when an address turns out to be somebody else's; nothing is changed then. Or the disk
+    /// fails: the change is undone, or finished by whoever comes next.
+    pub fn put(&mut self, record: &Record, replacing: Option<&Stored>) -> Result<(), StoreError> {
+        self.put_over(record, replacing.as_slice())
+    }
+
+    /// Puts a record in place, as [`Locked::put`] does, and has it take over from those in `given_up` in the same
+    /// change: they lose their addresses if the record gets its own, and not otherwise.
+    ///
+    /// # Errors
+    /// As [`Locked::put`].
+    pub fn put_instead_of(
+        &mut self,
+        record: &Record,
+        replacing: Option<&Stored>,
+        given_up: &[Stored],
+    ) -> Result<(), StoreError> {
+        let mut olds: Vec<&Stored> = replacing.into_iter().chain(given_up).collect();
+        let fewest = olds.len() - given_up.len();
+        // More than the page can tell of at once, with very long names: the last ones go first, alone.
+        while olds.len() > fewest && !self.fits(record, &olds)? {
+            if let Some(old) = olds.pop() {
+                self.free(old)?;
+            }
+        }
+        self.put_over(record, &olds)
+    }
+
+    fn fits(&mut self, record: &Record, olds: &[&Stored]) -> Result<bool, StoreError> {
+        let change = Change { inode: Some(u64::MAX), ..self.plan(record, olds)? };
+        Ok(state::page(&state::State { change: Some(change), ..self.state.clone() }).is_ok())
+    }
+
+    /// Puts a record in place of several.
+    pub(crate) fn put_over(&mut self, record: &Record, olds: &[&Stored]) -> Result<(), StoreError> {
+        let change = self.plan(record, olds)?;
+        self.put_as_planned(record, olds, change)
+    }
+
+    /// Puts a record under those names of an older one that it has itself. The older one keeps its others.
+    pub(crate) fn put_over_its_own_names(&mut self, record: &Record, old: &Stored) -> Result<(), StoreError> {
+        let change = Change { remove: Vec::new(), ..self.plan(record, &[old])? };
+        self.put_as_planned(record, &[old], change)
+    }
+
+    fn put_as_planned(
+        &mut self,
+        record: &Record,
+        olds: &[&Stored],
+        mut change: Change,
+    ) -> Result<(), StoreError> {
+        let (file, is_synced) = self.create_new(record)?;
+        let path = self.store.path(NEW);
+        change.inode =
+            Some(file.metadata().map_err(|source| StoreError::io("look at", &path, source))?.ino());
+        if is_synced {
+            // A draft, which is whole on the disk.
+        } else if olds.is_empty() {
+            self.unsynced.push(file);
+        } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
+            // A record that lasts must be whole on the disk before it takes an older one's name.
+            self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
+        }
+        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
+        // anyway.
+        self.carry_out(change)
+    }
+
+    /// The names that a record is to have, and those that are to go.
+    fn plan(&mut self, record: &Record, olds: &[&Stored]) -> Result<Change, StoreError> {
+        let mut change = Change::default();
+        let mut over_old = Vec::new();
+        for address in &record.addresses {
+            let name = address.to_string();
+            match self.replaceable(*address, record, olds)? {
+                None => change.place.push(Place { name, replaces: None }),
+                replaces => over_old.push(Place { name, replaces }),
+            }
+        }
+        // New names first: where one of them is taken, nothing old was touched yet.
+        change.place.append(&mut over_old);
+        let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+        let attachment =
+            record.is_attached(&self.store.now).then(|| record::attachment_name(&record.attachment));
+        for name in claimant.into_iter().chain(attachment) {
+            let replaces = inode_of(&self.store.path(&name))?;
+            change.place.push(Place { name, replaces });
+        }
+        for old in olds {
+            let gone = names_of(old).into_iter();
+            change
+                .remove
+                .extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
+        }
+        Ok(change)
+    }
+
+    /// Forgets a record: its addresses are free.
+    ///
+    /// # Errors
+    /// The disk fails; whoever comes next finishes the change.
+    pub fn free(&mut self, stored: &Stored) -> Result<(), StoreError> {
+        self.carry_out(Change { remove: names_of(stored), ..Change::default() })?;
+        match stored.record.claimant().filter(|_| stored.record.binding.is_some()) {
+            Some(claimant) => self.forget_parting(&claimant),
+            None => Ok(()),
+        }
+    }
+
+    /// Finishes what a process that ended left undone.
+    pub(crate) fn finish_change(&mut self) -> Result<(), StoreError> {
+        let Some(mut change) = self.state.change.clone() else { return Ok(()) };
+        self.clear_leftover(SWAP)?;
+        // host-local may have come first and taken an address that was free already, and the file system may have
+        // given its file the inode of the one that is gone. What we remove is always a record of ours.
+        let mut ours = Vec::new();
+        for removal in change.remove {
+            if !matches!(self.store.read(&removal.name)?, Read::Other { .. }) {
+                ours.push(removal);
+            }
+        }
+        change.remove = ours;
+        match self.complete(&change) {
+            // Taken back: nobody waits for it any more.
+            Err(StoreError::Taken(_)) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Writes the page with the directory as it is now.
+    pub(crate) fn write_page(&mut self) -> Result<(), StoreError> {
+        let path = self.store.path(crate::store::STATE);
+        let root = &self.store.root;
+        self.state.directory = Changed::of(root).map_err(|source| StoreError::io("look at", root, source))?;
+        state::page(&self.state)
+            .and_then(|page| self.store.disk.write_at(&self.page, 0, &page))
+            .map_err(|source| StoreError::io("write", &path, source))
+    }
+
+    /// The inode of what stands under an address and may be replaced by `record`: the old record itself, or another
+    /// one of the same claimant. Nothing: the address is free.
+    fn replaceable(
+        &mut self,
+        address: IpAddr,
+        record: &Record,
+        olds: &[&Stored],
+    ) -> Result<Option<u64>, StoreError> {
+        let name = address.to_string();
+        let inode = inode_of(&self.store.path(&name))?;
+        if inode.is_none_or(|inode| olds.iter().any(|old| old.inode == inode)) {
+            return Ok(inode);
+        }
+        match self.store.read(&name)? {
+            Read::Ours(other)
+                if record.claimant().is_some() && other.record.claimant() == record.claimant() =>
+            {
+                Ok(Some(other.inode))
+            }
+            _ => match self.take_notice(address)? {
+                Some(_) => Err(StoreError::Taken(address)),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// The file of the new record, and whether it is on the disk.
+    fn create_new(&mut self, record: &Record) -> Result<(File, bool), StoreError> {
+        let path = self.store.path(NEW);
+        let bytes = record.to_bytes().map_err(|error| StoreError::io("write", &path, error.into()))?;
+        if let Some(draft) = self.draft.take() {
+            // A draft that somebody took away, or that is of another record by now, is of no use.
+            if draft.bytes == bytes && self.store.disk.rename(&draft.path, &path).is_ok() {
+                return Ok((draft.file, true));
+            }
+            self.remove_if_there(&draft.path)?;
+        }
+        // One that is there was left by a process that ended before it wrote its change down: it has no other name.
+        let created = self.store.create_anew(&path, &bytes);
+        Ok((created.map_err(|source| StoreError::io("write", &path, source))?, false))
+    }
+
+    fn carry_out(&mut self, change: Change) -> Result<(), StoreError> {
+        self.state.change = Some(change.clone());
+        if let Err(error) = self.write_page() {
+            self.state.change = None;
+            return Err(error);
+        }
+        self.complete(&change)
+    }
+
+    fn complete(&mut self, change: &Change) -> Result<(), StoreError> {
+        self.names_changed = true;
+        // Where this fails, the page still tells of the change, and whoever comes next tries again.
+        let outcome = match self.place_names(change) {
+            Ok(true) => {
+                for removal in &change.remove {
+                    self.remove_if_same(removal)?;
+                }
+                Ok(())
+            }
+            Ok(false) => Ok(()),
+            // An old name is replaced already, and the old record with it: there is no way back.
+            Err(error @ StoreError::Io { .. }) if self.has_replaced(change)? => return Err(error),
+            Err(error) => {
+                self.take_back(change)?;
+                Err(error)
+            }
+        };
+        let names = change.place.iter().map(|place| &place.name);
+        for name in names.chain(change.remove.iter().map(|removal| &removal.name)) {
+            if let Ok(address) = name.parse() {
+                let taken = inode_of(&self.store.path(name))?.is_some();
+                self.occupied.mark(self.store, address, taken)?;
+            }
+        }
+        self.state.change = None;
+        self.write_page()?;
+        outcome
+    }
+
+    /// Gives the new record its names. The last one is the file itself, so that nothing is left over. Answers with
+    /// whether it has them: not so when a process took the change back and ended before it crossed it out.
+    fn place_names(&mut self, change: &Change) -> Result<bool, StoreError> {
+        let new = self.store.path(NEW);
+        let Some((last, others)) = change.place.split_last() else { return Ok(true) };
+        let Some(inode) = inode_of(&new)?.filter(|inode| Some(*inode) == change.inode) else {
+            return Ok(inode_of(&self.store.path(&last.name))? == change.inode);
+        };
+        for place in others {
+            self.place(place, inode, &new)?;
+        }
+        let path = self.store.path(&last.name);
+        let there = inode_of(&path)?;
+        if there == Some(inode) {
+            return self.remove(&new).map(|()| true);
+        }
+        if there.is_some() && there != last.replaces {
+            return Err(occupied(last));
+        }
+        self.store.disk.rename(&new, &path).map_err(|source| StoreError::io("place", &path, source))?;
+        Ok(true)
+    }
+
+    fn has_replaced(&self, change: &Change) -> Result<bool, StoreError> {
+        for place in change.place.iter().filter(|place| place.replaces.is_some()) {
+            if inode_of(&self.store.path(&place.name))? == change.inode {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn place(&mut self, place: &Place, inode: u64, new: &Path) -> Result<(), StoreError> {
+        let path = self.store.path(&place.name);
+        match inode_of(&path)? {
+            Some(there) if there == inode => Ok(()),
+            None => match self.store.disk.link(new, &path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(occupied(place)),
+                linked => linked.map_err(|source| StoreError::io("place", &path, source)),
+            },
+            there if there == place.replaces => {
+                let swap = self.store.path(SWAP);
+                self.clear_leftover(SWAP)?;
+                self.store
+                    .disk
+                    .link(new, &swap)
+                    .and_then(|()| self.store.disk.rename(&swap, &path))
+                    .map_err(|source| StoreError::io("place", &path, source))
+            }
+            Some(_) => Err(occupied(place)),
+        }
+    }
+
+    /// Takes the new record's names away again, as far as they replaced nothing.
+    fn take_back(&mut self, change: &Change) -> Result<(), StoreError> {
+        let Some(inode) = change.inode else { return Ok(()) };
+        for place in change.place.iter().filter(|place| place.replaces.is_none()) {
+            self.remove_if_same(&Removal { name: place.name.clone(), inode })?;
+        }
+        self.clear_leftovers()
+    }
+
+    fn remove_if_same(&mut self, removal: &Removal) -> Result<(), StoreError> {
+        let path = self.store.path(&removal.name);
+        if inode_of(&path)? == Some(removal.inode) { self.remove(&path) } else { Ok(()) }
+    }
+
+    /// Removes what a process that ended may have left, where the records alone are trusted.
+    pub(crate) fn clear_leftovers(&mut self) -> Result<(), StoreError> {
+        self.clear_leftover(SWAP)?;
+        self.clear_leftover(NEW)
+    }
+
+    fn clear_leftover(&mut self, name: &str) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(name))
+    }
+
+    pub(crate) fn remove_if_there(&mut self, path: &Path) -> Result<(), StoreError> {
+        if inode_of(path)?.is_some() { self.remove(path) } else { Ok(()) }
+    }
+
+    pub(crate) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
+        self.store.disk.remove(path).map_err(|source| StoreError::io("remove", path, source))
+    }
+}
+
+fn occupied(place: &Place) -> StoreError {
+    match place.name.parse() {
+        Ok(address) => StoreError::Taken(address),
+        Err(_) => StoreError::Io {
+            what: "place",
+            path: PathBuf::from(&place.name),
+            source: io::Error::from(io::ErrorKind::AlreadyExists),
+        },
+    }
+}
+
+/// All names that a record has.
+fn names_of(stored: &Stored) -> Vec<Removal> {
+    let record = &stored.record;
+    let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+    let attachment = record::attachment_name(&record.attachment);
+    let addresses = record.addresses.iter().map(ToString::to_string);
+    addresses.chain(claimant).chain([attachment]).map(|name| Removal { name, inode: stored.inode }).collect()
+}

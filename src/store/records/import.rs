@@ -1,0 +1,142 @@
+//! Taking over what host-local wrote: in its own directory, where opening it is enough, or from another data
+//! directory, which is left as it is.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::cni::Attachment;
+use crate::store::lock::Lock;
+use crate::store::{Disk, Record, Store, StoreError, inode_of};
+
+/// What becomes of one file of host-local's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The address that the file is named after.
+    pub address: IpAddr,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It becomes a record of ours.
+    TakenOver(Attachment),
+    /// It is one already.
+    Ours(Attachment),
+    /// It is no record: set aside in place, passed over when copied.
+    NoRecord,
+    /// It cannot be taken over, and so nothing is: why.
+    Conflict(String),
+}
+
+impl<D: Disk> Store<D> {
+    /// What taking over this directory in place would do. Changes nothing.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn plan_takeover(&self) -> Result<Vec<Step>, StoreError> {
+        let mut steps = Vec::new();
+        for look in self.walk()? {
+            let fate = match look.record {
+                None => Fate::NoRecord,
+                Some(record) if look.host_locals => Fate::TakenOver(record.attachment),
+                Some(record) => Fate::Ours(record.attachment),
+            };
+            steps.push(Step { address: look.address, fate });
+        }
+        Ok(steps)
+    }
+
+    /// Takes over this directory in place.
+    ///
+    /// # Errors
+    /// The lock is not to be had, or the disk fails; the next one who opens the store goes on.
+    pub fn take_over(&self) -> Result<(), StoreError> {
+        if let Some(mut locked) = self.lock_existing()? {
+            locked.put_everything_in_order()?;
+            locked.commit()?;
+        }
+        Ok(())
+    }
+
+    /// What copying the records of `from` would do. Changes nothing.
+    ///
+    /// # Errors
+    /// A directory cannot be read.
+    pub fn plan_copy(&self, from: &Self) -> Result<Vec<Step>, StoreError> {
+        let mut here: BTreeMap<IpAddr, Record> = BTreeMap::new();
+        if self.is_there()? {
+            for look in self.walk()? {
+                here.extend(look.record.map(|record| (look.address, record)));
+            }
+        }
+        let mut steps = Vec::new();
+        for look in from.walk()? {
+            let address = look.address;
+            let fate = match look.record {
+                None => Fate::NoRecord,
+                Some(_) if !look.host_locals => {
+                    Fate::Conflict("it is sticky-ipam's own record there; move that directory instead".into())
+                }
+                Some(record) => fate(address, record.attachment, &here),
+            };
+            steps.push(Step { address, fate });
+        }
+        Ok(steps)
+    }
+
+    /// Copies host-local's records of `from`, which is locked meanwhile and left as it is.
+    ///
+    /// # Errors
+    /// A lock is not to be had, or the disk fails. What is copied by then stays; the same again goes on.
+    pub fn copy(&self, from: &Self) -> Result<Vec<Step>, StoreError> {
+        let lock = from.path("lock");
+        let _held = match inode_of(&lock)? {
+            Some(_) => Some(Lock::acquire(&lock, from.patience)?),
+            None => None,
+        };
+        let cursors = from.host_local_cursors();
+        let mut locked = self.lock()?;
+        let steps = self.plan_copy(from)?;
+        if steps.iter().any(|step| matches!(step.fate, Fate::Conflict(_))) {
+            return Ok(steps);
+        }
+        let mut joined: BTreeMap<&Attachment, Vec<IpAddr>> = BTreeMap::new();
+        for step in &steps {
+            if let Fate::TakenOver(attachment) = &step.fate {
+                joined.entry(attachment).or_default().push(step.address);
+            }
+        }
+        for (attachment, addresses) in joined {
+            let old = locked.of_attachment(attachment)?;
+            let known = old.iter().flat_map(|old| old.record.addresses.iter().copied());
+            let addresses = known.chain(addresses).collect();
+            let record = match &old {
+                Some(old) => Record { addresses, ..old.record.clone() },
+                None => Record::of_host_local(addresses, attachment.clone(), &self.now),
+            };
+            locked.put(&record, old.as_ref())?;
+        }
+        for (index, address) in cursors {
+            if !locked.state.cursors.contains_key(&index) {
+                locked.move_cursor(index, address);
+            }
+        }
+        locked.write_page()?;
+        locked.commit()?;
+        Ok(steps)
+    }
+}
+
+fn fate(address: IpAddr, attachment: Attachment, here: &BTreeMap<IpAddr, Record>) -> Fate {
+    match here.get(&address) {
+        Some(record) if record.attachment == attachment => Fate::Ours(attachment),
+        Some(record) => Fate::Conflict(format!(
+            "container {} has it there, {} has it here",
+            attachment.container,
+            record.holder()
+        )),
+        None => Fate::TakenOver(attachment),
+    }
+}

@@ -1,0 +1,153 @@
+//! Looking at a store without its lock: for STATUS, for GC's list, and for people. Changes nothing.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::DirEntryExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+
+use crate::alloc::RangeSet;
+use crate::cni::Attachment;
+use crate::store::records::reconcile::address_of;
+use crate::store::records::state;
+use crate::store::records::state::Found;
+use crate::store::records::{bitmaps, record};
+use crate::store::{ATTACHMENTS, CLAIMANTS, Disk, Read, Record, STATE, Store, StoreError, VERSION};
+
+/// A name in an index, with the inode that it had when it was listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub(crate) folder: &'static str,
+    pub(crate) name: String,
+    pub(crate) inode: u64,
+}
+
+/// One file of a network's directory that bears an address's name.
+#[derive(Debug)]
+pub struct Look {
+    /// The address.
+    pub address: IpAddr,
+    /// The file.
+    pub path: PathBuf,
+    /// What it says; none where it is no record of ours or host-local's.
+    pub record: Option<Record>,
+    /// Whether it is host-local's.
+    pub host_locals: bool,
+}
+
+impl<D: Disk> Store<D> {
+    /// The attachments that are not among `valid`, as they stand now. Reads names only.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn attachments_except(&self, valid: &[Attachment]) -> Result<Vec<Entry>, StoreError> {
+        let valid = record::attachment_entries(valid);
+        self.entries(ATTACHMENTS, |name| !valid.contains(name))
+    }
+
+    /// Everything that is kept for a claimant or that it has.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn claimants(&self) -> Result<Vec<Entry>, StoreError> {
+        self.entries(CLAIMANTS, |_| true)
+    }
+
+    fn entries(&self, folder: &'static str, wanted: impl Fn(&str) -> bool) -> Result<Vec<Entry>, StoreError> {
+        let names = names(&self.path(folder))?.into_iter();
+        Ok(names
+            .filter(|(name, _)| wanted(name))
+            .map(|(name, inode)| Entry { folder, name, inode })
+            .collect())
+    }
+
+    /// Whether an ADD could use the store, as far as a look tells: it is of a known version and can be written.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn is_usable(&self) -> Result<(), StoreError> {
+        if !self.is_there()? {
+            let there = self.root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+            if !there.is_dir() {
+                return Err(StoreError::io("use", there, io::Error::from(io::ErrorKind::NotADirectory)));
+            }
+            return writable(there);
+        }
+        writable(&self.root)?;
+        let page = self.path(STATE);
+        match state::glance(&page).map_err(|source| StoreError::io("read", &page, source))? {
+            Found::Newer(found) => {
+                Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION })
+            }
+            Found::State(_) | Found::Nothing => Ok(()),
+        }
+    }
+
+    /// How many addresses of `set` are free, counted no further than `enough`. Only as true as the bitmaps are: in
+    /// a directory that this boot has not put in order, everything counts as free.
+    ///
+    /// # Errors
+    /// A bitmap cannot be read.
+    pub fn count_free(&self, set: &RangeSet, enough: u128) -> Result<u128, StoreError> {
+        let in_order = match state::glance(&self.path(STATE)) {
+            Ok(Found::State(state)) => state.in_order && state.first_look.boot() == self.now.boot(),
+            _ => false,
+        };
+        crate::alloc::count_free(
+            set,
+            enough,
+            |group| {
+                if in_order { bitmaps::glance(self, group) } else { Ok(None) }
+            },
+        )
+    }
+
+    /// Every file of the directory that bears an address's name, in the addresses' order. A walk: for people only.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn walk(&self) -> Result<Vec<Look>, StoreError> {
+        let mut found = Vec::new();
+        for (name, _) in names(&self.root)? {
+            let Some(address) = address_of(&name) else { continue };
+            let (record, host_locals) = match self.read(&name)? {
+                Read::Nothing => continue,
+                Read::Ours(stored) => (Some(stored.record), false),
+                Read::Other { bytes, .. } => {
+                    let record = Record::from_host_local(&bytes, address, &self.now);
+                    let host_locals = record.is_some();
+                    (record, host_locals)
+                }
+            };
+            found.push(Look { address, path: self.path(&name), record, host_locals });
+        }
+        found.sort_by_key(|look| look.address);
+        Ok(found)
+    }
+}
+
+fn writable(path: &Path) -> Result<(), StoreError> {
+    access(path, AccessFlags::W_OK | AccessFlags::X_OK)
+        .map_err(|errno| StoreError::io("write to", path, errno.into()))
+}
+
+/// The names in a directory with their inodes; none where there is no such directory.
+pub(crate) fn names(directory: &Path) -> Result<Vec<(String, u64)>, StoreError> {
+    let failed = |source| StoreError::io("list", directory, source);
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(failed(source)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let inode = entry.ino();
+        if let Ok(name) = entry.file_name().into_string() {
+            names.push((name, inode));
+        }
+    }
+    Ok(names)
+}

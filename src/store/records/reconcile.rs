@@ -1,0 +1,261 @@
+//! Bringing what is derived into step with the records: after a reboot, in a directory of host-local's, after a
+//! crash, and when somebody else was in the directory. The only walk there is.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::alloc::{Bitmap, Group, position};
+use crate::store::cluster::detached_snapshot::PARTINGS;
+use crate::store::cluster::draft::DRAFTS;
+use crate::store::records::{bitmaps, list, record};
+use crate::store::{
+    ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, StoreError, Stored, inode_of,
+};
+
+/// How much is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Every record, and all indexes made anew: the first look of a boot.
+    Everything,
+    /// The names, and only the records of those that are new.
+    NewNames,
+}
+
+impl<D: Disk> Locked<'_, D> {
+    /// Makes everything derived agree with the records.
+    pub(crate) fn put_in_order(&mut self, depth: Depth) -> Result<(), StoreError> {
+        match depth {
+            Depth::NewNames => self.finish_change()?,
+            Depth::Everything => {
+                self.state.change = None;
+                self.clear_indexes()?;
+            }
+        }
+        let mut taken: BTreeMap<Group, Bitmap> = BTreeMap::new();
+        let mut outdated = Vec::new();
+        for (name, _) in list::names(&self.store.root)? {
+            let Some(address) = address_of(&name) else { continue };
+            let known = depth == Depth::NewNames && self.occupied.is_marked(self.store, address)?;
+            if known || self.admit(address, depth, &mut outdated)? {
+                taken.entry(Group::of(address)).or_default().set(position(address), true);
+            }
+        }
+        for group in bitmaps::groups(self.store)? {
+            taken.entry(group).or_default();
+        }
+        for (group, bitmap) in taken {
+            let before = self.occupied.bitmap(self.store, group)?.unwrap_or_default();
+            for at in before.taken().chain(bitmap.taken()) {
+                self.occupied.mark(self.store, in_group(group, at), bitmap.get(at))?;
+            }
+        }
+        for old in &outdated {
+            self.replace_outdated(old)?;
+        }
+        self.state.in_order = true;
+        self.write_page()
+    }
+
+    /// Looks at an address whose record is not known: indexes it, frees it, or sets its file aside. Answers with
+    /// what holds the address then.
+    pub(crate) fn take_notice(&mut self, address: IpAddr) -> Result<Option<Stored>, StoreError> {
+        let name = address.to_string();
+        if let Read::Ours(stored) = self.store.read(&name)?
+            && stored.record.addresses.contains(&address)
+        {
+            // Where the bit was lost, the search would come upon this address for ever.
+            self.occupied.mark(self.store, address, true)?;
+            return Ok(Some(stored));
+        }
+        let mut outdated = Vec::new();
+        let taken = self.admit(address, Depth::NewNames, &mut outdated)?;
+        self.occupied.mark(self.store, address, taken)?;
+        for old in &outdated {
+            self.replace_outdated(old)?;
+        }
+        match self.store.read(&name)? {
+            Read::Ours(stored) if taken => Ok(Some(stored)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether the file of this address holds it; makes its index entries if it does.
+    /// Adds to `outdated` what a later record of the same claimant stands against, and what lacks a name.
+    fn admit(
+        &mut self,
+        address: IpAddr,
+        depth: Depth,
+        outdated: &mut Vec<Stored>,
+    ) -> Result<bool, StoreError> {
+        let name = address.to_string();
+        match self.store.read(&name)? {
+            Read::Nothing => Ok(false),
+            Read::Ours(stored) if !stored.record.addresses.contains(&address) => {
+                self.set_aside(&name, "it tells of other addresses")?;
+                Ok(false)
+            }
+            Read::Ours(stored) => {
+                let gone = stored.record.keep == Keep::No && !stored.record.is_attached(&self.store.now);
+                if gone && depth == Depth::Everything {
+                    tracing::info!(%address, holder = stored.record.holder(), "freed: from before the reboot");
+                    self.names_changed = true;
+                    self.remove(&self.store.path(&name))?;
+                    return Ok(false);
+                }
+                self.index(&name, &stored, outdated)?;
+                if depth == Depth::Everything && !self.stands_whole(&stored)? {
+                    outdated.push(stored);
+                }
+                Ok(true)
+            }
+            Read::Other { bytes, inode } => {
+                match Record::from_host_local(&bytes, address, &self.store.now) {
+                    Some(record) => self.take_over(record, inode)?,
+                    None => {
+                        let why = if bytes.is_empty() { "it is empty" } else { "it is no record" };
+                        self.set_aside(&name, why)?;
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Gives a record its entries in the indexes, where it has none.
+    fn index(&mut self, name: &str, stored: &Stored, outdated: &mut Vec<Stored>) -> Result<(), StoreError> {
+        let record = &stored.record;
+        let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+        let attachment =
+            record.is_attached(&self.store.now).then(|| record::attachment_name(&record.attachment));
+        for entry in claimant.into_iter().chain(attachment) {
+            let path = self.store.path(&entry);
+            let there = match self.store.read(&entry)? {
+                Read::Nothing => None,
+                Read::Ours(other) if other.inode == stored.inode => continue,
+                // Two records of one claimant: a change that lost power half way. The later one counts.
+                Read::Ours(other) if other.record.since.wall() >= record.since.wall() => {
+                    outdated.push(stored.clone());
+                    continue;
+                }
+                Read::Ours(other) => {
+                    outdated.push(other);
+                    Some(())
+                }
+                Read::Other { .. } => Some(()),
+            };
+            if there.is_some() {
+                self.remove(&path)?;
+            }
+            self.store
+                .disk
+                .link(&self.store.path(name), &path)
+                .map_err(|source| StoreError::io("make the index entry", &path, source))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a record stands under all of its addresses.
+    fn stands_whole(&self, stored: &Stored) -> Result<bool, StoreError> {
+        for address in &stored.record.addresses {
+            if inode_of(&self.store.path(&address.to_string()))? != Some(stored.inode) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Finishes a change that lost power half way: the claimant's later record takes the place of this one, and the
+    /// names that it lacks, where nobody else has them.
+    fn replace_outdated(&mut self, old: &Stored) -> Result<(), StoreError> {
+        let Some(claimant) = old.record.claimant() else { return Ok(()) };
+        let Read::Ours(later) = self.store.read(&claimant.name_of_entry())? else {
+            return Ok(());
+        };
+        if later.inode == old.inode && self.stands_whole(&later)? {
+            return Ok(());
+        }
+        let mut record = later.record.clone();
+        record.addresses.clear();
+        for address in &later.record.addresses {
+            let there = inode_of(&self.store.path(&address.to_string()))?;
+            if there.is_none_or(|inode| inode == later.inode || inode == old.inode) {
+                record.addresses.push(*address);
+            }
+        }
+        if record.addresses.is_empty() {
+            return Ok(());
+        }
+        if !record.is_attached(&self.store.now) && record.phase == Phase::Attached {
+            // Its container is from before the boot, and must not get an entry among the attachments.
+            record =
+                Record { phase: Phase::Kept, since: self.state.first_look.clone(), netns: None, ..record };
+        }
+        self.put_over(&record, &[&later, old])
+    }
+
+    /// Makes a record of host-local's ours, joined with the other family's of the same attachment.
+    fn take_over(&mut self, mut record: Record, inode: u64) -> Result<(), StoreError> {
+        let known = self.of_attachment(&record.attachment)?;
+        let host_locals = Stored { record: record.clone(), inode };
+        match known {
+            Some(known) => {
+                let mut addresses = known.record.addresses.clone();
+                addresses.extend(record.addresses.iter().filter(|ip| !known.record.addresses.contains(ip)));
+                record = Record { addresses, phase: Phase::Attached, ..known.record.clone() };
+                // Both files become one record; host-local's is replaced first, ours follows.
+                self.put_over(&record, &[&host_locals, &known])
+            }
+            None => self.put_over(&record, &[&host_locals]),
+        }
+    }
+
+    /// Sets a file aside that is no record: kept for people to look at, and in nobody's way.
+    pub(crate) fn set_aside(&mut self, name: &str, why: &str) -> Result<(), StoreError> {
+        self.set_aside_from("", name, why)
+    }
+
+    /// The same for a file of a folder.
+    pub(crate) fn set_aside_from(&mut self, folder: &str, name: &str, why: &str) -> Result<(), StoreError> {
+        let aside = self.store.path(ASIDE);
+        if inode_of(&aside)?.is_none() {
+            self.store
+                .disk
+                .make_dir(&aside)
+                .map_err(|source| StoreError::io("make the directory", &aside, source))?;
+        }
+        let from = self.store.path(folder).join(name);
+        let mut to = aside.join(format!("{name}.{}", self.store.now.wall()));
+        let mut number = 1;
+        while inode_of(&to)?.is_some() {
+            number += 1;
+            to = aside.join(format!("{name}.{}.{number}", self.store.now.wall()));
+        }
+        tracing::warn!(file = %from.display(), to = %to.display(), reason = why, "set a file aside");
+        self.names_changed = true;
+        self.store.disk.rename(&from, &to).map_err(|source| StoreError::io("set aside", &from, source))
+    }
+
+    fn clear_indexes(&mut self) -> Result<(), StoreError> {
+        // Whoever wrote drafts has ended, and what was remembered was of an earlier boot.
+        for folder in [ATTACHMENTS, CLAIMANTS, DRAFTS, PARTINGS] {
+            let folder = self.store.path(folder);
+            for (entry, _) in list::names(&folder)? {
+                self.remove(&folder.join(entry))?;
+            }
+        }
+        self.clear_leftovers()
+    }
+}
+
+/// The address that a file's name is, in the only spelling that we write.
+pub(crate) fn address_of(name: &str) -> Option<IpAddr> {
+    name.parse().ok().filter(|address: &IpAddr| address.to_string() == name)
+}
+
+pub(crate) fn in_group(group: Group, at: u16) -> IpAddr {
+    match group.first() {
+        IpAddr::V4(first) => IpAddr::V4(std::net::Ipv4Addr::from_bits(first.to_bits() | u32::from(at))),
+        IpAddr::V6(first) => IpAddr::V6(std::net::Ipv6Addr::from_bits(first.to_bits() | u128::from(at))),
+    }
+}
