@@ -12,11 +12,11 @@ use crate::agent::install::{
     ServiceAccountRef,
 };
 
-use crate::cluster::cilium::pool::Shape;
+use crate::cluster::cilium::pool::PublishConfig;
 use crate::cni::{NetworkName, OnUnavailable};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
-use crate::runtime::tls::{Pair, TlsError};
+use crate::runtime::tls::{CertificateFiles, TlsError};
 
 /// Where Cilium's agent listens, unless told otherwise.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
@@ -28,18 +28,18 @@ const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
     version,
     about = "Keeps a node in step with the cluster's sticky addresses: prepares pods, keeps the node's own CiliumNode, frees leaks"
 )]
-pub struct CommandLine {
+pub struct AgentCommandLine {
     /// What to do; `run` if nothing is named.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub command: Option<AgentCommand>,
     /// The settings.
     #[command(flatten)]
-    pub settings: Settings,
+    pub settings: AgentSettings,
 }
 
 /// What the agent can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
-pub enum Command {
+pub enum AgentCommand {
     /// Keep the node in step until told to end (the default)
     Run,
     /// Put plugin, conflist and credentials onto the node once, and end
@@ -78,7 +78,7 @@ pub enum LogLevel {
 
 /// Everything the agent is told.
 #[derive(Debug, Clone, Args)]
-pub struct Settings {
+pub struct AgentSettings {
     /// This node's name in the cluster; required
     #[arg(long, env = "NODE_NAME", global = true, default_value = "", hide_default_value = true, value_parser = node, help_heading = "Node")]
     pub node: String,
@@ -209,7 +209,7 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
-impl Settings {
+impl AgentSettings {
     /// What flags cannot say one by one.
     ///
     /// # Errors
@@ -239,8 +239,8 @@ impl Settings {
     ///
     /// # Errors
     /// Only one was given.
-    pub fn tls(&self) -> Result<Option<Pair>, TlsError> {
-        Pair::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
+    pub fn tls(&self) -> Result<Option<CertificateFiles>, TlsError> {
+        CertificateFiles::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
 
     /// Who is sticky.
@@ -255,8 +255,8 @@ impl Settings {
 
     /// What the node's CiliumNode shows. `ranges` are those of the node's own configuration.
     #[must_use]
-    pub fn shape(&self, ranges: Vec<ipnet::IpNet>) -> Shape {
-        Shape { pool: self.mode == Mode::Crd, ranges }
+    pub fn shape(&self, ranges: Vec<ipnet::IpNet>) -> PublishConfig {
+        PublishConfig { pool: self.mode == Mode::Crd, ranges }
     }
 
     /// What is to be installed.
@@ -354,9 +354,9 @@ fn selector(text: &str) -> Result<Selector, String> {
 mod tests {
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Result<CommandLine, String> {
+    fn parse(arguments: &[&str]) -> Result<AgentCommandLine, String> {
         let all = std::iter::once("sticky-ipam-agent").chain(arguments.iter().copied());
-        let parsed = CommandLine::try_parse_from(all).map_err(|error| error.to_string())?;
+        let parsed = AgentCommandLine::try_parse_from(all).map_err(|error| error.to_string())?;
         parsed.settings.check()?;
         Ok(parsed)
     }
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(line.settings.mode, Mode::Crd);
         assert_eq!(line.command, None);
         let line = parse(&["install", "--node", "n1", "--mode", "chained"]).unwrap();
-        assert_eq!((line.command, line.settings.mode), (Some(Command::Install), Mode::Chained));
+        assert_eq!((line.command, line.settings.mode), (Some(AgentCommand::Install), Mode::Chained));
     }
 
     #[test]

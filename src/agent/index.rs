@@ -10,26 +10,26 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::home_blocks;
-use crate::cluster::objects::{Holder, StickyIP};
+use crate::cluster::objects::{StickyIP, StickyKey};
 use crate::cluster::pod;
 use crate::cluster::protocol::view::ClaimView;
 use crate::policy::selection::facts::PodFacts;
-pub use crate::runtime::cache::{Known, Told};
+pub use crate::runtime::cache::{Cache, Told};
 
 /// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSeen {
+pub struct NodePod {
     /// What decides whether it is sticky.
     pub facts: PodFacts,
     /// The uid that the runtime knows it by: a static pod's own, else the API server's.
     pub runtime_uid: String,
     /// Nothing of it runs yet: it waits for its first sandbox.
-    pub waits: bool,
+    pub is_waiting: bool,
     /// It is being deleted, or its containers have ended for good.
-    pub ends: bool,
+    pub is_ending: bool,
 }
 
-impl From<&Pod> for PodSeen {
+impl From<&Pod> for NodePod {
     fn from(object: &Pod) -> Self {
         let facts = pod::facts(object, BTreeMap::new());
         let status = object.status.as_ref();
@@ -38,8 +38,8 @@ impl From<&Pod> for PodSeen {
             status.and_then(|status| status.pod_ip.as_deref()).is_some_and(|address| !address.is_empty());
         Self {
             runtime_uid: pod::runtime_uid(object).to_owned(),
-            waits: matches!(phase, None | Some("Pending")) && !has_address,
-            ends: object.metadata.deletion_timestamp.is_some()
+            is_waiting: matches!(phase, None | Some("Pending")) && !has_address,
+            is_ending: object.metadata.deletion_timestamp.is_some()
                 || matches!(phase, Some("Succeeded" | "Failed")),
             facts,
         }
@@ -48,27 +48,27 @@ impl From<&Pod> for PodSeen {
 
 /// Everything that is known.
 #[derive(Debug, Clone, Default)]
-pub struct Index {
+pub struct NodeIndex {
     /// This node's pods, by namespace/name.
-    pub pods: Known<PodSeen>,
+    pub pods: Cache<NodePod>,
     /// StickyIPs that are attached to this node, by namespace/name.
-    pub stickies: Known<StickyIP>,
+    pub stickies: Cache<StickyIP>,
     /// Claims whose home is this node, by name.
-    pub claims: Known<ClaimView>,
+    pub claims: Cache<ClaimView>,
     /// This node's CiliumNode, by its name.
-    pub node: Known<CiliumNode>,
+    pub node: Cache<CiliumNode>,
 }
 
-impl Index {
+impl NodeIndex {
     /// Whether every watch has listed once.
     #[must_use]
-    pub fn is_listed(&self) -> bool {
-        self.pods.is_listed() && self.stickies.is_listed() && self.claims.is_listed() && self.node.is_listed()
+    pub fn is_synced(&self) -> bool {
+        self.pods.is_synced() && self.stickies.is_synced() && self.claims.is_synced() && self.node.is_synced()
     }
 
     /// The pod that the runtime knows by this uid.
     #[must_use]
-    pub fn pod_of(&self, uid: &str) -> Option<&PodSeen> {
+    pub fn pod_of(&self, uid: &str) -> Option<&NodePod> {
         self.pods.values().find(|pod| pod.runtime_uid == uid || pod.facts.uid == uid)
     }
 
@@ -103,8 +103,8 @@ pub fn name_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta
 
 /// A StickyIP's key.
 #[must_use]
-pub fn key_of(object: &StickyIP) -> Holder {
-    Holder {
+pub fn key_of(object: &StickyIP) -> StickyKey {
+    StickyKey {
         namespace: object.metadata.namespace.clone().unwrap_or_default(),
         name: object.metadata.name.clone().unwrap_or_default(),
     }
@@ -117,12 +117,12 @@ mod tests {
 
     #[test]
     fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
-        let mut known = Known::default();
+        let mut known = Cache::default();
         known.take(Told::Listing);
         known.take(Told::Listed(("a".to_owned(), 1)));
-        assert!(!known.is_listed() && known.get("a").is_none());
+        assert!(!known.is_synced() && known.get("a").is_none());
         known.take(Told::Complete);
-        assert!(known.is_listed() && known.get("a") == Some(&1));
+        assert!(known.is_synced() && known.get("a") == Some(&1));
         known.take(Told::Here(("b".to_owned(), 2)));
         known.take(Told::Listing);
         known.take(Told::Listed(("b".to_owned(), 3)));
@@ -139,11 +139,11 @@ mod tests {
     fn a_pod_waits_as_long_as_nothing_of_it_runs() {
         let seen = |status: serde_json::Value| {
             let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "status": status});
-            PodSeen::from(&serde_json::from_value::<Pod>(pod).unwrap())
+            NodePod::from(&serde_json::from_value::<Pod>(pod).unwrap())
         };
-        assert!(seen(json!({})).waits && seen(json!({"phase": "Pending"})).waits);
-        assert!(!seen(json!({"phase": "Pending", "podIP": "10.0.0.1"})).waits);
-        assert!(!seen(json!({"phase": "Running"})).waits);
-        assert!(seen(json!({"phase": "Failed"})).ends);
+        assert!(seen(json!({})).is_waiting && seen(json!({"phase": "Pending"})).is_waiting);
+        assert!(!seen(json!({"phase": "Pending", "podIP": "10.0.0.1"})).is_waiting);
+        assert!(!seen(json!({"phase": "Running"})).is_waiting);
+        assert!(seen(json!({"phase": "Failed"})).is_ending);
     }
 }

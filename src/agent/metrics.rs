@@ -18,16 +18,16 @@ pub struct What {
 
 /// A family of addresses and whether they are free.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct Addresses {
+pub struct PoolLabels {
     /// IPv4 or IPv6.
     pub family: String,
     /// Which of them.
-    pub state: State,
+    pub state: PoolState,
 }
 
 /// Which addresses of the pool are counted.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
-pub enum State {
+pub enum PoolState {
     /// All keys.
     Total,
     /// Unowned and not used.
@@ -36,7 +36,7 @@ pub enum State {
 
 /// Everything that is counted.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct AgentMetrics {
     registry: Registry,
     /// Prepared decisions, by `sticky` and `plain`.
     pub prepared: Family<What, Counter>,
@@ -51,7 +51,7 @@ pub struct Metrics {
     /// Pool keys and routes that were written, by `put`, `removed` and `offered`.
     pub pool_writes: Family<What, Counter>,
     /// What stands in this node's pool.
-    pub pool: Family<Addresses, Gauge>,
+    pub pool: Family<PoolLabels, Gauge>,
     /// Requests to the API server, by verb.
     pub requests: Family<What, Counter>,
     /// Steps that failed, by what was tried.
@@ -59,14 +59,14 @@ pub struct Metrics {
     /// Objects that could not be read.
     pub skipped: Counter,
     /// What a person must look at, by kind, as it stands now.
-    pub odd: Family<What, Gauge>,
+    pub needs_attention: Family<What, Gauge>,
     /// When a step last succeeded.
     pub last_success: Gauge<i64, AtomicI64>,
     /// Steps that were taken.
     pub steps: Counter<u64, AtomicU64>,
 }
 
-impl Default for Metrics {
+impl Default for AgentMetrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("sticky_ipam_agent");
         macro_rules! counted {
@@ -88,14 +88,14 @@ impl Default for Metrics {
             counted!("claims_answered", "Requested claims on this node's addresses, granted or refused");
         let pool_writes: Family<What, Counter> =
             counted!("pool_writes", "Changes of this node's CiliumNode: put, removed, offered");
-        let pool: Family<Addresses, Gauge> =
+        let pool: Family<PoolLabels, Gauge> =
             counted!("pool_addresses", "Keys of this node's CiliumNode pool, by family, all and free");
         let requests: Family<What, Counter> =
             counted!("api_requests", "Requests to the API server, by method");
         let errors: Family<What, Counter> = counted!("errors", "What failed, by what was tried");
         let skipped: Counter =
             counted!("objects_skipped", "Objects that could not be read and were passed over");
-        let odd: Family<What, Gauge> =
+        let needs_attention: Family<What, Gauge> =
             counted!("odd", "What a person must look at, by kind, as it stands now");
         let steps: Counter<u64, AtomicU64> = counted!("steps", "Looks at the node's files and objects");
         let last_success = Gauge::default();
@@ -117,14 +117,14 @@ impl Default for Metrics {
             requests,
             errors,
             skipped,
-            odd,
+            needs_attention,
             last_success,
             steps,
         }
     }
 }
 
-impl Metrics {
+impl AgentMetrics {
     /// Counts one under a word.
     pub fn count(family: &Family<What, Counter>, what: &str) {
         family.get_or_create(&What { what: what.to_owned() }).inc();
@@ -146,8 +146,8 @@ mod tests {
 
     #[test]
     fn every_metric_has_its_help_and_its_prefix() {
-        let metrics = Metrics::default();
-        Metrics::count(&metrics.leaks, "netns");
+        let metrics = AgentMetrics::default();
+        AgentMetrics::count(&metrics.leaks, "netns");
         metrics.last_success.set(7);
         let page = metrics.page();
         assert!(page.contains("# HELP sticky_ipam_agent_leaks_freed "), "{page}");

@@ -21,12 +21,12 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-use flags::{Command, CommandLine, LogFormat, LogLevel, Settings};
+use flags::{AgentCommand, AgentCommandLine, AgentSettings, LogFormat, LogLevel};
 pub use run::{AgentError, connect, run};
 
 /// Why the program ends without success.
 #[derive(Debug)]
-pub struct Failure {
+pub struct ExitError {
     /// For a person.
     pub text: String,
     /// The exit status: 2 for a mistake in the flags.
@@ -37,16 +37,16 @@ pub struct Failure {
 ///
 /// # Errors
 /// What went wrong, and the exit status.
-pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
-    let line = match CommandLine::try_parse_from(arguments) {
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, ExitError> {
+    let line = match AgentCommandLine::try_parse_from(arguments) {
         Ok(line) => line,
-        Err(error) if error.use_stderr() => return Err(Failure { text: error.to_string(), status: 2 }),
+        Err(error) if error.use_stderr() => return Err(ExitError { text: error.to_string(), status: 2 }),
         Err(help) => return Ok(help.to_string()),
     };
-    line.settings.check().map_err(|text| Failure { text: format!("error: {text}"), status: 2 })?;
+    line.settings.check().map_err(|text| ExitError { text: format!("error: {text}"), status: 2 })?;
     start_log(&line.settings);
-    let failed = |text: String| Failure { text, status: 1 };
-    if let Some(Command::Uninstall { force }) = line.command {
+    let failed = |text: String| ExitError { text, status: 1 };
+    if let Some(AgentCommand::Uninstall { force }) = line.command {
         let removed = install::uninstall(&line.settings.install(), force);
         return removed.map(|removed| removed.to_string()).map_err(|error| failed(error.to_string()));
     }
@@ -54,14 +54,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Fai
     let runtime = runtime.map_err(|error| failed(format!("cannot start: {error}")))?;
     let done = runtime.block_on(async {
         match line.command {
-            Some(Command::Install) => run::install_once(&line.settings).await,
+            Some(AgentCommand::Install) => run::install_once(&line.settings).await,
             _ => run::run(line.settings, run::told_to_end()).await,
         }
     });
     done.map(|()| String::new()).map_err(|error| failed(error.to_string()))
 }
 
-fn start_log(settings: &Settings) {
+fn start_log(settings: &AgentSettings) {
     use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::fmt;
     use tracing_subscriber::layer::SubscriberExt;

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::agent::actions::{ActError, Hands, Outcome, open_store};
+use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, open_store};
 use crate::agent::blocks;
-use crate::agent::flags::Settings;
-use crate::agent::index::Index;
-use crate::agent::metrics::{Addresses, Metrics, State, What};
+use crate::agent::flags::AgentSettings;
+use crate::agent::index::NodeIndex;
+use crate::agent::metrics::{AgentMetrics, PoolLabels, PoolState, What};
 use crate::agent::plan;
-use crate::agent::plan::debounce::Suspects;
-use crate::agent::plan::{Action, Sight, Terms};
+use crate::agent::plan::debounce::Debounce;
+use crate::agent::plan::{Action, PlanInput, PlanOptions};
 use crate::agent::snapshot::Snapshot;
 use crate::alloc::Family;
 use crate::cluster::api::client::ApiError;
-use crate::cluster::protocol::apply::Witness;
+use crate::cluster::protocol::apply::WriteObserver;
 use crate::store::Disk;
 
 /// The first pause before an action that did not succeed is tried again.
@@ -28,15 +28,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
 /// Keeps one node in step.
-pub struct Keeper<D: Disk + Clone> {
-    settings: Arc<Settings>,
-    terms: Terms,
-    metrics: Arc<Metrics>,
+pub struct Reconciler<D: Disk + Clone> {
+    settings: Arc<AgentSettings>,
+    options: PlanOptions,
+    metrics: Arc<AgentMetrics>,
     disk: D,
-    witness: Arc<dyn Witness + Send + Sync>,
+    observer: Arc<dyn WriteObserver + Send + Sync>,
     /// What the watches have told.
-    pub index: Index,
-    suspects: Suspects,
+    pub index: NodeIndex,
+    debounce: Debounce,
     pauses: BTreeMap<String, Pause>,
 }
 
@@ -50,7 +50,7 @@ struct Pause {
 
 /// What a step came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct StepReport {
     /// Actions that were done.
     pub done: usize,
     /// Actions that failed.
@@ -59,31 +59,31 @@ pub struct Step {
     pub unauthorized: bool,
 }
 
-impl<D: Disk + Clone> Keeper<D> {
+impl<D: Disk + Clone> Reconciler<D> {
     /// A keeper that knows nothing yet.
     #[must_use]
     pub fn new(
-        settings: Arc<Settings>,
-        metrics: Arc<Metrics>,
+        settings: Arc<AgentSettings>,
+        metrics: Arc<AgentMetrics>,
         disk: D,
-        witness: Arc<dyn Witness + Send + Sync>,
+        observer: Arc<dyn WriteObserver + Send + Sync>,
     ) -> Self {
-        let terms = Terms {
+        let options = PlanOptions {
             node: settings.node.clone(),
             shape: settings.shape(Vec::new()),
             ranges: Vec::new(),
-            fewest_free: settings.ip_rate_num,
-            most: settings.max_allocated_ip,
+            min_free: settings.ip_rate_num,
+            max_entries: settings.max_allocated_ip,
             rules: settings.rules(),
         };
         Self {
             settings,
-            terms,
+            options,
             metrics,
             disk,
-            witness,
-            index: Index::default(),
-            suspects: Suspects::default(),
+            observer,
+            index: NodeIndex::default(),
+            debounce: Debounce::default(),
             pauses: BTreeMap::new(),
         }
     }
@@ -92,48 +92,48 @@ impl<D: Disk + Clone> Keeper<D> {
     ///
     /// # Errors
     /// The store cannot be looked at. What an action fails with is logged, counted and tried again.
-    pub async fn step(&mut self, client: &kube::Client, now: Duration) -> Result<Step, ActError> {
+    pub async fn step(&mut self, client: &kube::Client, now: Duration) -> Result<StepReport, ActionError> {
         self.metrics.steps.inc();
         self.read_ranges();
         self.show_pool();
         let store = open_store(&self.settings, self.disk.clone())?;
         let snapshot = Snapshot::take(&store, |path| self.settings.on_host(path))?;
-        let sight = Sight { terms: &self.terms, index: &self.index, store: &snapshot, now };
-        let actions = plan::plan(&sight, &mut self.suspects);
+        let input = PlanInput { options: &self.options, index: &self.index, store: &snapshot, now };
+        let actions = plan::plan(&input, &mut self.debounce);
         self.forget_pauses(&actions);
-        let mut step = Step::default();
+        let mut step = StepReport::default();
         for action in &actions {
             let id = id(action);
             if self.pauses.get(&id).is_some_and(|pause| pause.due > now) {
                 continue;
             }
-            let hands = Hands {
+            let hands = ActionContext {
                 settings: &self.settings,
-                terms: &self.terms,
+                options: &self.options,
                 index: &self.index,
                 client: client.clone(),
                 disk: self.disk.clone(),
-                witness: &*self.witness,
+                observer: &*self.observer,
                 metrics: &self.metrics,
             };
-            let outcome = hands.carry_out(action).await;
+            let outcome = hands.perform(action).await;
             match &outcome {
-                Ok(Outcome::Done(_)) => step.done += 1,
+                Ok(ActionOutcome::Done(_)) => step.done += 1,
                 Ok(_) => {}
                 Err(error) => {
                     step.failed += 1;
-                    Metrics::count(&self.metrics.errors, action.name());
+                    AgentMetrics::count(&self.metrics.errors, action.name());
                     step.unauthorized |= matches!(error.api(), Some(ApiError::Unauthorized { .. }));
                 }
             }
-            let away = outcome.as_ref().err().and_then(ActError::api).is_some_and(ApiError::leaves_doubt);
+            let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
             self.account(action, &id, outcome, now);
             if away {
                 // Others would only wait for the same server.
                 break;
             }
         }
-        self.show_odd();
+        self.report_needs_attention();
         if step.failed == 0 {
             let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             self.metrics.last_success.set(i64::try_from(wall).unwrap_or(i64::MAX));
@@ -142,28 +142,34 @@ impl<D: Disk + Clone> Keeper<D> {
     }
 
     /// Says what came of an action, once, and sets its pause.
-    fn account(&mut self, action: &Action, id: &str, outcome: Result<Outcome, ActError>, now: Duration) {
+    fn account(
+        &mut self,
+        action: &Action,
+        id: &str,
+        outcome: Result<ActionOutcome, ActionError>,
+        now: Duration,
+    ) {
         let (what, subject) = (action.name(), action.subject());
-        let away = outcome.as_ref().err().and_then(ActError::api).is_some_and(ApiError::leaves_doubt);
-        let (odd, said) = match outcome {
-            Ok(Outcome::Done(why)) => {
+        let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
+        let (needs_attention, said) = match outcome {
+            Ok(ActionOutcome::Done(why)) => {
                 tracing::info!(what, subject, why, "done");
                 self.pauses.remove(id);
                 return;
             }
-            Ok(Outcome::Needless(why)) => {
+            Ok(ActionOutcome::NotNeeded(why)) => {
                 tracing::debug!(what, subject, why, "nothing to do");
                 (false, String::new())
             }
-            Ok(Outcome::Later(why)) => {
+            Ok(ActionOutcome::Postponed(why)) => {
                 tracing::debug!(what, subject, why, "not now");
                 (false, String::new())
             }
-            Ok(Outcome::Odd(why)) => (true, why),
+            Ok(ActionOutcome::NeedsAttention(why)) => (true, why),
             Err(error) => (true, error.to_string()),
         };
         let pause = self.pauses.entry(id.to_owned()).or_default();
-        if odd && pause.said != said {
+        if needs_attention && pause.said != said {
             tracing::warn!(what, subject, why = said, "not done; it is tried again");
         }
         pause.said = said;
@@ -184,7 +190,7 @@ impl<D: Disk + Clone> Keeper<D> {
 
     /// The ranges of the conflist that the plugin reads; they change with the file.
     fn read_ranges(&mut self) {
-        if self.terms.shape.pool {
+        if self.options.shape.pool {
             return;
         }
         let path = self.settings.install().conflist_path();
@@ -192,8 +198,8 @@ impl<D: Disk + Clone> Keeper<D> {
         match blocks::sets_of_conflist(&text) {
             Ok(sets) => {
                 let nets = sets.iter().flat_map(|set| set.ranges()).map(|range| range.subnet()).collect();
-                self.terms.shape = self.settings.shape(nets);
-                self.terms.ranges = sets;
+                self.options.shape = self.settings.shape(nets);
+                self.options.ranges = sets;
             }
             Err(why) => tracing::debug!(file = %path.display(), why, "cannot read the conflist's ranges"),
         }
@@ -206,21 +212,21 @@ impl<D: Disk + Clone> Keeper<D> {
                 Family::V4 => "IPv4",
                 Family::V6 => "IPv6",
             };
-            for (state, count) in [(State::Total, total), (State::Free, free)] {
-                let labels = Addresses { family: family.to_owned(), state };
+            for (state, count) in [(PoolState::Total, total), (PoolState::Free, free)] {
+                let labels = PoolLabels { family: family.to_owned(), state };
                 self.metrics.pool.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
             }
         }
     }
 
-    fn show_odd(&self) {
+    fn report_needs_attention(&self) {
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for (id, pause) in &self.pauses {
             let name = id.split(' ').next().unwrap_or_default();
             *counts.entry(name).or_default() += i64::from(!pause.said.is_empty());
         }
         for name in ["attach", "hide", "answer", "tell", "mac"] {
-            let gauge = self.metrics.odd.get_or_create(&What { what: name.to_owned() });
+            let gauge = self.metrics.needs_attention.get_or_create(&What { what: name.to_owned() });
             gauge.set(counts.get(name).copied().unwrap_or_default());
         }
     }

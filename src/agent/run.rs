@@ -14,21 +14,21 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch as channel};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::agent::flags::Settings;
+use crate::agent::flags::AgentSettings;
 use crate::agent::install::{InstallError, Installer};
-use crate::agent::metrics::{Metrics, What};
-use crate::agent::reconciler::Keeper;
+use crate::agent::metrics::{AgentMetrics, What};
+use crate::agent::reconciler::Reconciler;
 use crate::agent::watch;
-use crate::agent::watch::Update;
+use crate::agent::watch::IndexUpdate;
 use crate::cluster::api::client::Connection;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::lenient::Skipped;
-use crate::cluster::protocol::apply::{Carrier, Nobody};
+use crate::cluster::protocol::apply::{ApiWriter, NoObserver};
 use crate::runtime::client::{IN_CLUSTER, of_config};
-use crate::runtime::http::{Pages, PagesError, Ready};
-use crate::runtime::signals::End;
+use crate::runtime::http::{HttpServer, HttpServerError, Readiness};
+use crate::runtime::signals::ShutdownSignal;
 use crate::store::RealDisk;
 
 /// How many updates may wait while a step is carried out; the watches wait then too.
@@ -46,7 +46,7 @@ type Broken = BTreeMap<&'static str, (String, Instant)>;
 pub enum AgentError {
     /// The pages cannot be served.
     #[error(transparent)]
-    Pages(#[from] PagesError),
+    HttpServer(#[from] HttpServerError),
     /// There are no credentials.
     #[error("{0}")]
     Credentials(String),
@@ -57,7 +57,7 @@ pub enum AgentError {
 
 /// Returns when the process is told to end.
 pub(super) async fn told_to_end() {
-    match End::listen() {
+    match ShutdownSignal::listen() {
         Ok(mut end) => end.told().await,
         // Then only the kernel ends it.
         Err(_) => std::future::pending().await,
@@ -69,8 +69,8 @@ pub(super) async fn told_to_end() {
 /// # Errors
 /// There are no usable credentials.
 pub async fn connect(
-    settings: &Settings,
-    metrics: &Arc<Metrics>,
+    settings: &AgentSettings,
+    metrics: &Arc<AgentMetrics>,
 ) -> Result<(kube::Client, kube::Config), AgentError> {
     let config = match &settings.kubeconfig {
         None => kube::Config::incluster().map_err(|error| {
@@ -98,7 +98,7 @@ pub async fn connect(
 }
 
 /// Installs once.
-pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> {
+pub(super) async fn install_once(settings: &AgentSettings) -> Result<(), AgentError> {
     let (client, config) = connect(settings, &Arc::default()).await?;
     let node = crate::cluster::cilium::pool::read_node(
         &Connection::with_client(
@@ -118,12 +118,13 @@ pub(super) async fn install_once(settings: &Settings) -> Result<(), AgentError> 
 ///
 /// # Errors
 /// It cannot start: a flag is wrong. Later errors are logged, counted, and tried again.
-pub async fn run(settings: Settings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let (settings, metrics, ready) = (Arc::new(settings), Arc::new(Metrics::default()), Ready::default());
+pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let (settings, metrics, ready) =
+        (Arc::new(settings), Arc::new(AgentMetrics::default()), Readiness::default());
     let address = settings.metrics_address;
     let counts = metrics.clone();
-    let tls = settings.tls().map_err(PagesError::from)?;
-    let pages = Pages::bind(address, tls, Arc::new(move || counts.page()), ready.clone()).await?;
+    let tls = settings.tls().map_err(HttpServerError::from)?;
+    let pages = HttpServer::bind(address, tls, Arc::new(move || counts.page()), ready.clone()).await?;
     // Credentials that cannot be read at the start are a mistake in the flags; later they are a matter of time.
     connect(&settings, &metrics).await?;
     let mut tasks = tokio::task::JoinSet::new();
@@ -153,9 +154,9 @@ pub async fn run(settings: Settings, end: impl Future<Output = ()>) -> Result<()
 
 /// One connection's life; the reason why it ended.
 async fn session(
-    settings: &Arc<Settings>,
-    metrics: &Arc<Metrics>,
-    ready: &Ready,
+    settings: &Arc<AgentSettings>,
+    metrics: &Arc<AgentMetrics>,
+    ready: &Readiness,
     blocks_out: &channel::Sender<Vec<IpNet>>,
     blocks: &channel::Receiver<Vec<IpNet>>,
 ) -> String {
@@ -181,7 +182,7 @@ async fn session(
     };
     let (out, mut updates) = mpsc::channel(MOST_UPDATES);
     let _watches = watch::start(&client, &settings.node, &out);
-    let mut keeper = Keeper::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(Nobody));
+    let mut reconciler = Reconciler::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(NoObserver));
     let mut ticks = tokio::time::interval(settings.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let started = Instant::now();
@@ -194,8 +195,8 @@ async fn session(
             _ = ticks.tick() => {}
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
-                let pod = matches!(update, Update::Pod(super::index::Told::Here(..)));
-                if let Some(why) = take(&mut keeper, metrics, update, &mut skipped, &mut broken) {
+                let pod = matches!(update, IndexUpdate::Pod(super::index::Told::Here(..)));
+                if let Some(why) = take(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
                     return why;
                 }
                 if !pod {
@@ -204,27 +205,27 @@ async fn session(
             }
         }
         while let Ok(update) = updates.try_recv() {
-            if let Some(why) = take(&mut keeper, metrics, update, &mut skipped, &mut broken) {
+            if let Some(why) = take(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
                 return why;
             }
         }
         for skipped in skipped.drain(..) {
             tell(&client, settings, &skipped).await;
         }
-        let seen = keeper.index.blocks();
+        let seen = reconciler.index.blocks();
         blocks_out.send_if_modified(|known| {
-            let changed = *known != seen && keeper.index.node.is_listed();
+            let changed = *known != seen && reconciler.index.node.is_synced();
             if changed {
                 known.clone_from(&seen);
             }
             changed
         });
-        match keeper.step(&client, started.elapsed()).await {
+        match reconciler.step(&client, started.elapsed()).await {
             Ok(step) if step.unauthorized => return "the API server does not accept the credentials".into(),
             Ok(step) => {
-                stepped |= keeper.index.is_listed() && step.failed == 0;
+                stepped |= reconciler.index.is_synced() && step.failed == 0;
                 let mut problems = installed.borrow().problems();
-                if !keeper.index.is_listed() {
+                if !reconciler.index.is_synced() {
                     problems.push("the API server has not listed this node's objects yet".into());
                     problems
                         .extend(broken.iter().map(|(what, (why, _))| format!("no watch of {what}: {why}")));
@@ -234,7 +235,7 @@ async fn session(
                 ready.set(problems);
             }
             Err(error) => {
-                Metrics::count(&metrics.errors, "look");
+                AgentMetrics::count(&metrics.errors, "look");
                 tracing::error!(%error, "cannot look at the node's store");
                 ready.set(vec![error.to_string()]);
             }
@@ -244,9 +245,9 @@ async fn session(
 
 /// Takes an update in; a reason if the session must end.
 fn take(
-    keeper: &mut Keeper<RealDisk>,
-    metrics: &Metrics,
-    update: Update,
+    reconciler: &mut Reconciler<RealDisk>,
+    metrics: &AgentMetrics,
+    update: IndexUpdate,
     skipped: &mut Vec<Skipped>,
     broken: &mut Broken,
 ) -> Option<String> {
@@ -256,13 +257,13 @@ fn take(
         tracing::info!(what, "the watch works again");
     }
     match &update {
-        Update::Skipped(object) => {
+        IndexUpdate::Skipped(object) => {
             metrics.skipped.inc();
             tracing::warn!("{object}");
             skipped.push(object.clone());
         }
-        Update::Broke { what, why, unauthorized } => {
-            Metrics::count(&metrics.errors, "watch");
+        IndexUpdate::Broke { what, why, unauthorized } => {
+            AgentMetrics::count(&metrics.errors, "watch");
             let said = broken.get(what).is_some_and(|(last, at)| last == why && at.elapsed() < SAID_AGAIN);
             if said {
                 tracing::debug!(what, why, "a watch broke off; it is begun again");
@@ -275,15 +276,15 @@ fn take(
             }
         }
         // A new list after a while without the server: whatever waits is tried at once.
-        Update::Pod(super::index::Told::Complete) => keeper.forget_all_pauses(),
+        IndexUpdate::Pod(super::index::Told::Complete) => reconciler.forget_all_pauses(),
         _ => {}
     }
-    keeper.index.take(update);
+    reconciler.index.take(update);
     None
 }
 
 /// Tells whoever looks at an object that it was passed over. The same thing told again stands there once.
-async fn tell(client: &kube::Client, settings: &Settings, skipped: &Skipped) {
+async fn tell(client: &kube::Client, settings: &AgentSettings, skipped: &Skipped) {
     let (namespace, name) = match skipped.name.split_once('/') {
         Some((namespace, name)) => (namespace, name),
         // Where events of objects without a namespace stand.
@@ -305,5 +306,5 @@ async fn tell(client: &kube::Client, settings: &Settings, skipped: &Skipped) {
     };
     let file = settings.kubeconfig.clone().unwrap_or_default();
     let api = Connection::with_client(client.clone(), &file, Duration::from_secs(1));
-    events::tell(&mut Carrier::new(api, &Nobody), &told).await;
+    events::tell(&mut ApiWriter::new(api, &NoObserver), &told).await;
 }

@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::cluster::objects::Holder;
-use crate::store::{Decision, Disk, Moment, Note, Record, Store, StoreError};
+use crate::cluster::objects::StickyKey;
+use crate::store::{Decision, Disk, NodeTime, PendingUpdate, Record, Store, StoreError};
 
 /// What a look at a sandbox's network namespace shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Netns {
     /// It is there, or nobody can tell.
-    MayBeThere,
+    MayExist,
     /// It is gone, and the directory that it lay in is there.
     Gone,
 }
 
 /// A record and what is left of its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct NodeRecord {
     /// The record.
     pub record: Record,
     /// Its namespace.
@@ -30,13 +30,13 @@ pub struct Held {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The records, each once.
-    pub held: Vec<Held>,
+    pub held: Vec<NodeRecord>,
     /// The prepared decisions.
     pub decisions: Vec<Decision>,
     /// The notes, with their names.
-    pub notes: Vec<(String, Note)>,
+    pub pending_updates: Vec<(String, PendingUpdate)>,
     /// When.
-    pub now: Moment,
+    pub now: NodeTime,
 }
 
 impl Snapshot {
@@ -55,27 +55,32 @@ impl Snapshot {
             seen.extend(record.addresses.iter().copied());
             let netns = match record.netns.as_deref() {
                 Some(path) if record.is_attached(store.now()) => look_at(&on_host(path)),
-                _ => Netns::MayBeThere,
+                _ => Netns::MayExist,
             };
-            held.push(Held { record, netns });
+            held.push(NodeRecord { record, netns });
         }
-        Ok(Self { held, decisions: store.decisions()?, notes: store.notes()?, now: store.now().clone() })
+        Ok(Self {
+            held,
+            decisions: store.decisions()?,
+            pending_updates: store.pending_updates()?,
+            now: store.now().clone(),
+        })
     }
 
     /// The records that sandboxes of this boot have.
-    pub fn attached(&self) -> impl Iterator<Item = &Held> {
+    pub fn attached(&self) -> impl Iterator<Item = &NodeRecord> {
         self.held.iter().filter(|held| held.record.is_attached(&self.now))
     }
 
     /// The record with which a sandbox lives through this StickyIP.
     #[must_use]
-    pub fn living(&self, key: &Holder) -> Option<&Record> {
+    pub fn living(&self, key: &StickyKey) -> Option<&Record> {
         self.attached().map(|held| &held.record).find(|record| is_bound_to(record, key))
     }
 
     /// The decision that is prepared through this StickyIP.
     #[must_use]
-    pub fn prepared(&self, key: &Holder) -> Option<&Decision> {
+    pub fn prepared(&self, key: &StickyKey) -> Option<&Decision> {
         self.decisions.iter().find(|decision| {
             decision
                 .sticky
@@ -96,7 +101,7 @@ impl Snapshot {
 
 /// Whether the record is of this StickyIP.
 #[must_use]
-pub fn is_bound_to(record: &Record, key: &Holder) -> bool {
+pub fn is_bound_to(record: &Record, key: &StickyKey) -> bool {
     record
         .binding
         .as_ref()
@@ -110,7 +115,7 @@ fn look_at(path: &Path) -> Netns {
     let by_process = path.components().any(|part| part.as_os_str() == "proc");
     match (folder, by_process) {
         (Some(_), false) if matches!(path.try_exists(), Ok(false)) => Netns::Gone,
-        _ => Netns::MayBeThere,
+        _ => Netns::MayExist,
     }
 }
 
@@ -123,9 +128,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let there = dir.path().join("cni-1");
         std::fs::write(&there, "").unwrap();
-        assert_eq!(look_at(&there), Netns::MayBeThere);
+        assert_eq!(look_at(&there), Netns::MayExist);
         assert_eq!(look_at(&dir.path().join("cni-2")), Netns::Gone);
-        assert_eq!(look_at(&dir.path().join("unmounted/cni-2")), Netns::MayBeThere);
-        assert_eq!(look_at(Path::new("/proc/4194305/ns/net")), Netns::MayBeThere);
+        assert_eq!(look_at(&dir.path().join("unmounted/cni-2")), Netns::MayExist);
+        assert_eq!(look_at(Path::new("/proc/4194305/ns/net")), Netns::MayExist);
     }
 }

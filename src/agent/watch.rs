@@ -12,9 +12,9 @@ use kube::runtime::{WatchStreamExt, watcher};
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
-use crate::agent::index::{Index, PodSeen, Told, name_of};
+use crate::agent::index::{NodeIndex, NodePod, Told, name_of};
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 use crate::cluster::objects::{AddressClaim, StickyIP};
 use crate::cluster::protocol::view::ClaimView;
 
@@ -27,9 +27,9 @@ const NODE: &str = "the CiliumNode";
 /// What a watch tells.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "taken into the index one by one, never kept")]
-pub enum Update {
+pub enum IndexUpdate {
     /// Of a pod.
-    Pod(Told<(String, PodSeen)>),
+    Pod(Told<(String, NodePod)>),
     /// Of a StickyIP.
     Sticky(Told<(String, StickyIP)>),
     /// Of a claim.
@@ -49,7 +49,7 @@ pub enum Update {
     },
 }
 
-impl Update {
+impl IndexUpdate {
     /// The watch whose list is complete with this.
     #[must_use]
     pub fn completes(&self) -> Option<&'static str> {
@@ -63,37 +63,37 @@ impl Update {
     }
 }
 
-impl Index {
+impl NodeIndex {
     /// Takes an update in.
-    pub fn take(&mut self, update: Update) {
+    pub fn take(&mut self, update: IndexUpdate) {
         match update {
-            Update::Pod(told) => self.pods.take(told),
-            Update::Sticky(told) => self.stickies.take(told),
-            Update::Claim(told) => self.claims.take(told),
-            Update::Node(told) => self.node.take(told),
-            Update::Skipped(_) | Update::Broke { .. } => Vec::new(),
+            IndexUpdate::Pod(told) => self.pods.take(told),
+            IndexUpdate::Sticky(told) => self.stickies.take(told),
+            IndexUpdate::Claim(told) => self.claims.take(told),
+            IndexUpdate::Node(told) => self.node.take(told),
+            IndexUpdate::Skipped(_) | IndexUpdate::Broke { .. } => Vec::new(),
         };
     }
 }
 
 /// Starts all four. They end when the set is dropped.
 #[must_use]
-pub fn start(client: &kube::Client, node: &str, out: &Sender<Update>) -> JoinSet<()> {
+pub fn start(client: &kube::Client, node: &str, out: &Sender<IndexUpdate>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let by = |field: &str| watcher::Config::default().fields(&format!("{field}={node}"));
     let pods = Api::<DeserializeGuard<Pod>>::all(client.clone());
     let pods = watcher(pods, by("spec.nodeName"));
-    watches.spawn(follow(PODS, pods, |pod: Pod| PodSeen::from(&pod), Update::Pod, out.clone()));
+    watches.spawn(follow(PODS, pods, |pod: Pod| NodePod::from(&pod), IndexUpdate::Pod, out.clone()));
     let stickies = Api::<DeserializeGuard<StickyIP>>::all(client.clone());
     let stickies = watcher(stickies, by("status.attachment.node"));
-    watches.spawn(follow(STICKIES, stickies, small_sticky, Update::Sticky, out.clone()));
+    watches.spawn(follow(STICKIES, stickies, small_sticky, IndexUpdate::Sticky, out.clone()));
     let claims = Api::<DeserializeGuard<AddressClaim>>::all(client.clone());
     let claims = watcher(claims, by("spec.homeNode"));
     let view = |claim: AddressClaim| ClaimView::from(&claim);
-    watches.spawn(follow(CLAIMS, claims, view, Update::Claim, out.clone()));
+    watches.spawn(follow(CLAIMS, claims, view, IndexUpdate::Claim, out.clone()));
     let nodes = Api::<DeserializeGuard<CiliumNode>>::all(client.clone());
     let nodes = watcher(nodes, by("metadata.name"));
-    watches.spawn(follow(NODE, nodes, small_node, Update::Node, out.clone()));
+    watches.spawn(follow(NODE, nodes, small_node, IndexUpdate::Node, out.clone()));
     watches
 }
 
@@ -112,10 +112,10 @@ async fn follow<K, T>(
     what: &'static str,
     events: impl Stream<Item = watcher::Result<watcher::Event<DeserializeGuard<K>>>> + Send,
     shrink: impl Fn(K) -> T + Send,
-    wrap: impl Fn(Told<(String, T)>) -> Update + Send,
-    out: Sender<Update>,
+    wrap: impl Fn(Told<(String, T)>) -> IndexUpdate + Send,
+    out: Sender<IndexUpdate>,
 ) where
-    K: Resource<DynamicType = ()> + Sound + Send + 'static,
+    K: Resource<DynamicType = ()> + Validate + Send + 'static,
     T: Send,
 {
     let events = events.default_backoff();
@@ -129,7 +129,7 @@ async fn follow<K, T>(
                 Ok(object) => told.push(wrap(Told::Here((name, shrink(object))))),
                 Err(skipped) => {
                     told.push(wrap(Told::Broken(name)));
-                    told.push(Update::Skipped(skipped));
+                    told.push(IndexUpdate::Skipped(skipped));
                 }
             }
         };
@@ -139,9 +139,11 @@ async fn follow<K, T>(
             Ok(watcher::Event::InitDone) => told.push(wrap(Told::Complete)),
             Ok(watcher::Event::Apply(guarded)) => object(guarded, false),
             Ok(watcher::Event::Delete(guarded)) => told.push(wrap(Told::Gone(name_of(guarded.meta())))),
-            Err(error) => {
-                told.push(Update::Broke { what, unauthorized: unauthorized(&error), why: why(what, &error) })
-            }
+            Err(error) => told.push(IndexUpdate::Broke {
+                what,
+                unauthorized: unauthorized(&error),
+                why: why(what, &error),
+            }),
         }
         for update in told {
             if out.send(update).await.is_err() {
@@ -151,7 +153,7 @@ async fn follow<K, T>(
     }
     // A watcher's stream has no end; if it had one, the node would be forgotten in silence.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let _ = out.send(Update::Broke { what, why: "the watch ended".into(), unauthorized: true }).await;
+    let _ = out.send(IndexUpdate::Broke { what, why: "the watch ended".into(), unauthorized: true }).await;
 }
 
 fn unauthorized(error: &watcher::Error) -> bool {
@@ -191,16 +193,16 @@ fn why(what: &str, error: &watcher::Error) -> String {
 ///
 /// # Errors
 /// The server's.
-pub async fn list(client: &kube::Client, node: &str) -> Result<Index, kube::Error> {
-    let mut index = Index::default();
+pub async fn list(client: &kube::Client, node: &str) -> Result<NodeIndex, kube::Error> {
+    let mut index = NodeIndex::default();
     let by = |field: &str| kube::api::ListParams::default().fields(&format!("{field}={node}"));
     fn all<K, T>(
         listed: Vec<DeserializeGuard<K>>,
         shrink: impl Fn(K) -> T,
-        wrap: impl Fn(Told<(String, T)>) -> Update,
-        index: &mut Index,
+        wrap: impl Fn(Told<(String, T)>) -> IndexUpdate,
+        index: &mut NodeIndex,
     ) where
-        K: Resource<DynamicType = ()> + Sound,
+        K: Resource<DynamicType = ()> + Validate,
     {
         index.take(wrap(Told::Listing));
         for guarded in listed {
@@ -213,15 +215,15 @@ pub async fn list(client: &kube::Client, node: &str) -> Result<Index, kube::Erro
         index.take(wrap(Told::Complete));
     }
     let pods = Api::<DeserializeGuard<Pod>>::all(client.clone()).list(&by("spec.nodeName")).await?;
-    all(pods.items, |pod: Pod| PodSeen::from(&pod), Update::Pod, &mut index);
+    all(pods.items, |pod: Pod| NodePod::from(&pod), IndexUpdate::Pod, &mut index);
     let stickies = Api::<DeserializeGuard<StickyIP>>::all(client.clone());
     let stickies = stickies.list(&by("status.attachment.node")).await?;
-    all(stickies.items, small_sticky, Update::Sticky, &mut index);
+    all(stickies.items, small_sticky, IndexUpdate::Sticky, &mut index);
     let claims =
         Api::<DeserializeGuard<AddressClaim>>::all(client.clone()).list(&by("spec.homeNode")).await?;
-    all(claims.items, |claim: AddressClaim| ClaimView::from(&claim), Update::Claim, &mut index);
+    all(claims.items, |claim: AddressClaim| ClaimView::from(&claim), IndexUpdate::Claim, &mut index);
     let nodes = Api::<DeserializeGuard<CiliumNode>>::all(client.clone()).list(&by("metadata.name")).await?;
-    all(nodes.items, small_node, Update::Node, &mut index);
+    all(nodes.items, small_node, IndexUpdate::Node, &mut index);
     Ok(index)
 }
 

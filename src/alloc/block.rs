@@ -10,7 +10,7 @@ use crate::alloc::range::Family;
 
 /// Everything that must not be handed out, of both families.
 #[derive(Debug, Clone, Default)]
-pub struct Taken {
+pub struct TakenRanges {
     v4: Spans,
     v6: Spans,
 }
@@ -43,7 +43,7 @@ impl Spans {
     }
 }
 
-impl Taken {
+impl TakenRanges {
     /// Takes a range out.
     pub fn add(&mut self, range: IpNet) {
         let (first, last) = bounds(range);
@@ -72,7 +72,7 @@ impl Taken {
     }
 }
 
-impl FromIterator<IpNet> for Taken {
+impl FromIterator<IpNet> for TakenRanges {
     fn from_iter<T: IntoIterator<Item = IpNet>>(ranges: T) -> Self {
         let mut taken = Self::default();
         for range in ranges {
@@ -85,7 +85,7 @@ impl FromIterator<IpNet> for Taken {
 /// The lowest block of this prefix length in the range that overlaps nothing that is taken in any of these; none if the
 /// range is full, or shorter than a block.
 #[must_use]
-pub fn next_block(range: IpNet, prefix: u8, taken: &[&Taken]) -> Option<IpNet> {
+pub fn next_block(range: IpNet, prefix: u8, taken: &[&TakenRanges]) -> Option<IpNet> {
     if prefix < range.prefix_len() || prefix > range.max_prefix_len() {
         return None;
     }
@@ -112,7 +112,7 @@ pub fn count_blocks(range: IpNet, prefix: u8) -> u128 {
 
 /// How many blocks of this prefix length a range has of which something is taken.
 #[must_use]
-pub fn count_taken(range: IpNet, prefix: u8, taken: &Taken) -> u128 {
+pub fn count_taken(range: IpNet, prefix: u8, taken: &TakenRanges) -> u128 {
     if count_blocks(range, prefix) == 0 {
         return 0;
     }
@@ -137,7 +137,7 @@ pub fn count_taken(range: IpNet, prefix: u8, taken: &Taken) -> u128 {
 
 /// The same, but for blocks of which something is in `beside`, too.
 #[must_use]
-pub fn count_taken_beside(range: IpNet, prefix: u8, taken: &Taken, beside: &Taken) -> u128 {
+pub fn count_taken_besides(range: IpNet, prefix: u8, taken: &TakenRanges, beside: &TakenRanges) -> u128 {
     let mut both = beside.clone();
     both.of_mut(range).extend(taken.of(range));
     count_taken(range, prefix, &both) - count_taken(range, prefix, beside)
@@ -205,7 +205,7 @@ mod tests {
                 IpNet::new(Ipv4Addr::from_bits(0x0a09_0000 + offset).into(), bits).unwrap().trunc()
             };
             let before: Vec<IpNet> = taken.into_iter().map(at).collect();
-            let mut all: Taken = before.iter().copied().collect();
+            let mut all: TakenRanges = before.iter().copied().collect();
             let mut given: Vec<IpNet> = Vec::new();
             while let Some(block) = next_block(range, prefix, &[&all]) {
                 prop_assert!(range.contains(&block) && block == block.trunc());

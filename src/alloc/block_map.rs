@@ -9,9 +9,9 @@ use ipnet::IpNet;
 /// Ranges in the order of their first addresses, each with everyone who has it, so that thousands of nodes are compared
 /// with a few steps each.
 #[derive(Debug, Clone, Default)]
-pub struct Owned(BTreeMap<(bool, IpAddr, u8), BTreeSet<String>>);
+pub struct BlockMap(BTreeMap<(bool, IpAddr, u8), BTreeSet<String>>);
 
-impl Owned {
+impl BlockMap {
     /// Writes down that the owner has the range.
     pub fn add(&mut self, range: IpNet, owner: &str) {
         self.0.entry(key(range)).or_default().insert(owner.to_owned());
@@ -36,12 +36,12 @@ impl Owned {
 
     /// The first other owner, by name, of something of this range.
     #[must_use]
-    pub fn other_than(&self, owner: &str, range: IpNet) -> Option<(&str, IpNet)> {
+    pub fn other_owner(&self, owner: &str, range: IpNet) -> Option<(&str, IpNet)> {
         self.overlapping(range).filter(|(other, _)| *other != owner).min_by_key(|(other, _)| *other)
     }
 }
 
-impl<'a> FromIterator<(IpNet, &'a str)> for Owned {
+impl<'a> FromIterator<(IpNet, &'a str)> for BlockMap {
     fn from_iter<T: IntoIterator<Item = (IpNet, &'a str)>>(all: T) -> Self {
         let mut owned = Self::default();
         for (range, owner) in all {
@@ -73,7 +73,7 @@ mod tests {
         fn exactly_those_that_overlap_are_named(all in nets(), asked in (any::<u16>(), 16u8..=32)) {
             let all: Vec<(IpNet, String)> =
                 all.into_iter().enumerate().map(|(n, net)| (at(net), format!("n{n:02}"))).collect();
-            let owned: Owned = all.iter().map(|(net, name)| (*net, name.as_str())).collect();
+            let owned: BlockMap = all.iter().map(|(net, name)| (*net, name.as_str())).collect();
             let asked = at(asked);
             let expected: BTreeSet<(&str, IpNet)> = all
                 .iter()
@@ -90,8 +90,8 @@ mod tests {
     fn families_are_apart_and_the_owner_itself_is_no_other() {
         let v6: IpNet = "::/0".parse().unwrap();
         let v4: IpNet = "0.0.0.0/0".parse().unwrap();
-        let owned: Owned = [(v6, "a"), (v4, "b"), (v4, "c")].into_iter().collect();
-        assert_eq!(owned.other_than("b", "10.0.0.0/8".parse().unwrap()), Some(("c", v4)));
-        assert_eq!(owned.other_than("a", v6), None);
+        let owned: BlockMap = [(v6, "a"), (v4, "b"), (v4, "c")].into_iter().collect();
+        assert_eq!(owned.other_owner("b", "10.0.0.0/8".parse().unwrap()), Some(("c", v4)));
+        assert_eq!(owned.other_owner("a", v6), None);
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 
 /// What a command leaves: what to print where, and how to exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CommandOutput {
     /// For standard output.
     pub stdout: String,
     /// For standard error.
@@ -16,20 +16,21 @@ pub struct Outcome {
 }
 
 /// Runs a command of the plugin's executable: what stands behind its name.
-pub fn run(arguments: &[OsString]) -> Outcome {
+pub fn run(arguments: &[OsString]) -> CommandOutput {
     let first = arguments.first().map(|argument| argument.to_string_lossy());
     match first.as_deref() {
         Some("store") => store::run(&arguments[1..]),
-        Some("-h" | "--help") | None => {
-            Outcome { stdout: format!("{}\n{}", crate::cni::about(), store::HELP), ..Outcome::default() }
-        }
+        Some("-h" | "--help") | None => CommandOutput {
+            stdout: format!("{}\n{}", crate::cni::about(), store::HELP),
+            ..CommandOutput::default()
+        },
         Some("-V" | "--version") => {
             let stdout = format!("sticky-ipam {}\n", env!("CARGO_PKG_VERSION"));
-            Outcome { stdout, ..Outcome::default() }
+            CommandOutput { stdout, ..CommandOutput::default() }
         }
         Some(other) => {
             let stderr = format!("sticky-ipam: there is no command '{other}'; try: sticky-ipam --help\n");
-            Outcome { stderr, status: 2, ..Outcome::default() }
+            CommandOutput { stderr, status: 2, ..CommandOutput::default() }
         }
     }
 }

@@ -16,11 +16,13 @@ pub use config::NetConf;
 pub use config::cluster::{ClusterConf, OnUnavailable};
 pub use config::ipam::{IpamConf, RequestedAddress};
 pub use config::resolv::parse_resolv_conf;
-pub use config::sticky::{LogLevel, OnExhaustion, PodPattern, Retention, StatusWhenExhausted, StickyConf};
+pub use config::sticky::{
+    NodeRetention, OnExhaustion, PluginLogLevel, PodPattern, StatusWhenExhausted, StickyConf,
+};
 pub use error::{CniError, code};
 pub use request::input::{ConfigSource, MAX_INPUT, Pollable};
 pub use request::verb::Verb;
-pub use request::{Failure, Parsed, Request, about, read_request};
+pub use request::{ParsedRequest, Request, RequestError, about, read_request};
 pub use result::{CniResult, Dns, Interface, IpConfig, Route};
 pub use version::{CniVersion, UnknownVersion};
 

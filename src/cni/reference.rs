@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use serde_json::{Value, json};
 
 use crate::cni::config::{cluster, ipam, sticky};
-use crate::cni::{Parsed, code, config, read_request};
+use crate::cni::{ParsedRequest, code, config, read_request};
 
 const REFERENCE: &str = include_str!("../../docs/configuration.md");
 const SCHEMA: &str = include_str!("../../docs/conflist.schema.json");
@@ -91,7 +91,7 @@ fn settings(sticky: Value) -> super::StickyConf {
     let config =
         json!({"cniVersion": "1.1.0", "name": "n", "type": "x", "delegate": {"type": "y"}, "sticky": sticky});
     match ask(&config) {
-        Some(Parsed::Verb(request)) => request.config.sticky().unwrap().clone(),
+        Some(ParsedRequest::Verb(request)) => request.config.sticky().unwrap().clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -100,7 +100,7 @@ fn request(ipam: Value) -> Value {
     json!({"cniVersion": "1.1.0", "name": "n", "type": "ptp", "ipam": ipam})
 }
 
-fn ask(config: &Value) -> Option<Parsed> {
+fn ask(config: &Value) -> Option<ParsedRequest> {
     let env = |name: &str| -> Option<OsString> {
         let value = match name {
             "CNI_COMMAND" => "ADD",

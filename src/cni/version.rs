@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_not_ours_is_told_from_one_that_is_none() {
+    fn an_unsupported_version_is_distinguished_from_an_invalid_one() {
         for text in ["9.9.9", "1.1", "0.5.0", "2"] {
             assert_eq!(CniVersion::parse(text), Err(UnknownVersion::Unsupported), "{text}");
         }

@@ -10,71 +10,76 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::controller::events::Teller;
-use crate::controller::flags::Settings;
-use crate::controller::index::{Index, Kind};
-use crate::controller::metrics::Metrics;
+use crate::controller::events::EventRecorder;
+use crate::controller::flags::ControllerSettings;
+use crate::controller::index::{ClusterIndex, Kind};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::{Key, Queue};
-use crate::controller::writer::Hands;
-use crate::policy::selection::facts::Moment;
+use crate::controller::writer::Writer;
+use crate::policy::selection::facts::TimePoint;
 use crate::runtime::cache::Told;
-use crate::runtime::http::Ready;
+use crate::runtime::http::Readiness;
 
 /// For how long what nobody waits for is put off at most.
-const LONGEST_HURRY: Duration = Duration::from_secs(10);
+const MAX_URGENT_WORK: Duration = Duration::from_secs(10);
 
 /// Everything that a duty works with.
-pub struct World {
-    index: Mutex<Index>,
+pub struct Context {
+    index: Mutex<ClusterIndex>,
     inboxes: Mutex<Vec<Arc<Inbox>>>,
     /// What carries writes out.
-    pub hands: Hands,
+    pub writer: Writer,
     /// What the operator has set.
-    pub settings: Settings,
+    pub settings: ControllerSettings,
     /// What is counted.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ControllerMetrics>,
     /// Whether this process is in step.
-    pub ready: Ready,
-    pub(super) teller: Teller,
+    pub ready: Readiness,
+    pub(super) event_recorder: EventRecorder,
     listed: Notify,
     /// How many decide about addresses right now, and since when somebody does.
-    hurried: Mutex<(usize, Instant)>,
+    urgent_work: Mutex<(usize, Instant)>,
     /// The duties that have yet to look for the first time, and since when they could.
-    first_looks: Mutex<Option<(usize, Instant)>>,
+    pending_first_rounds: Mutex<Option<(usize, Instant)>>,
     started: Instant,
     started_at: i64,
 }
 
-impl World {
+impl Context {
     /// A world in which nothing is known yet.
     #[must_use]
-    pub fn new(hands: Hands, settings: Settings, metrics: Arc<Metrics>, ready: Ready) -> Self {
+    pub fn new(
+        writer: Writer,
+        settings: ControllerSettings,
+        metrics: Arc<ControllerMetrics>,
+        ready: Readiness,
+    ) -> Self {
         Self {
             index: Mutex::default(),
             inboxes: Mutex::default(),
-            hands,
+            writer,
             settings,
             metrics,
             ready,
-            teller: Teller::default(),
+            event_recorder: EventRecorder::default(),
             listed: Notify::new(),
-            hurried: Mutex::new((0, Instant::now())),
-            first_looks: Mutex::default(),
+            urgent_work: Mutex::new((0, Instant::now())),
+            pending_first_rounds: Mutex::default(),
             started: Instant::now(),
             started_at: Timestamp::now().as_second(),
         }
     }
 
     /// The index. Never over an await.
-    pub fn index(&self) -> MutexGuard<'_, Index> {
+    pub fn index(&self) -> MutexGuard<'_, ClusterIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The time: the wall clock as it stood at the start, and since then a clock that nobody sets.
     #[must_use]
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> TimePoint {
         let since = i64::try_from(self.started.elapsed().as_secs()).unwrap_or(i64::MAX);
-        Moment(self.started_at.saturating_add(since))
+        TimePoint(self.started_at.saturating_add(since))
     }
 
     /// The time since the start, for queues.
@@ -84,16 +89,21 @@ impl World {
     }
 
     /// Takes a change into the index and tells whom it concerns.
-    pub fn told(&self, kind: Kind, take: impl FnOnce(&mut Index) -> Vec<String>) {
+    pub fn told(&self, kind: Kind, take: impl FnOnce(&mut ClusterIndex) -> Vec<String>) {
         let changed = take(&mut self.index());
         self.changed(kind, changed);
         self.listed.notify_waiters();
     }
 
     /// The same of what a watch tells, which is heard by that.
-    pub fn hear<T>(&self, kind: Kind, told: Told<T>, take: impl FnOnce(&mut Index, Told<T>) -> Vec<String>) {
+    pub fn hear<T>(
+        &self,
+        kind: Kind,
+        told: Told<T>,
+        take: impl FnOnce(&mut ClusterIndex, Told<T>) -> Vec<String>,
+    ) {
         self.told(kind, |index| {
-            index.hears(kind, &told);
+            index.observe_event(kind, &told);
             take(index, told)
         });
     }
@@ -112,37 +122,39 @@ impl World {
     }
 
     /// Pods are being marked or addresses let go, until the answer is dropped: what nobody waits for is put off.
-    pub fn hurry(&self) -> Hurry<'_> {
-        let mut hurried = self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
-        if hurried.0 == 0 {
-            hurried.1 = Instant::now();
+    pub fn start_urgent_work(&self) -> UrgentWork<'_> {
+        let mut urgent_work = self.urgent_work.lock().unwrap_or_else(PoisonError::into_inner);
+        if urgent_work.0 == 0 {
+            urgent_work.1 = Instant::now();
         }
-        hurried.0 += 1;
-        Hurry(self)
+        urgent_work.0 += 1;
+        UrgentWork(self)
     }
 
     /// Whether what nobody waits for should be put off. Not for ever: a server that hangs keeps a duty busy, too.
     #[must_use]
-    pub fn is_hurried(&self) -> bool {
-        let (many, since) = *self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
-        many > 0 && since.elapsed() < LONGEST_HURRY
+    pub fn has_urgent_work(&self) -> bool {
+        let (many, since) = *self.urgent_work.lock().unwrap_or_else(PoisonError::into_inner);
+        many > 0 && since.elapsed() < MAX_URGENT_WORK
     }
 
     /// So many duties begin now; when each has looked once, the world is in step.
     pub fn begin(&self, duties: usize) {
-        *self.first_looks.lock().unwrap_or_else(PoisonError::into_inner) = Some((duties, Instant::now()));
+        *self.pending_first_rounds.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((duties, Instant::now()));
     }
 
     /// A duty has looked at everything that was known at its start.
-    fn looked_once(&self) {
-        let mut first_looks = self.first_looks.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((left, began)) = first_looks.as_mut() else { return };
+    fn first_round_done(&self) {
+        let mut pending_first_rounds =
+            self.pending_first_rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((left, began)) = pending_first_rounds.as_mut() else { return };
         *left = left.saturating_sub(1);
         if *left == 0 {
             let took = began.elapsed();
-            self.metrics.in_step.set(took.as_secs_f64());
+            self.metrics.initial_sync.set(took.as_secs_f64());
             tracing::info!(?took, "in step: every duty has looked at everything once");
-            *first_looks = None;
+            *pending_first_rounds = None;
         }
     }
 
@@ -176,11 +188,11 @@ impl World {
 }
 
 /// Lasts as long as addresses are decided about.
-pub struct Hurry<'a>(&'a World);
+pub struct UrgentWork<'a>(&'a Context);
 
-impl Drop for Hurry<'_> {
+impl Drop for UrgentWork<'_> {
     fn drop(&mut self) {
-        self.0.hurried.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
+        self.0.urgent_work.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
     }
 }
 
@@ -203,7 +215,7 @@ impl Inbox {
     }
 
     /// Waits until something is due, and takes all of it.
-    pub async fn due(&self, world: &World) -> Vec<Key> {
+    pub async fn due(&self, world: &Context) -> Vec<Key> {
         loop {
             let next = {
                 let mut queue = self.queue();
@@ -232,47 +244,47 @@ impl Inbox {
 
 /// What a round came to.
 #[derive(Debug, Default)]
-pub struct Done {
+pub struct RoundResult {
     /// What to look at again, and after how long.
     pub again: Vec<(Key, Duration)>,
     /// How many steps failed; they are counted, told in the log by the duty itself, and tried again by `again`.
     pub failures: usize,
 }
 
-/// One of the controller's duties. A round decides by a pure function from the index, and carries out by [`World::hands`].
+/// One of the controller's duties. A round decides by a pure function from the index, and carries out by [`Context::hands`].
 pub trait Duty {
     /// For logs and metrics.
     const NAME: &'static str;
     /// Whose changes wake it.
-    const WAKES: &'static [Kind];
+    const TRIGGERS: &'static [Kind];
     /// Changes are gathered for so long before a round, and rounds are at least so far apart.
-    const CALM: Duration = Duration::from_millis(5);
+    const BATCH_DELAY: Duration = Duration::from_millis(5);
     /// A full round takes place this often, however much or little is due. None: never.
     const TICK: Option<Duration> = None;
 
     /// One round over what is due.
-    fn round(&mut self, world: &World, due: Vec<Key>) -> impl Future<Output = Done>;
+    fn round(&mut self, world: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult>;
 
     /// The tick's round: over what is due, and over what changes without waking the duty. One that looks at everything in each
     /// round has no other.
-    fn full_round(&mut self, world: &World, due: Vec<Key>) -> impl Future<Output = Done> {
+    fn full_round(&mut self, world: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult> {
         self.round(world, due)
     }
 }
 
 /// Runs a duty until it is dropped.
-pub async fn keep<D: Duty>(duty: D, world: &World) {
-    keep_from(duty, world, &world.inbox(D::WAKES)).await;
+pub async fn run_duty<D: Duty>(duty: D, world: &Context) {
+    run_duty_with(duty, world, &world.inbox(D::TRIGGERS)).await;
 }
 
 /// The same with an inbox that others put keys into too.
-pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
+pub async fn run_duty_with<D: Duty>(mut duty: D, world: &Context, inbox: &Inbox) {
     let mut tick = D::TICK.map(|every| Instant::now() + every);
     let mut is_first = true;
     if inbox.queue().is_empty() {
         // There is nothing to look at.
         is_first = false;
-        world.looked_once();
+        world.first_round_done();
     }
     loop {
         let mut due = match tick {
@@ -284,7 +296,7 @@ pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
         };
         // What changes now changes more than once. What was there at the start was listed as a whole.
         if !is_first {
-            tokio::time::sleep(D::CALM).await;
+            tokio::time::sleep(D::BATCH_DELAY).await;
         }
         due.extend(inbox.queue().take_due(world.elapsed()));
         due.sort();
@@ -303,7 +315,7 @@ pub async fn keep_from<D: Duty>(mut duty: D, world: &World, inbox: &Inbox) {
             inbox.put(key, now + after);
         }
         if std::mem::take(&mut is_first) {
-            world.looked_once();
+            world.first_round_done();
         }
     }
 }
@@ -326,22 +338,22 @@ mod tests {
         Key::new(Kind::Pod, "db/db-0")
     }
 
-    fn more_work() -> Done {
-        Done { again: vec![(work(), Duration::ZERO)], failures: 0 }
+    fn more_work() -> RoundResult {
+        RoundResult { again: vec![(work(), Duration::ZERO)], failures: 0 }
     }
 
     impl Duty for Busy {
         const NAME: &'static str = "busy";
-        const WAKES: &'static [Kind] = &[Kind::Pod];
-        const CALM: Duration = Duration::from_millis(1);
+        const TRIGGERS: &'static [Kind] = &[Kind::Pod];
+        const BATCH_DELAY: Duration = Duration::from_millis(1);
         const TICK: Option<Duration> = Some(Duration::from_millis(20));
 
-        async fn round(&mut self, _: &World, due: Vec<Key>) -> Done {
+        async fn round(&mut self, _: &Context, due: Vec<Key>) -> RoundResult {
             assert_eq!(due, [work()], "without a tick it is woken by work alone");
             more_work()
         }
 
-        async fn full_round(&mut self, _: &World, due: Vec<Key>) -> Done {
+        async fn full_round(&mut self, _: &Context, due: Vec<Key>) -> RoundResult {
             self.full.send(due).unwrap();
             more_work()
         }
@@ -350,10 +362,10 @@ mod tests {
     #[tokio::test]
     async fn a_tick_has_its_full_round_though_something_is_always_due_and_loses_none_of_it() {
         const DEADLINE: Duration = Duration::from_secs(30);
-        let hands = Hands::new(Canned::new().client(), "canned".into(), Box::new(Unwatched));
+        let writer = Writer::new(Canned::new().client(), "canned".into(), Box::new(Unwatched));
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
-        let world = World::new(hands, settings, Arc::default(), Ready::default());
-        let inbox = world.inbox(Busy::WAKES);
+        let world = Context::new(writer, settings, Arc::default(), Readiness::default());
+        let inbox = world.inbox(Busy::TRIGGERS);
         inbox.put(work(), Duration::ZERO);
         let (full, mut told) = unbounded_channel();
         let ticks = async {
@@ -362,7 +374,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = keep_from(Busy { full }, &world, &inbox) => panic!("the duty ended by itself"),
+            () = run_duty_with(Busy { full }, &world, &inbox) => panic!("the duty ended by itself"),
             in_time = tokio::time::timeout(DEADLINE, ticks) => in_time.expect("a full round at each tick"),
         }
     }

@@ -25,26 +25,26 @@ pub struct What {
 
 /// One label: which node.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct OfNode {
+pub struct NodeLabel {
     /// Its name.
     pub node: String,
 }
 
 /// One label: which duty.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct OfDuty {
+pub struct DutyLabel {
     /// Its name.
     pub duty: String,
 }
 
 /// Everything that is counted.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct ControllerMetrics {
     registry: Mutex<Registry>,
     /// 1 while this process leads.
     pub leader: Gauge,
     /// Free addresses of each node's pool.
-    pub available: Family<OfNode, Gauge>,
+    pub available: Family<NodeLabel, Gauge>,
     /// StickyIPs by phase.
     pub bindings: Family<What, Gauge>,
     /// Claims by phase.
@@ -56,21 +56,21 @@ pub struct Metrics {
     /// StickyIPs let go, by reason.
     pub recycled: Family<What, Counter>,
     /// How many wait for the recycling's rate limit.
-    pub recycle_waiting: Gauge,
+    pub releases_waiting: Gauge,
     /// Claims that rest.
     pub quarantined: Gauge,
     /// Repaired faults, by kind of write.
     pub repaired: Family<What, Counter>,
     /// Pods that got a binding from the address they show.
-    pub marked: Counter,
+    pub adopted_pods: Counter,
     /// Rounds of the duties.
-    pub rounds: Family<OfDuty, Histogram, fn() -> Histogram>,
+    pub rounds: Family<DutyLabel, Histogram, fn() -> Histogram>,
     /// Failed steps of the duties.
-    pub errors: Family<OfDuty, Counter>,
+    pub errors: Family<DutyLabel, Counter>,
     /// How long it took from the arrival of the lists until every duty had looked at everything once; 0 before that.
-    pub in_step: Gauge<f64, std::sync::atomic::AtomicU64>,
+    pub initial_sync: Gauge<f64, std::sync::atomic::AtomicU64>,
     /// What waits for a duty.
-    pub queue: Family<OfDuty, Gauge>,
+    pub queue: Family<DutyLabel, Gauge>,
     /// Requests to the API server, by method; watches and the leader's lease apart.
     pub requests: Family<What, Counter>,
     /// Objects that could not be read.
@@ -83,7 +83,7 @@ fn rounds() -> Histogram {
     Histogram::new(ROUND_BOUNDS)
 }
 
-impl Default for Metrics {
+impl Default for ControllerMetrics {
     fn default() -> Self {
         let mut registry = Registry::default();
         let leader = Gauge::default();
@@ -92,7 +92,7 @@ impl Default for Metrics {
             "1 while this process leads, 0 while it waits",
             leader.clone(),
         );
-        let available = Family::<OfNode, Gauge>::default();
+        let available = Family::<NodeLabel, Gauge>::default();
         registry.register(
             "cilium_ipam_available_ips",
             "Addresses of a node's CiliumNode pool that any pod could get now",
@@ -113,17 +113,18 @@ impl Default for Metrics {
         let conflicts: Gauge =
             counted!("conflicts", "StickyIPs one of whose addresses is claimed for another");
         let recycled: Family<What, Counter> = counted!("recycled", "StickyIPs that were let go, by reason");
-        let recycle_waiting: Gauge =
+        let releases_waiting: Gauge =
             counted!("recycle_waiting", "StickyIPs proven to be let go that wait for the rate limit");
         let quarantined: Gauge =
             counted!("quarantined", "Addresses that rest before another owner may have them");
         let repaired: Family<What, Counter> =
             counted!("repaired", "Faults between StickyIPs and claims that were cured, by write");
-        let marked: Counter =
+        let adopted_pods: Counter =
             counted!("marked", "Running pods that got a binding from the addresses they show");
-        let errors: Family<OfDuty, Counter> =
+        let errors: Family<DutyLabel, Counter> =
             counted!("errors", "Steps that failed and are tried again, by duty");
-        let queue: Family<OfDuty, Gauge> = counted!("queue_depth", "Objects that a duty has yet to look at");
+        let queue: Family<DutyLabel, Gauge> =
+            counted!("queue_depth", "Objects that a duty has yet to look at");
         let requests: Family<What, Counter> = counted!(
             "api_requests",
             "Requests to the API server, by method; watches and the leader's lease apart"
@@ -134,14 +135,14 @@ impl Default for Metrics {
             "config_valid",
             "1 if the settings file is accepted as it stands, 0 if it was refused since the start"
         );
-        let rounds = Family::<OfDuty, Histogram, fn() -> Histogram>::new_with_constructor(rounds);
+        let rounds = Family::<DutyLabel, Histogram, fn() -> Histogram>::new_with_constructor(rounds);
         ours.register_with_unit("reconcile", "Time of a duty's rounds", Unit::Seconds, rounds.clone());
-        let in_step = Gauge::<f64, std::sync::atomic::AtomicU64>::default();
+        let initial_sync = Gauge::<f64, std::sync::atomic::AtomicU64>::default();
         ours.register_with_unit(
             "in_step",
             "Time from the arrival of the lists until every duty had looked at everything once; 0 before that",
             Unit::Seconds,
-            in_step.clone(),
+            initial_sync.clone(),
         );
         config_valid.set(1);
         Self {
@@ -153,13 +154,13 @@ impl Default for Metrics {
             handovers,
             conflicts,
             recycled,
-            recycle_waiting,
+            releases_waiting,
             quarantined,
             repaired,
-            marked,
+            adopted_pods,
             rounds,
             errors,
-            in_step,
+            initial_sync,
             queue,
             requests,
             skipped,
@@ -168,7 +169,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ControllerMetrics {
     /// Adds a metric of a duty's own, as `sticky_ipam_controller_<name>`.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +183,7 @@ impl Metrics {
 
     /// Counts a duty's round.
     pub fn round(&self, duty: &str, took: Duration, failures: usize, left: usize) {
-        let duty = OfDuty { duty: duty.to_owned() };
+        let duty = DutyLabel { duty: duty.to_owned() };
         self.rounds.get_or_create(&duty).observe(took.as_secs_f64());
         self.errors.get_or_create(&duty).inc_by(u64::try_from(failures).unwrap_or(u64::MAX));
         self.queue.get_or_create(&duty).set(i64::try_from(left).unwrap_or(i64::MAX));

@@ -17,20 +17,20 @@ pub mod writer;
 
 use std::ffi::OsString;
 
-use flags::{Command, NoSettings};
+use flags::{ControllerCommand, NoSettings};
 
 use crate::runtime::log;
 
 /// Why the process ends before its time.
 #[derive(Debug)]
-pub struct Failure {
+pub struct ExitError {
     /// For standard error.
     pub text: String,
     /// The exit status.
     pub status: u8,
 }
 
-impl Failure {
+impl ExitError {
     /// It could not start.
     #[must_use]
     pub fn start(text: String) -> Self {
@@ -40,14 +40,14 @@ impl Failure {
 
 /// What a command prints and ends with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Printed {
+pub struct ExitOutput {
     /// For standard output.
     pub text: String,
     /// The exit status.
     pub status: u8,
 }
 
-impl From<String> for Printed {
+impl From<String> for ExitOutput {
     fn from(text: String) -> Self {
         Self { text, status: 0 }
     }
@@ -57,27 +57,27 @@ impl From<String> for Printed {
 ///
 /// # Errors
 /// What goes to standard error, and the status.
-pub fn main(arguments: Vec<OsString>) -> Result<Printed, Failure> {
+pub fn main(arguments: Vec<OsString>) -> Result<ExitOutput, ExitError> {
     let loaded = match flags::load(&arguments) {
         Ok(loaded) => loaded,
         Err(NoSettings::Line(error)) if !error.use_stderr() => return Ok(error.to_string().into()),
-        Err(NoSettings::Line(error)) => return Err(Failure::start(error.to_string())),
-        Err(NoSettings::Refused(refused)) => return Err(Failure::start(format!("error: {refused}"))),
+        Err(NoSettings::Line(error)) => return Err(ExitError::start(error.to_string())),
+        Err(NoSettings::Refused(refused)) => return Err(ExitError::start(format!("error: {refused}"))),
     };
-    let command = loaded.line.command.clone().unwrap_or(Command::Run);
-    if command == Command::Reference {
+    let command = loaded.line.command.clone().unwrap_or(ControllerCommand::Run);
+    if command == ControllerCommand::Reference {
         return Ok(flags::reference().into());
     }
     let settings = loaded.line.settings.clone();
     log::start(settings.log_level, settings.log_format);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::start(format!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| ExitError::start(format!("cannot start: {error}")))?;
     runtime.block_on(async {
         match command {
-            Command::Audit { output } => commands::audit(&settings, output).await,
-            Command::Adopt(adoption) => commands::adopt(&settings, &adoption).await,
-            Command::Run | Command::Reference => {
-                run::run(loaded, arguments).await.map(|()| Printed::default())
+            ControllerCommand::Audit { output } => commands::audit(&settings, output).await,
+            ControllerCommand::Adopt(adoption) => commands::adopt(&settings, &adoption).await,
+            ControllerCommand::Run | ControllerCommand::Reference => {
+                run::run(loaded, arguments).await.map(|()| ExitOutput::default())
             }
         }
     })

@@ -82,14 +82,14 @@ impl Queue {
 
 /// A bucket of tokens: how fast something may be done, with a burst. Time is handed in.
 #[derive(Debug, Clone)]
-pub struct Bucket {
+pub struct TokenBucket {
     per_second: f64,
     burst: f64,
     tokens: f64,
     filled: Duration,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// A full bucket that gets `per_second` tokens and holds `burst`, one at least.
     #[must_use]
     pub fn new(per_second: u32, burst: u32) -> Self {
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_bucket_lets_a_burst_through_and_then_so_many_a_second() {
-        let mut bucket = Bucket::new(10, 3);
+        let mut bucket = TokenBucket::new(10, 3);
         let taken = (0..9).filter(|_| bucket.take(at(0)).is_ok()).count();
         assert_eq!(taken, 3);
         assert_eq!(bucket.take(at(0)).unwrap_err(), Duration::from_millis(100));

@@ -15,25 +15,26 @@ use kube::runtime::watcher;
 
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::cluster::api::lease::Seat;
+use crate::cluster::api::lease::LeaderElection;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use crate::controller::Failure;
-use crate::controller::context::{World, keep};
+use crate::controller::ExitError;
+use crate::controller::context::{Context, run_duty};
 use crate::controller::duties::{
     adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
 };
-use crate::controller::flags::{Loaded, Settings, reread};
+use crate::controller::flags::{ControllerSettings, Loaded, reread};
 use crate::controller::index::{
-    CiliumNodeSeen, EndpointSeen, Index, Kind, NodeSeen, PodSeen, namespace_seen, trimmed,
+    ClusterIndex, IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, Kind,
+    namespace_annotations_of, without_managed_fields,
 };
-use crate::controller::metrics::{Metrics, What};
-use crate::controller::writer::{Hands, Overseer, Unwatched};
+use crate::controller::metrics::{ControllerMetrics, What};
+use crate::controller::writer::{Overseer, Unwatched, Writer};
 use crate::runtime::cache::Told as Change;
 use crate::runtime::client::{IN_CLUSTER, client};
-use crate::runtime::http::{Pages, Ready};
-use crate::runtime::signals::End;
-use crate::runtime::watch::{Trouble, feed, feed_trimmed};
+use crate::runtime::http::{HttpServer, Readiness};
+use crate::runtime::signals::ShutdownSignal;
+use crate::runtime::watch::{WatchProblem, feed, feed_trimmed};
 
 /// How often the settings file is looked at.
 const FILE_LOOK: Duration = Duration::from_secs(5);
@@ -42,28 +43,28 @@ const FILE_LOOK: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The process ends with a status: 1 if the lease was lost, 2 if it could not start.
-pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), Failure> {
+pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitError> {
     let settings = loaded.line.settings.clone();
     for remark in settings.remarks() {
         tracing::warn!("{remark}");
     }
-    let mut end =
-        End::listen().map_err(|error| Failure::start(format!("cannot listen for signals: {error}")))?;
-    let metrics = Arc::new(Metrics::default());
-    let ready = Ready::default();
+    let mut end = ShutdownSignal::listen()
+        .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
+    let metrics = Arc::new(ControllerMetrics::default());
+    let ready = Readiness::default();
     let counts = metrics.clone();
-    let tls = settings.tls().map_err(|error| Failure::start(format!("error: {error}")))?;
+    let tls = settings.tls().map_err(|error| ExitError::start(format!("error: {error}")))?;
     let pages =
-        Pages::bind(settings.metrics_address, tls, Arc::new(move || counts.page()), ready.clone()).await;
-    let pages = pages.map_err(|error| Failure::start(format!("error: {error}")))?;
+        HttpServer::bind(settings.metrics_address, tls, Arc::new(move || counts.page()), ready.clone()).await;
+    let pages = pages.map_err(|error| ExitError::start(format!("error: {error}")))?;
     if let Ok(address) = pages.address() {
         tracing::info!(%address, "serving /metrics, /healthz and /readyz");
     }
     tokio::spawn(pages.serve());
     let counts = metrics.clone();
-    let count = move |method: &str| Metrics::count(&counts.requests, method);
+    let count = move |method: &str| ControllerMetrics::count(&counts.requests, method);
     let client = client(settings.kubeconfig.as_deref(), count).await;
-    let client = client.map_err(|error| Failure::start(error.to_string()))?;
+    let client = client.map_err(|error| ExitError::start(error.to_string()))?;
     let world = world(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(Unwatched));
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
     let (file, counts) = (loaded.file, metrics.clone());
@@ -90,41 +91,42 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), Failure
     ready.yes();
     let name = identity();
     let (namespace, id) = (&settings.leader_election_namespace, &settings.leader_election_id);
-    let mut seat = Seat::new(world.hands.client(), namespace, id, &name, settings.terms());
+    let mut election =
+        LeaderElection::new(world.writer.client(), namespace, id, &name, settings.lease_times());
     let term = tokio::select! {
-        term = seat.win() => Some(term),
+        term = election.win() => Some(term),
         _ = stopped.wait_for(|stopped| *stopped) => None,
     };
     let Some(term) = term else {
-        seat.give_back().await;
+        election.give_back().await;
         return Ok(());
     };
-    let held = seat.hold(term, work).await;
+    let held = election.hold(term, work).await;
     metrics.leader.set(0);
-    held.map_err(|lost| Failure { text: lost.to_string(), status: 1 })
+    held.map_err(|lost| ExitError { text: lost.to_string(), status: 1 })
 }
 
 /// A world for these hands.
 #[must_use]
 pub fn world(
     client: kube::Client,
-    settings: Settings,
-    metrics: Arc<Metrics>,
-    ready: Ready,
+    settings: ControllerSettings,
+    metrics: Arc<ControllerMetrics>,
+    ready: Readiness,
     overseer: Box<dyn Overseer>,
-) -> World {
+) -> Context {
     let from = settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
-    World::new(Hands::new(client, from, overseer), settings, metrics, ready)
+    Context::new(Writer::new(client, from, overseer), settings, metrics, ready)
 }
 
 /// Watches and does all duties, until dropped.
-pub async fn work(world: &World) {
-    let mut all: FuturesUnordered<Part<'_>> = watches(world).into_iter().collect();
-    all.push(Box::pin(world.keep_telling()));
+pub async fn work(world: &Context) {
+    let mut all: FuturesUnordered<Task<'_>> = watches(world).into_iter().collect();
+    all.push(Box::pin(world.run_events()));
     all.push(Box::pin(async {
         world.listed().await;
         tracing::info!("everything is listed; at work");
-        let mut duties: FuturesUnordered<Part<'_>> = duties(world).into_iter().collect();
+        let mut duties: FuturesUnordered<Task<'_>> = duties(world).into_iter().collect();
         // Recycling is two: it looks after owners too.
         world.begin(duties.len() + 1);
         while duties.next().await.is_some() {}
@@ -134,31 +136,31 @@ pub async fn work(world: &World) {
 }
 
 /// A part of the work that goes on until it is dropped.
-type Part<'a> = LocalBoxFuture<'a, ()>;
+type Task<'a> = LocalBoxFuture<'a, ()>;
 
-fn duties(world: &World) -> Vec<Part<'_>> {
-    let mut duties: Vec<Part<'_>> = vec![
-        Box::pin(keep(gauges::Tally::default(), world)),
-        Box::pin(keep(repair::Repair::new(&world.settings), world)),
-        Box::pin(keep(duplicates::Doubles::new(duplicates::PATIENCE, &world.metrics), world)),
-        Box::pin(recycling::keep_recycling(world)),
-        Box::pin(keep(dead_nodes::Remove::default(), world)),
-        Box::pin(keep(retention::Retain::default(), world)),
-        Box::pin(keep(drift::Audit::new(&world.metrics), world)),
-        Box::pin(keep(endpoints::Endpoints::for_world(world), world)),
+fn duties(world: &Context) -> Vec<Task<'_>> {
+    let mut duties: Vec<Task<'_>> = vec![
+        Box::pin(run_duty(gauges::Gauges::default(), world)),
+        Box::pin(run_duty(repair::Repair::new(&world.settings), world)),
+        Box::pin(run_duty(duplicates::Duplicates::new(duplicates::GRACE_SECONDS, &world.metrics), world)),
+        Box::pin(recycling::run_recycling(world)),
+        Box::pin(run_duty(dead_nodes::DeadNodes::default(), world)),
+        Box::pin(run_duty(retention::RetentionSync::default(), world)),
+        Box::pin(run_duty(drift::DriftAudit::new(&world.metrics), world)),
+        Box::pin(run_duty(endpoints::Endpoints::from_context(world), world)),
     ];
-    if let Some(blocks) = node_blocks::Blocks::for_world(world) {
-        duties.push(Box::pin(keep(blocks, world)));
+    if let Some(blocks) = node_blocks::NodeBlocks::from_context(world) {
+        duties.push(Box::pin(run_duty(blocks, world)));
     }
     if world.settings.mark {
-        duties.push(Box::pin(keep(adoption::Mark::new(&world.settings), world)));
+        duties.push(Box::pin(run_duty(adoption::PodAdoption::new(&world.settings), world)));
     }
     duties
 }
 
 /// What feeds the index.
-fn watches(world: &World) -> Vec<Part<'_>> {
-    let client = || world.hands.client();
+fn watches(world: &Context) -> Vec<Task<'_>> {
+    let client = || world.writer.client();
     let calm = watcher::Config::default;
     macro_rules! theirs {
         ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
@@ -181,22 +183,22 @@ fn watches(world: &World) -> Vec<Part<'_>> {
             ))
         };
     }
-    let namespace = |object: PartialObjectMeta<Namespace>| namespace_seen(object.metadata);
+    let namespace = |object: PartialObjectMeta<Namespace>| namespace_annotations_of(object.metadata);
     vec![
         Box::pin(feed_trimmed(
             Api::<Pod>::all(client()),
             calm(),
-            PodSeen::from,
-            move |told| world.hear(Kind::Pod, told, Index::take_pod),
+            IndexedPod::from,
+            move |told| world.hear(Kind::Pod, told, ClusterIndex::apply_pod),
             trouble(world, Kind::Pod),
         )),
-        theirs!(Node, nodes, Kind::Node, NodeSeen::from),
+        theirs!(Node, nodes, Kind::Node, IndexedNode::from),
         theirs!(PartialObjectMeta<Namespace>, namespaces, Kind::Namespace, namespace),
-        ours!(StickyIP, stickies, Kind::StickyIP, trimmed),
-        ours!(AddressClaim, claims, Kind::AddressClaim, trimmed),
-        ours!(IPPool, pools, Kind::IPPool, trimmed),
-        ours!(CiliumNode, cilium_nodes, Kind::CiliumNode, CiliumNodeSeen::from),
-        ours!(CiliumEndpoint, endpoints, Kind::CiliumEndpoint, EndpointSeen::from),
+        ours!(StickyIP, stickies, Kind::StickyIP, without_managed_fields),
+        ours!(AddressClaim, claims, Kind::AddressClaim, without_managed_fields),
+        ours!(IPPool, pools, Kind::IPPool, without_managed_fields),
+        ours!(CiliumNode, cilium_nodes, Kind::CiliumNode, IndexedCiliumNode::from),
+        ours!(CiliumEndpoint, endpoints, Kind::CiliumEndpoint, IndexedEndpoint::from),
     ]
 }
 
@@ -211,7 +213,7 @@ fn map<A, B>(told: Change<(String, A)>, trim: impl Fn(A) -> B) -> Change<(String
     }
 }
 
-fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
+fn trouble(world: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
     // Whoever has listed a kind once is ready: nobody says so again when a later watch gets through.
     let not_ready = move |why: String| {
         if world.index().missing().contains(&kind) {
@@ -219,13 +221,13 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
         }
     };
     move |trouble| match trouble {
-        Trouble::Skipped(skipped) => {
+        WatchProblem::Skipped(skipped) => {
             world.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
             tracing::warn!("{skipped}");
             let (about, message) = (events::skipped(skipped), skipped.to_string());
-            world.tell_later(Told { about, reason: "Unreadable", message, warning: true });
+            world.record_event_later(Told { about, reason: "Unreadable", message, warning: true });
         }
-        Trouble::NoSuchKind => {
+        WatchProblem::NoSuchKind => {
             tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");
             // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
             let none = Change::<()>::Complete;
@@ -239,14 +241,14 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
                 }
             }
         }
-        Trouble::Forbidden(why) => {
+        WatchProblem::Forbidden(why) => {
             tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
-            world.index().falls_silent(kind, world.elapsed());
+            world.index().mark_stale(kind, world.elapsed());
             not_ready(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
         }
-        Trouble::Broken(error) => {
+        WatchProblem::Broken(error) => {
             tracing::warn!(?kind, %error, "the watch broke off; listing anew");
-            world.index().falls_silent(kind, world.elapsed());
+            world.index().mark_stale(kind, world.elapsed());
         }
     }
 }
@@ -255,7 +257,7 @@ fn trouble(world: &World, kind: Kind) -> impl FnMut(Trouble<'_>) {
 async fn file_changes(
     arguments: &[OsString],
     file: Option<&(std::path::PathBuf, String)>,
-    metrics: &Metrics,
+    metrics: &ControllerMetrics,
 ) {
     let Some((path, before)) = file else { return std::future::pending().await };
     let mut told = None;
@@ -297,14 +299,19 @@ mod tests {
     #[tokio::test]
     async fn a_kind_that_the_server_does_not_know_is_heard_and_has_no_objects() {
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
-        let world =
-            world(Canned::new().client(), settings, Arc::default(), Ready::default(), Box::new(Unwatched));
+        let world = world(
+            Canned::new().client(),
+            settings,
+            Arc::default(),
+            Readiness::default(),
+            Box::new(Unwatched),
+        );
         for kind in [Kind::CiliumEndpoint, Kind::CiliumNode] {
             // Every list begins with this, also one that is answered with 404.
-            world.index().hears(kind, &Change::<()>::Listing);
-            assert!(world.index().is_silent(kind, Duration::ZERO));
-            trouble(&world, kind)(Trouble::NoSuchKind);
-            assert!(!world.index().is_silent(kind, Duration::ZERO), "{kind:?}");
+            world.index().observe_event(kind, &Change::<()>::Listing);
+            assert!(world.index().is_stale(kind, Duration::ZERO));
+            trouble(&world, kind)(WatchProblem::NoSuchKind);
+            assert!(!world.index().is_stale(kind, Duration::ZERO), "{kind:?}");
             assert!(!world.index().missing().contains(&kind), "{kind:?}");
         }
     }

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::StickyIP;
-use crate::cluster::protocol::apply::{Carrier, Sent, Witness, patch_params};
-use crate::cluster::protocol::write::Unchanged;
-use crate::controller::index::key_of;
+use crate::cluster::protocol::apply::{ApiWriter, SentWrite, WriteObserver, patch_params};
+use crate::cluster::protocol::write::Precondition;
+use crate::controller::index::sticky_key_of;
 
 /// How long the API server may take over one request.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
@@ -37,15 +37,15 @@ pub struct Unwatched;
 impl Overseer for Unwatched {}
 
 /// The controller's hands.
-pub struct Hands {
+pub struct Writer {
     client: kube::Client,
     kubeconfig: PathBuf,
     overseer: Box<dyn Overseer>,
     count: AtomicUsize,
 }
 
-impl Hands {
-    /// Hands that work with this client; `kubeconfig` is where it came from, for messages.
+impl Writer {
+    /// Writer that work with this client; `kubeconfig` is where it came from, for messages.
     #[must_use]
     pub fn new(client: kube::Client, kubeconfig: PathBuf, overseer: Box<dyn Overseer>) -> Self {
         Self { client, kubeconfig, overseer, count: AtomicUsize::new(0) }
@@ -65,8 +65,8 @@ impl Hands {
 
     /// A carrier for the writes of the claim protocol, each counted here.
     #[must_use]
-    pub fn carrier(&self) -> Carrier<'_> {
-        Carrier::new(self.connection(), self)
+    pub fn api_writer(&self) -> ApiWriter<'_> {
+        ApiWriter::new(self.connection(), self)
     }
 
     /// How many writes were sent.
@@ -97,13 +97,13 @@ impl Hands {
     /// A merge patch on exactly this state of an object.
     ///
     /// # Errors
-    /// As [`Hands::write`].
+    /// As [`Writer::write`].
     pub async fn patch<K>(
         &self,
         what: &str,
         api: &Api<K>,
         name: &str,
-        at: &Unchanged,
+        at: &Precondition,
         mut patch: Value,
     ) -> Result<Option<K>, ApiError>
     where
@@ -118,29 +118,29 @@ impl Hands {
     /// A merge patch of one part on exactly this state of a StickyIP.
     ///
     /// # Errors
-    /// As [`Hands::write`].
+    /// As [`Writer::write`].
     pub async fn patch_sticky(
         &self,
         part: &str,
         sticky: &StickyIP,
         patch: Value,
     ) -> Result<Option<StickyIP>, ApiError> {
-        let key = key_of(sticky);
+        let key = sticky_key_of(sticky);
         let api: Api<StickyIP> = Api::namespaced(self.client(), &key.namespace);
         let what = format!("patch {part} of StickyIP {key}");
-        self.patch(&what, &api, &key.name, &Unchanged::of(sticky), patch).await
+        self.patch(&what, &api, &key.name, &Precondition::of(sticky), patch).await
     }
 
     /// Deletes exactly this state of an object.
     ///
     /// # Errors
-    /// As [`Hands::write`].
+    /// As [`Writer::write`].
     pub async fn delete<K>(
         &self,
         what: &str,
         api: &Api<K>,
         name: &str,
-        at: &Unchanged,
+        at: &Precondition,
     ) -> Result<bool, ApiError>
     where
         K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
@@ -158,20 +158,20 @@ impl Hands {
 }
 
 /// The writes of the claim protocol are counted with the others.
-impl Witness for Hands {
-    fn before(&self, _: usize, write: Sent<'_>) {
+impl WriteObserver for Writer {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
         self.about_to(word(write));
     }
-    fn after(&self, _: usize, write: Sent<'_>) {
+    fn after(&self, _: usize, write: SentWrite<'_>) {
         self.overseer.after(word(write));
     }
 }
 
-fn word(write: Sent<'_>) -> &'static str {
+fn word(write: SentWrite<'_>) -> &'static str {
     match write {
-        Sent::Protocol(write) => write.word(),
-        Sent::Node(_) => "patch CiliumNode",
-        Sent::Pod(_) => "patch Pod",
-        Sent::Event(_) => "create Event",
+        SentWrite::Protocol(write) => write.word(),
+        SentWrite::Node(_) => "patch CiliumNode",
+        SentWrite::Pod(_) => "patch Pod",
+        SentWrite::Event(_) => "create Event",
     }
 }

@@ -12,18 +12,18 @@ use tracing::Level;
 use tracing::subscriber::DefaultGuard;
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-use crate::cni::{CniError, LogLevel, Request, StickyConf};
-use crate::plugin::Story;
+use crate::cni::{CniError, PluginLogLevel, Request, StickyConf};
+use crate::plugin::VerbLog;
 
 /// Starts the log for as long as the guard lives.
 pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
     // A drop-in for host-local is as quiet as it is.
     let level = sticky.map_or(Level::WARN, |sticky| match sticky.log_level {
-        LogLevel::Error => Level::ERROR,
-        LogLevel::Warn => Level::WARN,
-        LogLevel::Info => Level::INFO,
-        LogLevel::Debug => Level::DEBUG,
-        LogLevel::Trace => Level::TRACE,
+        PluginLogLevel::Error => Level::ERROR,
+        PluginLogLevel::Warn => Level::WARN,
+        PluginLogLevel::Info => Level::INFO,
+        PluginLogLevel::Debug => Level::DEBUG,
+        PluginLogLevel::Trace => Level::TRACE,
     });
     let lines = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false);
     let file = sticky.and_then(|sticky| Some((sticky.log_file.as_deref()?, sticky.log_max_files)));
@@ -37,7 +37,7 @@ pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
 }
 
 /// The line of a verb.
-pub(super) fn verb(request: &Request, story: &Story<'_>, error: Option<&CniError>, took: Duration) {
+pub(super) fn verb(request: &Request, story: &VerbLog<'_>, error: Option<&CniError>, took: Duration) {
     let verb = request.verb.as_str();
     let network = request.config.name.as_str();
     let pod =

@@ -16,9 +16,10 @@ use serde_json::Value;
 
 use crate::cni;
 use crate::cni::{
-    Attachment, CniError, ConfigSource, Failure, IpamConf, Parsed, Request, Retention, StickyConf, Verb, code,
+    Attachment, CniError, ConfigSource, IpamConf, NodeRetention, ParsedRequest, Request, RequestError,
+    StickyConf, Verb, code,
 };
-use crate::store::{Disk, Keep, Moment, RealDisk, Store, StoreError};
+use crate::store::{Disk, Keep, NodeTime, RealDisk, Store, StoreError};
 
 /// What a run of the plugin leaves: what to print where, and how to exit.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,30 +34,30 @@ pub struct Answer {
 
 /// Runs the verb that the environment and standard input ask for.
 pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSource) -> Answer {
-    answer(env, stdin, RealDisk, Story::default())
+    answer(env, stdin, RealDisk, VerbLog::default())
 }
 
 /// The same, with a witness of every write to the API server, on a disk that may be another's.
 #[cfg(feature = "cluster")]
-pub fn run_before(
-    witness: &dyn crate::cluster::protocol::apply::Witness,
+pub fn run_observed(
+    observer: &dyn crate::cluster::protocol::apply::WriteObserver,
     disk: impl Disk,
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
 ) -> Answer {
-    answer(env, stdin, disk, Story { witness, ..Story::default() })
+    answer(env, stdin, disk, VerbLog { observer, ..VerbLog::default() })
 }
 
 fn answer(
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
     disk: impl Disk,
-    story: Story<'_>,
+    story: VerbLog<'_>,
 ) -> Answer {
     match cni::read_request(env, stdin) {
-        Ok(Parsed::About) => Answer { stdout: None, stderr: Some(cni::about()), status: 0 },
-        Ok(Parsed::Version { reply }) => Answer::document(&reply, 0),
-        Ok(Parsed::Verb(request)) => carry_out(&request, disk, story),
+        Ok(ParsedRequest::About) => Answer { stdout: None, stderr: Some(cni::about()), status: 0 },
+        Ok(ParsedRequest::Version { reply }) => Answer::document(&reply, 0),
+        Ok(ParsedRequest::Verb(request)) => run_verb(&request, disk, story),
         Err(failure) => Answer::document(&failure.to_json(), 1),
     }
 }
@@ -68,29 +69,29 @@ impl Answer {
 }
 
 /// What a verb did, for the log: the address and why it is that one. And who watches while it is done.
-struct Story<'a> {
+pub(crate) struct VerbLog<'a> {
     addresses: String,
     reason: String,
     #[cfg(feature = "cluster")]
-    witness: &'a dyn crate::cluster::protocol::apply::Witness,
+    observer: &'a dyn crate::cluster::protocol::apply::WriteObserver,
     #[cfg(not(feature = "cluster"))]
-    witness: std::marker::PhantomData<&'a ()>,
+    observer: std::marker::PhantomData<&'a ()>,
 }
 
-impl Default for Story<'_> {
+impl Default for VerbLog<'_> {
     fn default() -> Self {
         Self {
             addresses: String::new(),
             reason: String::new(),
             #[cfg(feature = "cluster")]
-            witness: &crate::cluster::protocol::apply::Nobody,
+            observer: &crate::cluster::protocol::apply::NoObserver,
             #[cfg(not(feature = "cluster"))]
-            witness: std::marker::PhantomData,
+            observer: std::marker::PhantomData,
         }
     }
 }
 
-impl Story<'_> {
+impl VerbLog<'_> {
     fn tell(&mut self, addresses: &[IpAddr], reason: impl Into<String>) {
         self.addresses = list(addresses);
         self.reason = reason.into();
@@ -101,7 +102,7 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn carry_out(request: &Request, disk: impl Disk, mut story: Story<'_>) -> Answer {
+fn run_verb(request: &Request, disk: impl Disk, mut story: VerbLog<'_>) -> Answer {
     let started = Instant::now();
     let _log = log::start(request.config.sticky());
     for warning in &request.warnings {
@@ -109,7 +110,7 @@ fn carry_out(request: &Request, disk: impl Disk, mut story: Story<'_>) -> Answer
     }
     let outcome = match &request.config.delegate {
         Some(delegate) => delegate::run(request, delegate, disk, &mut story),
-        None => Moment::now(&boot_id_file(request))
+        None => NodeTime::now(&boot_id_file(request))
             .map_err(CniError::from)
             .and_then(|now| dispatch(request, disk, now, &mut story)),
     };
@@ -118,7 +119,7 @@ fn carry_out(request: &Request, disk: impl Disk, mut story: Story<'_>) -> Answer
         Ok(Some(result)) => Answer::document(&result, 0),
         Ok(None) => Answer { stdout: None, stderr: None, status: 0 },
         Err(error) => {
-            let failure = Failure { error, version: request.config.version };
+            let failure = RequestError { error, version: request.config.version };
             Answer::document(&failure.to_json(), 1)
         }
     }
@@ -129,17 +130,17 @@ fn carry_out(request: &Request, disk: impl Disk, mut story: Story<'_>) -> Answer
 ///
 /// # Errors
 /// As the specification wants them printed.
-pub fn carry_out_on<D: Disk>(request: &Request, disk: D, now: Moment) -> Result<Option<Value>, CniError> {
-    dispatch(request, disk, now, &mut Story::default())
+pub fn run_verb_on<D: Disk>(request: &Request, disk: D, now: NodeTime) -> Result<Option<Value>, CniError> {
+    dispatch(request, disk, now, &mut VerbLog::default())
 }
 
 fn dispatch<D: Disk>(
     request: &Request,
     disk: D,
-    now: Moment,
-    story: &mut Story<'_>,
+    now: NodeTime,
+    story: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
-    let scene = Scene::of(request, disk, now)?;
+    let scene = VerbContext::of(request, disk, now)?;
     let verb = match request.verb {
         Verb::Add => return verbs::add::run(&scene, request, story).map(Some),
         Verb::Del => verbs::del::run,
@@ -152,7 +153,7 @@ fn dispatch<D: Disk>(
 }
 
 /// What every verb needs, looked up once.
-struct Scene<'a, D: Disk> {
+pub(crate) struct VerbContext<'a, D: Disk> {
     ipam: &'a IpamConf,
     sticky: StickyConf,
     store: Store<D>,
@@ -161,8 +162,8 @@ struct Scene<'a, D: Disk> {
     crd: bool,
 }
 
-impl<'a, D: Disk> Scene<'a, D> {
-    fn of(request: &'a Request, disk: D, now: Moment) -> Result<Self, CniError> {
+impl<'a, D: Disk> VerbContext<'a, D> {
+    fn of(request: &'a Request, disk: D, now: NodeTime) -> Result<Self, CniError> {
         let ipam = request.config.ipam.as_ref().ok_or_else(|| {
             CniError::invalid_config("ipam", "missing; give the ranges that addresses are taken from")
         })?;
@@ -182,8 +183,8 @@ fn keep(request: &Request) -> Keep {
     match (request.config.sticky(), &request.pod) {
         (Some(sticky), _) if sticky.cluster.is_some() => Keep::No,
         (Some(sticky), Some(pod)) if sticky.selects(pod) => match sticky.retention {
-            Retention::Forever => Keep::Forever,
-            Retention::For(time) => Keep::For(time),
+            NodeRetention::Forever => Keep::Forever,
+            NodeRetention::For(time) => Keep::For(time),
         },
         _ => Keep::No,
     }
@@ -199,7 +200,7 @@ impl From<StoreError> for CniError {
         let message = error.to_string();
         match error {
             StoreError::Io { .. } | StoreError::Escapes { .. } => CniError::io(message),
-            StoreError::Locked { .. } => CniError::try_again(message),
+            StoreError::LockTimeout { .. } => CniError::try_again(message),
             StoreError::NewerVersion { .. } => CniError::new(code::STORE_UNUSABLE, message),
             StoreError::Taken(_) => CniError::new(code::REQUEST_REFUSED, message),
         }

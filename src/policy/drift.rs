@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
-use crate::alloc::block_map::Owned;
+use crate::alloc::block_map::BlockMap;
 
 /// How Cilium gets its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,7 +31,7 @@ pub enum CiliumMode {
 
 /// What is said of one node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodeSays {
+pub struct NodeRanges {
     /// The node's name.
     pub name: String,
     /// `Node.spec.podCIDRs`; none if there is no Node.
@@ -46,13 +46,13 @@ pub struct NodeSays {
 
 /// The cluster as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cluster {
+pub struct ClusterRanges {
     /// How Cilium gets its addresses.
     pub mode: CiliumMode,
     /// Whether its BGP speaker is to announce pod ranges.
     pub announces: bool,
     /// Its nodes.
-    pub nodes: Vec<NodeSays>,
+    pub nodes: Vec<NodeRanges>,
 }
 
 /// What will not work.
@@ -89,7 +89,7 @@ pub enum Drift {
         announced: bool,
     },
     /// The Node's range is where another node's pods are: when this node goes, so does the other's route.
-    SpeaksForAnother {
+    RangeOfAnotherNode {
         /// The range.
         range: IpNet,
         /// The node whose pods are there.
@@ -130,20 +130,20 @@ pub enum Drift {
 
 /// One finding, for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct DriftFinding {
     /// The node; empty if it is the cluster's.
     pub node: String,
     /// What.
     pub drift: Drift,
 }
 
-impl Finding {
+impl DriftFinding {
     /// What will break.
     #[must_use]
     pub fn breaks(&self) -> Breaks {
         match &self.drift {
             Drift::Disagree { announced: true, .. }
-            | Drift::SpeaksForAnother { .. }
+            | Drift::RangeOfAnotherNode { .. }
             | Drift::NothingAnnounced => Breaks::Bgp,
             Drift::Disagree { .. } | Drift::Stray { .. } | Drift::NoNode => Breaks::Routes,
             Drift::Overlap { .. } | Drift::Invented | Drift::Annotation { .. } => Breaks::Ipam,
@@ -155,7 +155,7 @@ impl Finding {
     pub fn reason(&self) -> &'static str {
         match &self.drift {
             Drift::Disagree { .. } => "RangesDisagree",
-            Drift::SpeaksForAnother { .. } => "SpeaksForAnother",
+            Drift::RangeOfAnotherNode { .. } => "RangeOfAnotherNode",
             Drift::Overlap { .. } => "RangesOverlap",
             Drift::Stray { .. } => "StrayAddress",
             Drift::Invented => "NoNodeRange",
@@ -173,7 +173,7 @@ impl Finding {
                 "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or have one hand out both: \
                  kube-controller-manager with --allocate-node-cidrs=false"
             }
-            Drift::SpeaksForAnother { .. } => {
+            Drift::RangeOfAnotherNode { .. } => {
                 "do not remove this node before its Node range is corrected; the other node's pods become unreachable with it"
             }
             Drift::Overlap { .. } => {
@@ -194,14 +194,14 @@ impl Finding {
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for DriftFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, drift } = self;
         match drift {
             Drift::Disagree { node: says, cilium, .. } => {
                 write!(f, "node {node}: Node has {}, CiliumNode has {}", list(says), list(cilium))
             }
-            Drift::SpeaksForAnother { range, other } => {
+            Drift::RangeOfAnotherNode { range, other } => {
                 write!(f, "node {node}: its Node range {range} is where the pods of node {other} are")
             }
             Drift::Overlap { range, other, theirs } => {
@@ -234,9 +234,9 @@ fn list(ranges: &[IpNet]) -> String {
 
 /// Compares everything with everything. In the order of the nodes, the cluster's own findings last.
 #[must_use]
-pub fn audit(cluster: &Cluster) -> Vec<Finding> {
+pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
     let mut found = Vec::new();
-    let owners: Owned = cluster
+    let owners: BlockMap = cluster
         .nodes
         .iter()
         .flat_map(|node| {
@@ -245,7 +245,7 @@ pub fn audit(cluster: &Cluster) -> Vec<Finding> {
         })
         .collect();
     for node in &cluster.nodes {
-        let mut tell = |drift| found.push(Finding { node: node.name.clone(), drift });
+        let mut tell = |drift| found.push(DriftFinding { node: node.name.clone(), drift });
         let cilium = blocks(node.cilium.as_deref().unwrap_or_default());
         let own = blocks(node.node.as_deref().unwrap_or_default());
         match (&node.node, &node.cilium) {
@@ -258,8 +258,8 @@ pub fn audit(cluster: &Cluster) -> Vec<Finding> {
             _ => {}
         }
         for range in own.iter().filter(|range| !cilium.iter().any(|block| clash(block, range))) {
-            if let Some((other, _)) = owners.other_than(&node.name, *range) {
-                tell(Drift::SpeaksForAnother { range: *range, other: other.to_owned() });
+            if let Some((other, _)) = owners.other_owner(&node.name, *range) {
+                tell(Drift::RangeOfAnotherNode { range: *range, other: other.to_owned() });
             }
         }
         for range in &cilium {
@@ -295,7 +295,7 @@ pub fn audit(cluster: &Cluster) -> Vec<Finding> {
         }
     }
     if cluster.announces && matches!(cluster.mode, CiliumMode::Crd | CiliumMode::Delegated) {
-        found.push(Finding { node: String::new(), drift: Drift::NothingAnnounced });
+        found.push(DriftFinding { node: String::new(), drift: Drift::NothingAnnounced });
     }
     found
 }
@@ -317,7 +317,7 @@ fn disagree(mode: CiliumMode, node: &[IpNet], cilium: &[IpNet]) -> bool {
 
 /// What Cilium goes by instead of an annotation: the Node's ranges of that family, else what the CiliumNode shows, else the
 /// annotation of the newer spelling.
-fn stands(node: &NodeSays, key: &str, own: &[IpNet], cilium: &[IpNet], says: &[IpNet]) -> Vec<IpNet> {
+fn stands(node: &NodeRanges, key: &str, own: &[IpNet], cilium: &[IpNet], says: &[IpNet]) -> Vec<IpNet> {
     let families: Vec<Family> = says.iter().map(|range| Family::of(range.addr())).collect();
     let of_family = |ranges: &[IpNet]| -> Vec<IpNet> {
         ranges.iter().filter(|range| families.contains(&Family::of(range.addr()))).copied().collect()
@@ -347,17 +347,17 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    fn node(name: &str, node: &[&str], cilium: &[&str]) -> NodeSays {
-        NodeSays {
+    fn node(name: &str, node: &[&str], cilium: &[&str]) -> NodeRanges {
+        NodeRanges {
             name: name.into(),
             node: Some(nets(node)),
             cilium: Some(nets(cilium)),
-            ..NodeSays::default()
+            ..NodeRanges::default()
         }
     }
 
-    fn told(mode: CiliumMode, nodes: Vec<NodeSays>) -> Vec<(String, &'static str)> {
-        let found = audit(&Cluster { mode, announces: false, nodes });
+    fn told(mode: CiliumMode, nodes: Vec<NodeRanges>) -> Vec<(String, &'static str)> {
+        let found = audit(&ClusterRanges { mode, announces: false, nodes });
         found.iter().map(|finding| (finding.node.clone(), finding.reason())).collect()
     }
 
@@ -378,7 +378,7 @@ mod tests {
             node("master3", &["10.5.113.0/24"], &["10.5.114.0/24"]),
             node("node01", &["10.5.115.0/24"], &["10.5.112.0/24"]),
         ];
-        let found = audit(&Cluster { mode: CiliumMode::ClusterPool, announces: true, nodes });
+        let found = audit(&ClusterRanges { mode: CiliumMode::ClusterPool, announces: true, nodes });
         let of = |name: &str| -> Vec<String> {
             found.iter().filter(|finding| finding.node == name).map(ToString::to_string).collect()
         };
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_nodes_are_found_whichever_is_larger_and_told_once() {
+    fn overlapping_nodes_are_found_whichever_is_larger_and_reported_once() {
         for (a, b) in
             [("10.0.0.0/16", "10.0.7.0/24"), ("10.0.7.0/24", "10.0.0.0/16"), ("10.0.7.0/24", "10.0.7.0/24")]
         {
@@ -411,12 +411,12 @@ mod tests {
     }
 
     #[test]
-    fn further_blocks_of_a_node_that_ran_low_are_no_drift_where_cilium_does_not_copy_the_node() {
+    fn further_blocks_of_a_node_are_no_drift_where_cilium_does_not_copy_the_node() {
         let grown = node("a", &["10.0.0.0/24"], &["10.0.0.0/24", "10.0.7.0/24"]);
         assert_eq!(told(CiliumMode::Crd, vec![grown.clone()]), []);
         assert_eq!(told(CiliumMode::Kubernetes, vec![grown]), [("a".to_owned(), "RangesDisagree")]);
         let other = node("a", &["10.0.0.0/24"], &["10.0.7.0/24"]);
-        let found = audit(&Cluster { mode: CiliumMode::Crd, announces: false, nodes: vec![other] });
+        let found = audit(&ClusterRanges { mode: CiliumMode::Crd, announces: false, nodes: vec![other] });
         assert_eq!(found[0].breaks(), Breaks::Routes, "nobody announces anything");
     }
 
@@ -425,7 +425,7 @@ mod tests {
         let mut a = node("a", &["10.0.0.0/24"], &["10.0.0.0/24"]);
         a.pods =
             vec![("db/x".into(), "10.0.9.1".parse().unwrap()), ("db/y".into(), "10.0.0.1".parse().unwrap())];
-        let found = audit(&Cluster { nodes: vec![a.clone()], ..Cluster::default() });
+        let found = audit(&ClusterRanges { nodes: vec![a.clone()], ..ClusterRanges::default() });
         assert_eq!(found.len(), 1);
         assert!(found[0].to_string().contains("db/x has 10.0.9.1"));
         // Where nobody says a range, nobody strays.
@@ -457,11 +457,11 @@ mod tests {
     }
 
     #[test]
-    fn a_ciliumnode_without_a_node_and_bgp_without_announcements_are_told() {
+    fn a_ciliumnode_without_a_node_and_bgp_without_announcements_are_reported() {
         let mut gone = node("a", &[], &["10.0.0.0/24"]);
         gone.node = None;
-        let found = audit(&Cluster { mode: CiliumMode::Crd, announces: true, nodes: vec![gone] });
-        let reasons: Vec<_> = found.iter().map(Finding::reason).collect();
+        let found = audit(&ClusterRanges { mode: CiliumMode::Crd, announces: true, nodes: vec![gone] });
+        let reasons: Vec<_> = found.iter().map(DriftFinding::reason).collect();
         assert_eq!(reasons, ["NodeMissing", "NothingAnnounced"]);
     }
 }

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_holder_that_nobody_asked_to_go_is_a_refusal_and_a_leaving_one_a_wait() {
+    fn a_live_claimant_means_refusal_and_a_terminating_one_a_wait() {
         let (old, me) = (on("n1", "old", "c1"), on("n2", "new", "c2"));
         assert_eq!(
             judge(Some(&old), &me, NodeState::Ready, OldPod::Running),

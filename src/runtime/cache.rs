@@ -22,20 +22,20 @@ pub enum Told<T> {
 
 /// Every object of one kind, by name.
 #[derive(Debug, Clone)]
-pub struct Known<T> {
+pub struct Cache<T> {
     all: BTreeMap<String, T>,
     broken: BTreeSet<String>,
     fresh: Option<(BTreeMap<String, T>, BTreeSet<String>)>,
     listed: bool,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for Cache<T> {
     fn default() -> Self {
         Self { all: BTreeMap::new(), broken: BTreeSet::new(), fresh: None, listed: false }
     }
 }
 
-impl<T: PartialEq> Known<T> {
+impl<T: PartialEq> Cache<T> {
     /// Takes a change in. The names whose object is another one now: a list that repeats what is known names none.
     pub fn take(&mut self, told: Told<(String, T)>) -> Vec<String> {
         match told {
@@ -83,7 +83,7 @@ impl<T: PartialEq> Known<T> {
     }
 }
 
-impl<T: PartialEq> Known<T> {
+impl<T: PartialEq> Cache<T> {
     /// There are none, as after an empty list.
     pub fn take_nothing(&mut self) -> Vec<String> {
         self.take(Told::Listing);
@@ -91,10 +91,10 @@ impl<T: PartialEq> Known<T> {
     }
 }
 
-impl<T> Known<T> {
+impl<T> Cache<T> {
     /// Whether a list was whole once.
     #[must_use]
-    pub fn is_listed(&self) -> bool {
+    pub fn is_synced(&self) -> bool {
         self.listed
     }
 
@@ -149,12 +149,12 @@ mod tests {
 
     #[test]
     fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
-        let mut known = Known::default();
+        let mut known = Cache::default();
         known.take(Told::Listing);
         known.take(Told::Listed(("a".to_owned(), 1)));
-        assert!(!known.is_listed() && known.get("a").is_none());
+        assert!(!known.is_synced() && known.get("a").is_none());
         assert_eq!(known.take(Told::Complete), ["a"]);
-        assert!(known.is_listed() && known.get("a") == Some(&1));
+        assert!(known.is_synced() && known.get("a") == Some(&1));
         known.take(Told::Here(("b".to_owned(), 2)));
         known.take(Told::Listing);
         known.take(Told::Listed(("b".to_owned(), 3)));
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_is_as_it_was_is_no_change() {
-        let mut known = Known::default();
+        let mut known = Cache::default();
         assert_eq!(known.take(Told::Here(("a".to_owned(), 1))), ["a"]);
         assert!(known.take(Told::Here(("a".to_owned(), 1))).is_empty());
         known.take(Told::Listing);

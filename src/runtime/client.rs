@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_and_renewals_are_told_from_what_is_asked_for_a_reason() {
+    fn watches_and_renewals_are_distinguished_from_other_requests() {
         let sort = |method: &str, uri: &str| {
             let request = hyper::Request::builder().method(method).uri(uri).body(()).unwrap();
             super::sort(&request).to_owned()

@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 /// looked at, 6 everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum LogLevel {
     /// What failed.
     Error,
     /// And what is odd.
@@ -22,7 +22,7 @@ pub enum Level {
     Trace,
 }
 
-impl FromStr for Level {
+impl FromStr for LogLevel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -38,7 +38,7 @@ impl FromStr for Level {
     }
 }
 
-impl std::fmt::Display for Level {
+impl std::fmt::Display for LogLevel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Error => "error",
@@ -50,14 +50,14 @@ impl std::fmt::Display for Level {
     }
 }
 
-impl From<Level> for LevelFilter {
-    fn from(level: Level) -> Self {
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> Self {
         match level {
-            Level::Error => Self::ERROR,
-            Level::Warn => Self::WARN,
-            Level::Info => Self::INFO,
-            Level::Debug => Self::DEBUG,
-            Level::Trace => Self::TRACE,
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+            LogLevel::Trace => Self::TRACE,
         }
     }
 }
@@ -65,7 +65,7 @@ impl From<Level> for LevelFilter {
 /// How lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Format {
+pub enum LogFormat {
     /// For people
     #[default]
     Text,
@@ -74,15 +74,15 @@ pub enum Format {
 }
 
 /// Starts the log of this process. A second call changes nothing.
-pub fn start(level: Level, format: Format) {
+pub fn start(level: LogLevel, format: LogFormat) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::from(level))
         .with_writer(std::io::stderr)
         .with_ansi(false);
     // Fails only where a log was started before, as in tests that share a process.
     let _ = match format {
-        Format::Text => tracing::subscriber::set_global_default(lines.with_target(false).finish()),
-        Format::Json => tracing::subscriber::set_global_default(lines.json().flatten_event(true).finish()),
+        LogFormat::Text => tracing::subscriber::set_global_default(lines.with_target(false).finish()),
+        LogFormat::Json => tracing::subscriber::set_global_default(lines.json().flatten_event(true).finish()),
     };
 }
 
@@ -91,13 +91,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_known_by_word_and_by_number() {
-        let level = |text: &str| text.parse::<Level>().unwrap();
-        let numbers: Vec<Level> = (0..=6).map(|n: u8| level(&n.to_string())).collect();
+    fn levels_are_known_by_name_and_by_number() {
+        let level = |text: &str| text.parse::<LogLevel>().unwrap();
+        let numbers: Vec<LogLevel> = (0..=6).map(|n: u8| level(&n.to_string())).collect();
         let words = ["error", "error", "error", "warn", "info", "debug", "trace"].map(level);
         assert_eq!(numbers, words);
         for bad in ["7", "-1", "", "INFO", "4.0"] {
-            assert!(bad.parse::<Level>().unwrap_err().contains("0 to 6"), "{bad}");
+            assert!(bad.parse::<LogLevel>().unwrap_err().contains("0 to 6"), "{bad}");
         }
         for word in words {
             assert_eq!(level(&word.to_string()), word);

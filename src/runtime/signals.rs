@@ -3,12 +3,12 @@
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns when the process is to end. Signals that arrived since this was made count.
-pub struct End {
+pub struct ShutdownSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
-impl End {
+impl ShutdownSignal {
     /// Begins to listen.
     ///
     /// # Errors

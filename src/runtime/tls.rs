@@ -44,7 +44,7 @@ pub enum TlsError {
             certificate = pair.certificate.display(), key = pair.key.display())]
     Together {
         /// The files.
-        pair: Pair,
+        pair: CertificateFiles,
         /// Why.
         why: String,
     },
@@ -55,14 +55,14 @@ const KEY: &str = "--tls-key-file";
 
 /// The two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pair {
+pub struct CertificateFiles {
     /// The certificate, and those that vouch for it behind it, as PEM.
     pub certificate: PathBuf,
     /// Its private key, as PEM.
     pub key: PathBuf,
 }
 
-impl Pair {
+impl CertificateFiles {
     /// What the flags `--tls-cert-file` and `--tls-key-file` say together; none if neither is given.
     ///
     /// # Errors
@@ -124,24 +124,24 @@ struct Current {
 }
 
 /// The pair that is served now.
-pub struct Keys {
-    pair: Pair,
+pub struct CertificateSource {
+    pair: CertificateFiles,
     provider: Arc<CryptoProvider>,
     current: Mutex<Current>,
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for CertificateSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keys").field("pair", &self.pair).finish_non_exhaustive()
     }
 }
 
-impl Keys {
+impl CertificateSource {
     /// Reads the pair for the first time.
     ///
     /// # Errors
     /// A file is missing or is not what it should be, or the two do not fit.
-    pub fn load(pair: Pair) -> Result<Self, TlsError> {
+    pub fn load(pair: CertificateFiles) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
         let texts = pair.read()?;
         let served = Arc::new(pair.parse(&texts, &provider)?);
@@ -201,7 +201,7 @@ impl Keys {
     }
 }
 
-impl ResolvesServerCert for Keys {
+impl ResolvesServerCert for CertificateSource {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.look(Instant::now());
         Some(self.current.lock().unwrap_or_else(PoisonError::into_inner).served.clone())

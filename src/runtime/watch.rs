@@ -11,7 +11,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 use crate::runtime::cache::Told;
 
 /// How often a kind that the server does not know is asked for again: its definition may be installed later.
@@ -21,7 +21,7 @@ const PAGE: u32 = 500;
 
 /// What happens to a watch.
 #[derive(Debug)]
-pub enum Trouble<'a> {
+pub enum WatchProblem<'a> {
     /// An object cannot be read.
     Skipped(&'a Skipped),
     /// The server does not know the kind. Nothing is told of its objects: that it is not served now does not mean that there
@@ -47,9 +47,9 @@ pub async fn feed<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
     mut tell: impl FnMut(Told<(String, K)>),
-    mut trouble: impl FnMut(Trouble<'_>),
+    mut trouble: impl FnMut(WatchProblem<'_>),
 ) where
-    K: Resource<DynamicType = ()> + Sound + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource<DynamicType = ()> + Validate + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let watched = kube::runtime::watcher(api, config.page_size(PAGE)).default_backoff();
     let mut watched = std::pin::pin!(watched);
@@ -57,7 +57,7 @@ pub async fn feed<K>(
         let mut read = |object: DeserializeGuard<K>| {
             let name = name_of(&object);
             readable(object).map(|object| (name.clone(), object)).map_err(|skipped| {
-                trouble(Trouble::Skipped(&skipped));
+                trouble(WatchProblem::Skipped(&skipped));
                 name
             })
         };
@@ -84,7 +84,7 @@ pub async fn feed_trimmed<K, T>(
     config: watcher::Config,
     trim: impl Fn(K) -> T,
     mut tell: impl FnMut(Told<(String, T)>),
-    mut trouble: impl FnMut(Trouble<'_>),
+    mut trouble: impl FnMut(WatchProblem<'_>),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -102,7 +102,7 @@ pub async fn feed_trimmed<K, T>(
     }
 }
 
-async fn fallen(error: &watcher::Error, trouble: &mut impl FnMut(Trouble<'_>)) {
+async fn fallen(error: &watcher::Error, trouble: &mut impl FnMut(WatchProblem<'_>)) {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status),
@@ -111,10 +111,10 @@ async fn fallen(error: &watcher::Error, trouble: &mut impl FnMut(Trouble<'_>)) {
     };
     match status {
         Some(status) if status.code == 404 => {
-            trouble(Trouble::NoSuchKind);
+            trouble(WatchProblem::NoSuchKind);
             tokio::time::sleep(UNKNOWN_KIND).await;
         }
-        Some(status) if status.code == 403 => trouble(Trouble::Forbidden(&status.message)),
-        _ => trouble(Trouble::Broken(error)),
+        Some(status) if status.code == 403 => trouble(WatchProblem::Forbidden(&status.message)),
+        _ => trouble(WatchProblem::Broken(error)),
     }
 }

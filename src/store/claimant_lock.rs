@@ -12,24 +12,24 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use sha2::{Digest, Sha256};
 
-use crate::store::lock::{is_still_there, open};
+use crate::store::lock::{is_same_file, open};
 use crate::store::{Claimant, Disk, Store, StoreError};
 
-const TURNS: &str = ".sticky/turns.lock";
+const CLAIMANT_LOCKS: &str = ".sticky/turns.lock";
 /// Between two tries: few wait for a turn, and a pod's start does.
-const PAUSE: Duration = Duration::from_micros(500);
+const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 
 /// A claimant's turn. The kernel lets go of it when this is dropped or the process ends, however it ends.
 #[derive(Debug)]
-pub struct Turn(#[allow(dead_code, reason = "held for its drop")] File);
+pub struct ClaimantLock(#[allow(dead_code, reason = "held for its drop")] File);
 
 impl<D: Disk> Store<D> {
     /// Waits for the claimant's turn. The store must have been locked once, so that it is there.
     ///
     /// # Errors
     /// Another ADD of this claimant takes longer than `patience`, or the disk fails.
-    pub fn turn(&self, claimant: &Claimant, patience: Duration) -> Result<Turn, StoreError> {
-        self.turn_named(&claimant.entry(), patience)
+    pub fn claimant_lock(&self, claimant: &Claimant, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+        self.lock_named(&claimant.entry(), timeout)
     }
 
     /// Waits for the turn to show or hide the claimant's addresses on this node's CiliumNode. Short: nobody waits for
@@ -37,25 +37,25 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// As [`Store::turn`].
-    pub fn pool_turn(&self, claimant: &Claimant, patience: Duration) -> Result<Turn, StoreError> {
-        self.turn_named(&format!("{},pool", claimant.entry()), patience)
+    pub fn pool_lock(&self, claimant: &Claimant, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+        self.lock_named(&format!("{},pool", claimant.entry()), timeout)
     }
 
-    fn turn_named(&self, name: &str, patience: Duration) -> Result<Turn, StoreError> {
-        let (path, started) = (self.path(TURNS), Instant::now());
+    fn lock_named(&self, name: &str, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+        let (path, started) = (self.path(CLAIMANT_LOCKS), Instant::now());
         let mut file = open(&path)?;
         loop {
-            match fcntl(&file, FcntlArg::F_OFD_SETLK(&byte_of(name))) {
+            match fcntl(&file, FcntlArg::F_OFD_SETLK(&lock_range(name))) {
                 // The directory was made anew while this process waited: its turns are in another file now.
-                Ok(_) if !is_still_there(&file, &path) => file = open(&path)?,
-                Ok(_) => return Ok(Turn(file)),
+                Ok(_) if !is_same_file(&file, &path) => file = open(&path)?,
+                Ok(_) => return Ok(ClaimantLock(file)),
                 Err(Errno::EAGAIN | Errno::EACCES) => {
-                    if started.elapsed() >= patience {
+                    if started.elapsed() >= timeout {
                         // Whose turn it is tells more than the file that all of them share.
                         let path = PathBuf::from(format!("{} ({name})", path.display()));
-                        return Err(StoreError::Locked { path, holder: None, patience });
+                        return Err(StoreError::LockTimeout { path, holder: None, timeout });
                     }
-                    std::thread::sleep(PAUSE.min(patience.saturating_sub(started.elapsed())));
+                    std::thread::sleep(RETRY_INTERVAL.min(timeout.saturating_sub(started.elapsed())));
                 }
                 Err(Errno::EINTR) => {}
                 Err(error) => return Err(StoreError::io("lock", &path, error.into())),
@@ -66,7 +66,7 @@ impl<D: Disk> Store<D> {
 
 /// The byte that stands for a name: far beyond the file's end, which takes no room. Two names with the same one would only wait for each
 /// other.
-fn byte_of(name: &str) -> libc::flock {
+fn lock_range(name: &str) -> libc::flock {
     let mut first = [0; 8];
     first.copy_from_slice(&Sha256::digest(name.as_bytes())[..8]);
     libc::flock {
@@ -83,27 +83,28 @@ fn byte_of(name: &str) -> libc::flock {
 mod tests {
     use super::*;
     use crate::cni::{IfName, NetworkName};
-    use crate::store::{Moment, RealDisk};
+    use crate::store::{NodeTime, RealDisk};
 
     #[test]
-    fn a_turn_is_one_holders_and_other_claimants_have_their_own() {
+    fn a_claimant_lock_has_one_holder_and_other_claimants_have_their_own() {
         let dir = tempfile::tempdir().unwrap();
-        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, Duration::ZERO);
         drop(store.lock().unwrap());
         let claimant = |name: &str| Claimant::bound("db", name, &IfName::new("eth0").unwrap());
-        let held = store.turn(&claimant("db-0"), Duration::ZERO).unwrap();
-        let refused = store.turn(&claimant("db-0"), Duration::from_millis(5)).unwrap_err().to_string();
+        let held = store.claimant_lock(&claimant("db-0"), Duration::ZERO).unwrap();
+        let refused =
+            store.claimant_lock(&claimant("db-0"), Duration::from_millis(5)).unwrap_err().to_string();
         assert!(refused.contains("db-0"), "{refused}");
-        let _other = store.turn(&claimant("db-1"), Duration::ZERO).unwrap();
-        let _pool = store.pool_turn(&claimant("db-0"), Duration::ZERO).unwrap();
+        let _other = store.claimant_lock(&claimant("db-1"), Duration::ZERO).unwrap();
+        let _pool = store.pool_lock(&claimant("db-0"), Duration::ZERO).unwrap();
         drop(held);
-        store.turn(&claimant("db-0"), Duration::ZERO).unwrap();
+        store.claimant_lock(&claimant("db-0"), Duration::ZERO).unwrap();
         assert!(store.verify().unwrap().is_empty());
         // Made anew behind the holder's back, it is another file: a turn there is a turn.
-        let _held = store.turn(&claimant("db-2"), Duration::ZERO).unwrap();
+        let _held = store.claimant_lock(&claimant("db-2"), Duration::ZERO).unwrap();
         std::fs::remove_dir_all(store.path(crate::store::DERIVED)).unwrap();
         drop(store.lock().unwrap());
-        store.turn(&claimant("db-2"), Duration::ZERO).unwrap();
+        store.claimant_lock(&claimant("db-2"), Duration::ZERO).unwrap();
     }
 }

@@ -22,17 +22,17 @@ pub enum StoreError {
     },
     /// Somebody else held the lock for too long.
     #[error(
-        "the lock {} is held by {} for more than {patience:?}; end that process if it hangs, or raise sticky.lockTimeout",
+        "the lock {} is held by {} for more than {timeout:?}; end that process if it hangs, or raise sticky.lockTimeout",
         path.display(),
         holder.map_or_else(|| "an unknown process".to_owned(), |pid| format!("process {pid}"))
     )]
-    Locked {
+    LockTimeout {
         /// The lock file.
         path: PathBuf,
         /// The process that holds it, where it can be known.
         holder: Option<u32>,
         /// How long was waited.
-        patience: Duration,
+        timeout: Duration,
     },
     /// A newer program wrote the store.
     #[error(

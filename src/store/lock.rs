@@ -11,39 +11,39 @@ use nix::fcntl::OFlag;
 use crate::store::StoreError;
 
 /// The first pause between two tries. A holder needs about a tenth of a millisecond.
-const FIRST_PAUSE: Duration = Duration::from_micros(100);
+const MIN_BACKOFF: Duration = Duration::from_micros(100);
 /// The longest pause: what a waiter may lose when the holder was slow.
-const LONGEST_PAUSE: Duration = Duration::from_millis(4);
+const MAX_BACKOFF: Duration = Duration::from_millis(4);
 
 /// A held lock. The kernel lets go of it when this is dropped or the process ends, however it ends.
 #[derive(Debug)]
-pub(super) struct Lock(#[allow(dead_code, reason = "held for its drop")] File);
+pub(super) struct StoreLock(#[allow(dead_code, reason = "held for its drop")] File);
 
-impl Lock {
+impl StoreLock {
     /// Waits for the lock until `patience` has passed.
-    pub(super) fn acquire(path: &Path, patience: Duration) -> Result<Self, StoreError> {
+    pub(super) fn acquire(path: &Path, timeout: Duration) -> Result<Self, StoreError> {
         let started = Instant::now();
-        let mut pause = FIRST_PAUSE;
+        let mut pause = MIN_BACKOFF;
         let mut file = open(path)?;
         loop {
             match file.try_lock() {
                 Ok(()) => {
-                    if is_still_there(&file, path) {
+                    if is_same_file(&file, path) {
                         return Ok(Self(file));
                     }
                     // The directory was made anew while this process waited: its lock is another file now.
                     file = open(path)?;
                 }
                 Err(TryLockError::WouldBlock) => {
-                    if started.elapsed() >= patience {
+                    if started.elapsed() >= timeout {
                         let holder = fs::read_to_string("/proc/locks")
                             .ok()
                             .zip(file.metadata().ok())
-                            .and_then(|(locks, meta)| holder_in(&locks, meta.dev(), meta.ino()));
-                        return Err(StoreError::Locked { path: path.to_owned(), holder, patience });
+                            .and_then(|(locks, meta)| lock_owner_in(&locks, meta.dev(), meta.ino()));
+                        return Err(StoreError::LockTimeout { path: path.to_owned(), holder, timeout });
                     }
-                    std::thread::sleep(pause.min(patience.saturating_sub(started.elapsed())));
-                    pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+                    std::thread::sleep(pause.min(timeout.saturating_sub(started.elapsed())));
+                    pause = (pause * 3 / 2).min(MAX_BACKOFF);
                 }
                 Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", path, source)),
             }
@@ -64,7 +64,7 @@ pub(super) fn open(path: &Path) -> Result<File, StoreError> {
         .map_err(|source| StoreError::io("open the lock", path, source))
 }
 
-pub(super) fn is_still_there(file: &File, path: &Path) -> bool {
+pub(super) fn is_same_file(file: &File, path: &Path) -> bool {
     let same = |a: io::Result<fs::Metadata>, b: io::Result<fs::Metadata>| match (a, b) {
         (Ok(a), Ok(b)) => a.ino() == b.ino() && a.dev() == b.dev(),
         _ => false,
@@ -74,7 +74,7 @@ pub(super) fn is_still_there(file: &File, path: &Path) -> bool {
 
 /// The process that holds the flock on this inode, from the text of /proc/locks. Lines of waiters (`->`) do not
 /// count; a holder in another pid namespace shows as 0.
-fn holder_in(locks: &str, dev: u64, ino: u64) -> Option<u32> {
+fn lock_owner_in(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (nix::sys::stat::major(dev), nix::sys::stat::minor(dev));
     let key = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
@@ -96,26 +96,26 @@ mod tests {
                      2: FLOCK  ADVISORY  WRITE 42 08:01:77 0 EOF\n\
                      2: -> FLOCK  ADVISORY  WRITE 43 08:01:77 0 EOF\n";
         let dev = nix::sys::stat::makedev(8, 1);
-        assert_eq!(holder_in(locks, dev, 77), Some(42));
-        assert_eq!(holder_in(locks, dev, 78), None);
+        assert_eq!(lock_owner_in(locks, dev, 77), Some(42));
+        assert_eq!(lock_owner_in(locks, dev, 78), None);
     }
 
     #[test]
     fn a_holder_of_another_pid_namespace_is_unknown() {
         let locks = "2: FLOCK  ADVISORY  WRITE 0 08:01:77 0 EOF\n";
-        assert_eq!(holder_in(locks, nix::sys::stat::makedev(8, 1), 77), None);
+        assert_eq!(lock_owner_in(locks, nix::sys::stat::makedev(8, 1), 77), None);
     }
 
     #[test]
     fn a_held_lock_is_reported_with_its_holder_and_a_dropped_one_is_free() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        let held = Lock::acquire(&path, Duration::ZERO).unwrap();
-        match Lock::acquire(&path, Duration::from_millis(5)) {
-            Err(StoreError::Locked { holder, .. }) => assert_eq!(holder, Some(std::process::id())),
+        let held = StoreLock::acquire(&path, Duration::ZERO).unwrap();
+        match StoreLock::acquire(&path, Duration::from_millis(5)) {
+            Err(StoreError::LockTimeout { holder, .. }) => assert_eq!(holder, Some(std::process::id())),
             other => panic!("{other:?}"),
         }
         drop(held);
-        Lock::acquire(&path, Duration::ZERO).unwrap();
+        StoreLock::acquire(&path, Duration::ZERO).unwrap();
     }
 }

@@ -24,25 +24,25 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use claimant_lock::Turn;
-pub use cluster::decision::{Decision, Prepared, Withdrawn};
+pub use claimant_lock::ClaimantLock;
+pub use cluster::decision::{Decision, PreparedSticky, Withdrawn};
 pub use cluster::draft::Draft;
-pub use cluster::pending_update::{Note, Told};
+pub use cluster::pending_update::{PendingUpdate, Told};
 pub use disk::{Disk, RealDisk};
 pub use error::StoreError;
-pub use moment::Moment;
-pub use records::import::{Fate, Step};
-pub use records::list::{Entry, Look};
-pub use records::record::{Binding, Claimant, Keep, Phase, Record};
+pub use moment::NodeTime;
+pub use records::import::{ImportAction, ImportStep};
+pub use records::list::{AddressFile, IndexEntry};
+pub use records::record::{Claimant, Keep, Phase, Record, StickyBinding};
 pub use records::state::VERSION;
-pub use records::verify::Finding;
+pub use records::verify::VerifyFinding;
 
 use nix::fcntl::OFlag;
 
 use crate::cni::{Attachment, NetworkName};
-use lock::Lock;
-use records::bitmaps::Occupied;
-use records::state::State;
+use lock::StoreLock;
+use records::bitmaps::Bitmaps;
+use records::state::StatePage;
 
 /// The folder of what is derived from the records.
 pub(crate) const DERIVED: &str = ".sticky";
@@ -58,13 +58,13 @@ pub struct Store<D: Disk = RealDisk> {
     disk: D,
     data_dir: PathBuf,
     root: PathBuf,
-    now: Moment,
-    patience: Duration,
+    now: NodeTime,
+    timeout: Duration,
 }
 
 /// A record as it was found, with the inode that makes sure later that it is still the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredRecord {
     /// What the record says.
     pub record: Record,
     inode: u64,
@@ -72,12 +72,12 @@ pub struct Stored {
 
 /// A network's directory under its lock: what is read stays true until this is dropped or committed.
 #[derive(Debug)]
-pub struct Locked<'a, D: Disk = RealDisk> {
+pub struct LockedStore<'a, D: Disk = RealDisk> {
     store: &'a Store<D>,
-    lock: Lock,
-    state: State,
+    lock: StoreLock,
+    state: StatePage,
     page: File,
-    occupied: Occupied,
+    occupied: Bitmaps,
     unsynced: Vec<File>,
     names_changed: bool,
     draft: Option<Draft>,
@@ -85,9 +85,9 @@ pub struct Locked<'a, D: Disk = RealDisk> {
 
 impl<D: Disk> Store<D> {
     /// The store of `network` below `data_dir`. Nothing is touched yet. `patience` is how long to wait for the lock.
-    pub fn new(disk: D, data_dir: &Path, network: &NetworkName, now: Moment, patience: Duration) -> Self {
+    pub fn new(disk: D, data_dir: &Path, network: &NetworkName, now: NodeTime, timeout: Duration) -> Self {
         let root = data_dir.join(network.as_str());
-        Self { disk, data_dir: data_dir.to_owned(), root, now, patience }
+        Self { disk, data_dir: data_dir.to_owned(), root, now, timeout }
     }
 
     /// The network's directory.
@@ -96,7 +96,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// The moment that this store takes for now.
-    pub fn now(&self) -> &Moment {
+    pub fn now(&self) -> &NodeTime {
         &self.now
     }
 
@@ -106,7 +106,7 @@ impl<D: Disk> Store<D> {
 
     /// Whether something lies where the record of this attachment would. A look without the lock: what it is, the lock's holder reads.
     pub fn has_record(&self, attachment: &Attachment) -> bool {
-        self.path(&records::record::attachment_name(attachment)).symlink_metadata().is_ok()
+        self.path(&records::record::attachment_index_path(attachment)).symlink_metadata().is_ok()
     }
 
     /// The record behind a name of the directory; none where there is no such name or no record of ours in it.
@@ -119,7 +119,7 @@ impl<D: Disk> Store<D> {
                 None => Read::Nothing,
             }),
             Ok((bytes, inode)) => Ok(match Record::from_bytes(&bytes) {
-                Some(record) => Read::Ours(Stored { record, inode }),
+                Some(record) => Read::Ours(StoredRecord { record, inode }),
                 None => Read::Other { bytes, inode },
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Read::Nothing),
@@ -160,7 +160,7 @@ fn read_file(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     let mut bytes = Vec::new();
     if meta.is_file() {
         bytes.reserve(512);
-        file.take(LARGEST_RECORD).read_to_end(&mut bytes)?;
+        file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes)?;
     }
     Ok((bytes, meta.ino()))
 }
@@ -171,23 +171,26 @@ fn no_plain_file(error: &io::Error) -> bool {
 }
 
 /// No record of ours comes near this; whatever is larger is not one.
-const LARGEST_RECORD: u64 = 64 * 1024;
+const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
 #[allow(clippy::large_enum_variant, reason = "one at a time, never in a list")]
 enum Read {
     Nothing,
-    Ours(Stored),
+    Ours(StoredRecord),
     Other { bytes: Vec<u8>, inode: u64 },
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// What this attachment has.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn of_attachment(&mut self, attachment: &Attachment) -> Result<Option<Stored>, StoreError> {
-        let name = records::record::attachment_name(attachment);
-        let found = self.behind(&name)?;
+    pub fn find_by_attachment(
+        &mut self,
+        attachment: &Attachment,
+    ) -> Result<Option<StoredRecord>, StoreError> {
+        let name = records::record::attachment_index_path(attachment);
+        let found = self.follow_entry(&name)?;
         Ok(found.filter(|stored| stored.record.attachment == *attachment))
     }
 
@@ -195,9 +198,9 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn of_claimant(&mut self, claimant: &Claimant) -> Result<Option<Stored>, StoreError> {
-        let name = claimant.name_of_entry();
-        let found = self.behind(&name)?;
+    pub fn find_by_claimant(&mut self, claimant: &Claimant) -> Result<Option<StoredRecord>, StoreError> {
+        let name = claimant.index_path();
+        let found = self.follow_entry(&name)?;
         Ok(found.filter(|stored| stored.record.claimant().as_ref() == Some(claimant)))
     }
 
@@ -205,8 +208,8 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn at(&mut self, address: IpAddr) -> Result<Option<Stored>, StoreError> {
-        self.take_notice(address)
+    pub fn at(&mut self, address: IpAddr) -> Result<Option<StoredRecord>, StoreError> {
+        self.inspect_address(address)
     }
 
     /// The next free address of this range set, going round from the one given out last.
@@ -223,29 +226,29 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Goes on behind `address` when range set `index` is next asked for a free one. Kept with the next change.
-    pub fn move_cursor(&mut self, index: usize, address: IpAddr) {
+    pub fn set_cursor(&mut self, index: usize, address: IpAddr) {
         self.state.cursors.insert(index, address);
     }
 
     /// When this boot first looked into the store.
-    pub fn first_look(&self) -> &Moment {
-        &self.state.first_look
+    pub fn first_opened_at(&self) -> &NodeTime {
+        &self.state.first_opened_at
     }
 
     /// Everything kept for pods that are not there, oldest first. Reads one record a claimant: for exhaustion only.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn kept(&mut self) -> Result<Vec<Stored>, StoreError> {
+    pub fn kept(&mut self) -> Result<Vec<StoredRecord>, StoreError> {
         let mut kept = Vec::new();
         for (entry, _) in records::list::names(&self.store.path(CLAIMANTS))? {
-            if let Some(stored) = self.behind(&format!("{CLAIMANTS}/{entry}"))?
+            if let Some(stored) = self.follow_entry(&format!("{CLAIMANTS}/{entry}"))?
                 && !stored.record.is_attached(&self.store.now)
             {
                 kept.push(stored);
             }
         }
-        let age = |stored: &Stored| self.store.now.since(&stored.record.since);
+        let age = |stored: &StoredRecord| self.store.now.since(&stored.record.since);
         kept.sort_by_key(|stored| std::cmp::Reverse(age(stored)));
         Ok(kept)
     }
@@ -254,8 +257,8 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn of_entry(&mut self, entry: &Entry) -> Result<Option<Stored>, StoreError> {
-        let found = self.behind(&format!("{}/{}", entry.folder, entry.name))?;
+    pub fn find_by_entry(&mut self, entry: &IndexEntry) -> Result<Option<StoredRecord>, StoreError> {
+        let found = self.follow_entry(&format!("{}/{}", entry.folder, entry.name))?;
         Ok(found.filter(|stored| stored.inode == entry.inode))
     }
 
@@ -263,7 +266,7 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The record cannot be opened.
-    pub fn sync_again(&mut self, stored: &Stored) -> Result<(), StoreError> {
+    pub fn sync_existing(&mut self, stored: &StoredRecord) -> Result<(), StoreError> {
         for address in &stored.record.addresses {
             let path = self.store.path(&address.to_string());
             self.unsynced.push(File::open(&path).map_err(|source| StoreError::io("open", &path, source))?);
@@ -294,7 +297,7 @@ impl<D: Disk> Locked<'_, D> {
 
     /// The record behind an index entry, with those of its addresses that it still stands under: somebody may have
     /// taken one away by hand, and another pod may have it. An entry without any is removed.
-    fn behind(&mut self, name: &str) -> Result<Option<Stored>, StoreError> {
+    fn follow_entry(&mut self, name: &str) -> Result<Option<StoredRecord>, StoreError> {
         let (inode, stored) = match self.store.read(name)? {
             Read::Nothing => return Ok(None),
             Read::Ours(stored) => (stored.inode, Some(stored)),

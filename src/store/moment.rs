@@ -15,14 +15,14 @@ use crate::store::StoreError;
 
 /// A moment: the wall clock for people, uptime and boot for arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moment {
+pub struct NodeTime {
     #[serde(with = "rfc3339")]
     wall: u64,
     uptime: u64,
     boot: String,
 }
 
-impl Moment {
+impl NodeTime {
     /// A moment from its parts: seconds of the wall clock, seconds since the boot, and which boot.
     pub fn new(wall: u64, uptime: u64, boot: impl Into<String>) -> Self {
         Self { wall, uptime, boot: boot.into() }
@@ -57,7 +57,7 @@ impl Moment {
 
     /// How long ago `earlier` was. Never more than what has really passed because the clock was set back: then, and
     /// for a moment that seems to lie ahead, the answer is nought.
-    pub fn since(&self, earlier: &Moment) -> Duration {
+    pub fn since(&self, earlier: &NodeTime) -> Duration {
         let seconds = if self.boot == earlier.boot {
             self.uptime.saturating_sub(earlier.uptime)
         } else {
@@ -101,23 +101,23 @@ mod tests {
 
     #[test]
     fn within_a_boot_a_clock_that_is_set_back_or_ahead_changes_nothing() {
-        let then = Moment::new(1_000_000, 50, "a");
-        assert_eq!(Moment::new(10, 80, "a").since(&then), Duration::from_secs(30));
-        assert_eq!(Moment::new(9_000_000, 80, "a").since(&then), Duration::from_secs(30));
+        let then = NodeTime::new(1_000_000, 50, "a");
+        assert_eq!(NodeTime::new(10, 80, "a").since(&then), Duration::from_secs(30));
+        assert_eq!(NodeTime::new(9_000_000, 80, "a").since(&then), Duration::from_secs(30));
     }
 
     #[test]
     fn across_boots_a_clock_that_was_set_back_never_makes_it_longer() {
-        let then = Moment::new(1_000_000, 50, "a");
-        assert_eq!(Moment::new(999_000, 7, "b").since(&then), Duration::ZERO);
-        assert_eq!(Moment::new(1_000_100, 7, "b").since(&then), Duration::from_secs(100));
+        let then = NodeTime::new(1_000_000, 50, "a");
+        assert_eq!(NodeTime::new(999_000, 7, "b").since(&then), Duration::ZERO);
+        assert_eq!(NodeTime::new(1_000_100, 7, "b").since(&then), Duration::from_secs(100));
     }
 
     #[test]
     fn a_moment_is_kept_in_a_form_that_people_read() {
-        let moment = Moment::new(1_760_000_000, 9, "boot");
+        let moment = NodeTime::new(1_760_000_000, 9, "boot");
         let text = serde_json::to_string(&moment).unwrap();
         assert_eq!(text, r#"{"wall":"2025-10-09T08:53:20Z","uptime":9,"boot":"boot"}"#);
-        assert_eq!(serde_json::from_str::<Moment>(&text).unwrap(), moment);
+        assert_eq!(serde_json::from_str::<NodeTime>(&text).unwrap(), moment);
     }
 }

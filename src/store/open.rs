@@ -6,13 +6,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::store::lock::Lock;
-use crate::store::records::bitmaps::Occupied;
-use crate::store::records::reconcile::Depth;
+use crate::store::lock::StoreLock;
+use crate::store::records::bitmaps::Bitmaps;
+use crate::store::records::reconcile::ReconcileDepth;
 use crate::store::records::state;
-use crate::store::records::state::{Changed, Found, State};
+use crate::store::records::state::{DirectoryTime, ParsedPage, StatePage};
 use crate::store::{
-    ATTACHMENTS, BITMAPS, CLAIMANTS, DERIVED, Disk, Locked, STATE, Store, StoreError, VERSION,
+    ATTACHMENTS, BITMAPS, CLAIMANTS, DERIVED, Disk, LockedStore, STATE, Store, StoreError, VERSION,
 };
 
 impl<D: Disk> Store<D> {
@@ -20,7 +20,7 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The lock is not to be had in time, the disk fails, or the store is of a newer version.
-    pub fn lock(&self) -> Result<Locked<'_, D>, StoreError> {
+    pub fn lock(&self) -> Result<LockedStore<'_, D>, StoreError> {
         if !self.is_there()? {
             self.make()?;
         }
@@ -31,7 +31,7 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// As [`Store::lock`].
-    pub fn lock_existing(&self) -> Result<Option<Locked<'_, D>>, StoreError> {
+    pub fn lock_existing(&self) -> Result<Option<LockedStore<'_, D>>, StoreError> {
         if self.is_there()? { self.locked().map(Some) } else { Ok(None) }
     }
 
@@ -52,7 +52,7 @@ impl<D: Disk> Store<D> {
         Ok(true)
     }
 
-    /// Makes the directories that are missing. [`Store::make_derived`] has them synced before anything is put in.
+    /// Makes the directories that are missing. [`Store::create_derived`] has them synced before anything is put in.
     fn make(&self) -> Result<(), StoreError> {
         let mut missing: Vec<&Path> = Vec::new();
         for path in self.root.ancestors() {
@@ -77,73 +77,77 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    fn locked(&self) -> Result<Locked<'_, D>, StoreError> {
+    fn locked(&self) -> Result<LockedStore<'_, D>, StoreError> {
         for name in [DERIVED, ATTACHMENTS, CLAIMANTS, BITMAPS] {
             let folder = self.path(name);
             if fs::symlink_metadata(&folder).is_ok_and(|meta| meta.is_symlink()) {
                 stays_inside(&folder)?;
             }
         }
-        let lock = Lock::acquire(&self.path("lock"), self.patience)?;
+        let lock = StoreLock::acquire(&self.path("lock"), self.timeout)?;
         let path = self.path(STATE);
         let read = state::read(&path).map_err(|source| StoreError::io("read", &path, source))?;
         let changed =
-            || Changed::of(&self.root).map_err(|source| StoreError::io("look at", &self.root, source));
+            || DirectoryTime::of(&self.root).map_err(|source| StoreError::io("look at", &self.root, source));
         let (page, found) = match read {
             Some((page, bytes)) => (Some(page), state::parse(&bytes)),
-            None => (None, Found::Nothing),
+            None => (None, ParsedPage::Nothing),
         };
         let known = match found {
-            Found::Newer(found) => {
+            ParsedPage::Newer(found) => {
                 return Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION });
             }
-            Found::State(state)
-                if state.in_order && state.first_look.boot() == self.now.boot() && self.has_folders() =>
+            ParsedPage::StatePage(state)
+                if state.reconciled
+                    && state.first_opened_at.boot() == self.now.boot()
+                    && self.has_folders() =>
             {
                 Some(state)
             }
-            Found::State(_) | Found::Nothing => None,
+            ParsedPage::StatePage(_) | ParsedPage::Nothing => None,
         };
         let depth = match &known {
-            None => Some(Depth::Everything),
-            Some(state) if state.change.is_some() || state.directory != changed()? => Some(Depth::NewNames),
+            None => Some(ReconcileDepth::Everything),
+            Some(state) if state.change.is_some() || state.directory != changed()? => {
+                Some(ReconcileDepth::NewNames)
+            }
             Some(_) => None,
         };
         let page = match page {
             Some(page) if known.is_some() || self.has_folders() => page,
-            page => self.make_derived(page)?,
+            page => self.create_derived(page)?,
         };
         let state = match known {
             Some(state) => state,
-            None => State {
+            None => StatePage {
                 version: VERSION,
                 // Until everything was looked at: who comes after a crash starts again.
-                in_order: false,
-                first_look: self.now.clone(),
+                reconciled: false,
+                first_opened_at: self.now.clone(),
                 cursors: self.host_local_cursors(),
                 directory: changed()?,
                 change: None,
             },
         };
-        let mut locked = Locked {
+        let mut locked = LockedStore {
             store: self,
             lock,
             state,
             page,
-            occupied: Occupied::default(),
+            occupied: Bitmaps::default(),
             unsynced: Vec::new(),
             names_changed: false,
             draft: None,
         };
         if let Some(depth) = depth {
-            locked.put_in_order(depth)?;
+            locked.reconcile(depth)?;
         }
         Ok(locked)
     }
 
     /// The folder of what is derived, and its page, empty. The directories above are synced first: a record that
     /// is answered for must not be lost with its directory.
-    fn make_derived(&self, page: Option<File>) -> Result<File, StoreError> {
+    fn create_derived(&self, page: Option<File>) -> Result<File, StoreError> {
         let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
         let own = device(&self.root);
         for above in self.root.ancestors().skip(1).take_while(|above| device(above) == own) {
@@ -170,12 +174,12 @@ impl<D: Disk> Store<D> {
             let text = fs::read_to_string(self.path(&format!("last_reserved_ip.{index}"))).ok()?;
             Some((index, text.trim().parse().ok()?))
         };
-        (0..MOST_CURSORS).map_while(read).collect()
+        (0..MAX_CURSORS).map_while(read).collect()
     }
 }
 
 /// host-local numbers its cursors by range set; more sets than this are not looked for.
-const MOST_CURSORS: usize = 16;
+const MAX_CURSORS: usize = 16;
 
 pub(super) fn sync_dir<D: Disk>(disk: &D, path: &Path) -> Result<(), StoreError> {
     File::open(path).and_then(|dir| disk.sync(&dir)).map_err(|source| StoreError::io("sync", path, source))

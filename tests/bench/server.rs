@@ -9,7 +9,7 @@ use kube::api::{Api, PostParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::cni::{NetworkName, PodIdentity};
-use sticky_ipam::store::{Decision, Moment, Prepared, RealDisk, Store};
+use sticky_ipam::store::{Decision, NodeTime, PreparedSticky, RealDisk, Store};
 use tempfile::TempDir;
 
 use super::bench::access::Access;
@@ -74,7 +74,7 @@ impl Node<'_> {
     }
 
     fn store(&self) -> Store {
-        let now = Moment::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
+        let now = NodeTime::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
         Store::new(
             RealDisk,
             self.data.path(),
@@ -86,12 +86,12 @@ impl Node<'_> {
 
     /// What the agent leaves for a pod that it has attached.
     fn prepare(&self, pod: &Pod, sticky: &StickyIP) {
-        let prepared = Prepared {
+        let prepared = PreparedSticky {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             addresses: sticky.spec.addresses.clone(),
             resource: format!("{}/Pod/{}", pod.namespace, pod.name),
-            known_as: Decision::known_as(&pod.uid),
+            attachment_id: Decision::attachment_id(&pod.uid),
         };
         let identity = PodIdentity::new(&pod.namespace, &pod.name, Some(&pod.uid)).unwrap();
         let store = self.store();
@@ -227,7 +227,7 @@ async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) 
         our_first.push(node.run("ADD", &pod, &container, config));
         node.run("DEL", &pod, &container, config);
     }
-    let rested =
+    let quarantine_over =
         compared("the same, each after 50 ms in which nobody did anything", &their_first, &our_first, None);
     let mut row = compared("ADD of a bound pod by the API server", &theirs, &ours, Some(0.25));
     row.bar = "≤ 12 ms, ≤ 0.25×".into();
@@ -240,7 +240,7 @@ async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) 
         "ADD of a bound pod where the node has forgotten its StickyIP (reads, then attaches)",
         format!("{:.2} ({:.2}), n={}", unknown.median(), unknown.p99(), unknown.count()),
     );
-    vec![row, rested, unknown, del]
+    vec![row, quarantine_over, unknown, del]
 }
 
 async fn prepared(case: &Case<'_>, node: &Node<'_>, access: &Access) -> Row {

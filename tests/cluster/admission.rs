@@ -151,7 +151,7 @@ async fn pods_are_added_moved_and_ended_under_the_shipped_roles_and_policies() {
             agents[number].settle().await;
             assert_in_step(&case, &[&n1, &n2]).await;
             node.del(&pod).await;
-            assert_eq!(node.notes(), [], "it was told at once");
+            assert_eq!(node.pending_updates(), [], "it was told at once");
             assert_eq!(owned(&cilium_nodes(&case).await, &owner), []);
         }
     }

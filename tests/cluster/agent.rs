@@ -8,10 +8,10 @@ use std::time::Duration;
 use clap::Parser;
 use serde_json::json;
 use sticky_ipam::agent;
-use sticky_ipam::agent::flags::{CommandLine, Settings};
-use sticky_ipam::agent::reconciler::{Keeper, Step};
+use sticky_ipam::agent::flags::{AgentCommandLine, AgentSettings};
+use sticky_ipam::agent::reconciler::{Reconciler, StepReport};
 use sticky_ipam::agent::watch;
-use sticky_ipam::cluster::protocol::apply::Nobody;
+use sticky_ipam::cluster::protocol::apply::NoObserver;
 use sticky_ipam::store::RealDisk;
 use tokio::sync::oneshot;
 
@@ -24,7 +24,7 @@ use crate::node::TestNode;
 const LATER: Duration = Duration::from_secs(20);
 
 /// The settings of a node's agent.
-pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -> Settings {
+pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -> AgentSettings {
     let folder = node.folder();
     let conf = folder.join("conf");
     std::fs::create_dir_all(&conf).unwrap();
@@ -54,13 +54,13 @@ pub fn settings(node: &TestNode, kubeconfig: &Path, mode: &str, more: &[&str]) -
         }
     }
     arguments.extend(more.iter().map(|&word| word.to_owned()));
-    CommandLine::try_parse_from(arguments).unwrap().settings
+    AgentCommandLine::try_parse_from(arguments).unwrap().settings
 }
 
 /// An agent that the test steps.
 pub struct Stepped {
-    settings: Arc<Settings>,
-    keeper: Keeper<RealDisk>,
+    settings: Arc<AgentSettings>,
+    reconciler: Reconciler<RealDisk>,
     client: kube::Client,
     node: String,
     now: Duration,
@@ -74,7 +74,7 @@ impl Stepped {
     pub async fn by(access: &Access, node: &TestNode, mode: &str, more: &[&str]) -> Self {
         let settings = Arc::new(settings(node, &access.kubeconfig(), mode, more));
         Self {
-            keeper: Keeper::new(settings.clone(), Arc::default(), RealDisk, Arc::new(Nobody)),
+            reconciler: Reconciler::new(settings.clone(), Arc::default(), RealDisk, Arc::new(NoObserver)),
             settings,
             client: access.client().await,
             node: node.name.clone(),
@@ -84,9 +84,10 @@ impl Stepped {
 
     /// The same agent after a restart: it remembers nothing.
     pub fn anew(&self) -> Self {
-        let keeper = Keeper::new(self.settings.clone(), Arc::default(), RealDisk, Arc::new(Nobody));
+        let reconciler =
+            Reconciler::new(self.settings.clone(), Arc::default(), RealDisk, Arc::new(NoObserver));
         Self {
-            keeper,
+            reconciler,
             settings: self.settings.clone(),
             client: self.client.clone(),
             node: self.node.clone(),
@@ -95,21 +96,21 @@ impl Stepped {
     }
 
     /// Reads everything anew, as a watch that has just listed, and takes a step.
-    pub async fn step(&mut self) -> Step {
-        self.keeper.index = watch::list(&self.client, &self.node).await.unwrap();
+    pub async fn step(&mut self) -> StepReport {
+        self.reconciler.index = watch::list(&self.client, &self.node).await.unwrap();
         self.step_blind().await
     }
 
     /// Takes a step on what was read before.
-    pub async fn step_blind(&mut self) -> Step {
+    pub async fn step_blind(&mut self) -> StepReport {
         self.now += Duration::from_millis(10);
-        self.keeper.step(&self.client, self.now).await.unwrap()
+        self.reconciler.step(&self.client, self.now).await.unwrap()
     }
 
     /// Lets time go by.
     pub fn later(&mut self) {
         self.now += LATER;
-        self.keeper.forget_all_pauses();
+        self.reconciler.forget_all_pauses();
     }
 
     /// Steps with time in between until nothing is done any more.
@@ -129,7 +130,13 @@ impl Stepped {
 
 /// Runs `steps` looks of an agent, `LATER` apart, and ends it before or after its n-th write. Answers whether it ended
 /// there.
-pub async fn ends_at(settings: &Settings, access: &Access, steps: usize, number: usize, after: bool) -> bool {
+pub async fn ends_at(
+    settings: &AgentSettings,
+    access: &Access,
+    steps: usize,
+    number: usize,
+    after: bool,
+) -> bool {
     let (settings, access) = (Arc::new(settings.clone()), access.clone());
     let ends = EndsAt::new(number, after);
     let ran = tokio::task::spawn_blocking(move || {
@@ -137,12 +144,12 @@ pub async fn ends_at(settings: &Settings, access: &Access, steps: usize, number:
         runtime.block_on(async {
             let client = access.client().await;
             let node = settings.node.clone();
-            let mut keeper = Keeper::new(settings, Arc::default(), Counted(ends.clone()), ends);
+            let mut reconciler = Reconciler::new(settings, Arc::default(), Counted(ends.clone()), ends);
             let mut now = Duration::from_secs(1);
             for _ in 0..steps {
-                keeper.index = watch::list(&client, &node).await.unwrap();
-                keeper.forget_all_pauses();
-                keeper.step(&client, now).await.unwrap();
+                reconciler.index = watch::list(&client, &node).await.unwrap();
+                reconciler.forget_all_pauses();
+                reconciler.step(&client, now).await.unwrap();
                 now += LATER;
             }
         });
@@ -166,7 +173,7 @@ pub struct Loose {
 }
 
 impl Loose {
-    pub fn start(settings: Settings) -> Self {
+    pub fn start(settings: AgentSettings) -> Self {
         let (end, ended) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube::api::Api;
 use serde_json::json;
-use sticky_ipam::agent::flags::Settings;
+use sticky_ipam::agent::flags::AgentSettings;
 use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
 
 use crate::agent::{Stepped, ends_at, settings};
@@ -24,7 +24,7 @@ struct Stage {
     n1: TestNode,
     n2: TestNode,
     access: Access,
-    settings: Settings,
+    settings: AgentSettings,
     next: Stepped,
 }
 
@@ -69,7 +69,7 @@ impl Stage {
                 None => assert!(shown.is_empty(), "{name} is not attached and shown: {shown:?}"),
             }
         }
-        assert!(self.n1.notes().is_empty(), "{:?}", self.n1.notes());
+        assert!(self.n1.pending_updates().is_empty(), "{:?}", self.n1.pending_updates());
         self.n1.assert_nothing_reserved_without_claim(&self.case).await;
     }
 
@@ -167,7 +167,7 @@ async fn every_end_of_preparing(bound: bool) {
 }
 
 #[tokio::test]
-async fn preparing_a_new_pod_that_ends_at_any_write_is_gone_on_with_or_undone() {
+async fn preparing_a_new_pod_that_crashes_at_any_write_is_finished_or_undone() {
     every_end_of_preparing(false).await;
 }
 
@@ -206,7 +206,7 @@ async fn letting_go_that_ends_at_any_write_is_done_by_the_next_agent() {
                         let _proxy = cut_off(&stage.case, &mut stage.n1);
                         stage.n1.del(&first).await;
                         stage.n1.by_file(good.clone());
-                        assert_eq!(stage.n1.notes().len(), 1);
+                        assert_eq!(stage.n1.pending_updates().len(), 1);
                     }
                     Midst::Ending => {
                         stage.n1.add(&first).await.unwrap();
@@ -236,7 +236,7 @@ async fn letting_go_that_ends_at_any_write_is_done_by_the_next_agent() {
 }
 
 #[tokio::test]
-async fn offering_that_ends_at_any_write_offers_nothing_that_is_not_marked() {
+async fn a_refill_that_crashes_at_any_write_leaves_no_entry_without_its_record() {
     for after in [false, true] {
         for number in 1.. {
             let case = case().await;
@@ -247,7 +247,7 @@ async fn offering_that_ends_at_any_write_offers_nothing_that_is_not_marked() {
             let ended = ends_at(&settings, &access, LOOKS, number, after).await;
             let marked = |key: &String| {
                 let mut looks = n1.store().walk().unwrap().into_iter();
-                looks.any(|look| look.address.to_string() == *key && look.record.unwrap().is_offered())
+                looks.any(|look| look.address.to_string() == *key && look.record.unwrap().is_unowned())
             };
             let pool = cilium_nodes(&case).await.remove(0).spec.ipam.pool;
             for key in pool.keys().filter(|key| !before.contains_key(*key)) {

@@ -40,7 +40,7 @@ async fn pod(case: &Case<'_>, name: &str, node: &TestNode) -> Sandbox {
 
 fn marks(node: &TestNode) -> BTreeSet<IpAddr> {
     let looks = node.store().walk().unwrap().into_iter();
-    looks.filter(|look| look.record.as_ref().unwrap().is_offered()).map(|look| look.address).collect()
+    looks.filter(|look| look.record.as_ref().unwrap().is_unowned()).map(|look| look.address).collect()
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn an_address_that_is_claimed_of_a_sticky_pool_over_the_block_is_not_offer
 }
 
 #[tokio::test]
-async fn a_ciliumnode_emptied_by_hand_is_filled_again_with_what_pods_have_and_what_was_offered() {
+async fn a_ciliumnode_emptied_by_hand_gets_its_owned_and_unowned_entries_again() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
@@ -158,7 +158,7 @@ async fn a_ciliumnode_emptied_by_hand_is_filled_again_with_what_pods_have_and_wh
 }
 
 #[tokio::test]
-async fn a_stale_key_goes_only_once_cilium_has_no_endpoint_with_it_and_a_strangers_key_stays() {
+async fn a_stale_entry_goes_once_cilium_has_no_endpoint_and_a_foreign_entry_stays() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
@@ -221,7 +221,7 @@ async fn an_address_away_from_home_has_a_route_as_long_as_it_is_away() {
 }
 
 #[tokio::test]
-async fn a_pin_in_another_nodes_block_is_granted_by_that_nodes_agent_and_an_offered_one_is_not() {
+async fn a_pin_in_another_nodes_block_is_granted_by_that_agent_unless_it_is_unowned() {
     let case = case().await;
     let [one, two, ..] = parts(&case);
     let n1 = TestNode::ready_crd(&case, "n1", one).await;

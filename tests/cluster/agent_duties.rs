@@ -74,7 +74,7 @@ async fn a_pod_that_is_bound_here_is_decided_before_its_add_which_needs_no_api_s
 }
 
 #[tokio::test]
-async fn a_namespaces_word_counts_as_it_stands_when_the_pod_is_decided() {
+async fn a_namespaces_annotation_counts_as_it_is_when_the_pod_is_decided() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -89,7 +89,7 @@ async fn a_namespaces_word_counts_as_it_stands_when_the_pod_is_decided() {
 }
 
 #[tokio::test]
-async fn a_pod_that_was_not_sticky_is_judged_anew_as_long_as_it_waits() {
+async fn a_pod_that_was_not_sticky_is_judged_again_as_long_as_it_waits() {
     for mode in ["crd", "delegated"] {
         let case = case().await;
         let node = match mode {
@@ -219,7 +219,7 @@ async fn a_pod_whose_predecessor_still_runs_here_is_decided_when_it_has_gone() {
 }
 
 #[tokio::test]
-async fn what_a_del_could_not_tell_is_told_by_the_agent() {
+async fn what_a_del_could_not_write_is_written_by_the_agent() {
     let case = case().await;
     let [one, two, ..] = parts(&case);
     let mut n1 = TestNode::ready(&case, "n1", one).await;
@@ -229,18 +229,18 @@ async fn what_a_del_could_not_tell_is_told_by_the_agent() {
     let address = n1.add(&first).await.unwrap();
     let _proxy = cut_off(&case, &mut n1);
     n1.del(&first).await;
-    assert_eq!(n1.notes().len(), 1);
+    assert_eq!(n1.pending_updates().len(), 1);
     assert_eq!(attached(&case).await, Some(first.container.clone()));
     agent.step().await;
     assert_eq!(attached(&case).await, None);
-    assert!(n1.notes().is_empty());
+    assert!(n1.pending_updates().is_empty());
     let moved = pod(&case, "db-0", &n2).await;
     assert_eq!(n2.add(&moved).await.unwrap(), address);
     assert_in_step(&case, &[&n1, &n2]).await;
 }
 
 #[tokio::test]
-async fn a_sandbox_made_anew_without_the_api_server_keeps_its_address_through_its_old_ones_end() {
+async fn a_new_sandbox_made_without_the_api_server_keeps_its_address_as_the_old_one_ends() {
     let case = case().await;
     let mut node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -250,11 +250,11 @@ async fn a_sandbox_made_anew_without_the_api_server_keeps_its_address_through_it
     let again = Sandbox { container: format!("{}-again", first.container), ..first.clone() };
     assert_eq!(node.add(&again).await.unwrap(), address);
     node.del(&first).await;
-    let told = node.notes();
+    let told = node.pending_updates();
     assert_eq!(told.len(), 2, "{told:?}");
     agent.step().await;
     assert_eq!(attached(&case).await, Some(again.container.clone()));
-    assert!(node.notes().is_empty());
+    assert!(node.pending_updates().is_empty());
     assert_eq!(node.in_use(), [(address, again.container.clone())]);
     agent.settle().await;
     assert_eq!(attached(&case).await, Some(again.container.clone()));
@@ -269,8 +269,7 @@ async fn ask(case: &Case<'_>, address: IpAddr, home: &str, holder: &str) {
 }
 
 #[tokio::test]
-async fn a_claim_on_an_address_of_this_node_is_granted_once_it_is_reserved_or_refused_with_the_holders_name()
-{
+async fn a_claim_on_this_nodes_address_is_granted_or_refused_with_the_claimants_name() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -321,7 +320,7 @@ async fn what_was_granted_is_not_freed_by_the_refused_walk_that_had_reserved_it_
 }
 
 #[tokio::test]
-async fn an_earlier_attempts_address_that_cilium_may_give_to_anybody_is_not_prepared() {
+async fn an_earlier_attempts_address_that_is_unowned_now_is_not_prepared() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", &[]).await;

@@ -9,9 +9,9 @@ use serde_json::json;
 use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use sticky_ipam::cluster::objects::ClaimPhase;
 use sticky_ipam::cluster::protocol::adopted;
-use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::cni::{Attachment, ContainerId, IfName, PodIdentity};
-use sticky_ipam::store::{Binding, Claimant, Keep, Moment, Phase, Record};
+use sticky_ipam::store::{Claimant, Keep, NodeTime, Phase, Record, StickyBinding};
 use tokio::sync::oneshot;
 
 use crate::agent::{Stepped, ends_at, settings};
@@ -47,9 +47,9 @@ fn attachment(container: &str) -> Attachment {
 
 /// Longer ago than the agent waits between its two looks, which a test does not wait: a record that is written anew tells by its
 /// moment, in whole seconds.
-fn long_ago(node: &TestNode) -> Moment {
+fn long_ago(node: &TestNode) -> NodeTime {
     let now = node.store().now().clone();
-    Moment::new(now.wall() - 60, 0, now.boot())
+    NodeTime::new(now.wall() - 60, 0, now.boot())
 }
 
 /// What is kept for a StickyIP that had these addresses, last with a pod that is gone.
@@ -62,11 +62,11 @@ fn kept(case: &Case<'_>, node: &TestNode, addresses: &[IpAddr], sticky: &str, po
 /// Anybody's: Cilium may give it to any pod, and nobody here keeps it.
 async fn assert_anybodys(case: &Case<'_>, node: &TestNode, address: IpAddr) {
     assert_eq!(key(case, node, address).await, Some(PoolEntry::default()), "{address}");
-    assert!(at(node, address).is_some_and(|record| record.is_offered()), "{:?}", at(node, address));
+    assert!(at(node, address).is_some_and(|record| record.is_unowned()), "{:?}", at(node, address));
 }
 
 #[tokio::test]
-async fn a_mark_whose_pod_ended_before_it_was_granted_leaves_no_owner_behind() {
+async fn an_adoption_whose_pod_ended_before_it_was_granted_leaves_no_owner_behind() {
     let case = case().await;
     let node = node_of(&case, "crd", "n1", 0).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
@@ -96,7 +96,7 @@ async fn a_mark_whose_pod_ended_before_it_was_granted_leaves_no_owner_behind() {
 }
 
 #[tokio::test]
-async fn an_address_that_was_left_with_an_owner_is_anybodys_again_wherever_the_agent_ends() {
+async fn an_address_left_with_an_owner_is_unowned_again_wherever_the_agent_crashes() {
     let case = case().await;
     let node = node_of(&case, "crd", "n1", 0).await;
     let access = case.agent(&node.name).await;
@@ -140,7 +140,7 @@ async fn an_address_that_was_left_with_an_owner_is_anybodys_again_wherever_the_a
 }
 
 #[tokio::test]
-async fn a_kept_address_that_cilium_may_have_given_to_anybody_is_not_taken_back() {
+async fn a_kept_address_that_cilium_may_have_given_out_is_not_taken_back() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let address = anybodys(&case, &node).await;
@@ -154,7 +154,7 @@ async fn a_kept_address_that_cilium_may_have_given_to_anybody_is_not_taken_back(
 }
 
 #[tokio::test]
-async fn no_key_of_a_record_loses_its_owner_while_cilium_has_another_address_of_the_record() {
+async fn no_entry_of_a_record_loses_its_owner_while_cilium_has_another_of_its_addresses() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
@@ -178,7 +178,7 @@ async fn no_key_of_a_record_loses_its_owner_while_cilium_has_another_address_of_
 }
 
 #[tokio::test]
-async fn a_record_whose_sandbox_is_gone_is_ended_though_cilium_gave_its_address_to_another() {
+async fn a_record_without_sandbox_is_released_though_cilium_gave_its_address_to_another() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
@@ -186,7 +186,7 @@ async fn a_record_whose_sandbox_is_gone_is_ended_though_cilium_gave_its_address_
     let address = anybodys(&case, &node).await;
     // The agent ended when it had written the record of a pod that had just let go.
     let gone = PodIdentity::new(case.namespace(), "db-0", Some("gone")).unwrap();
-    let binding = Binding {
+    let binding = StickyBinding {
         namespace: case.namespace().to_owned(),
         name: "db-0".to_owned(),
         container: adopted("gone"),
@@ -219,9 +219,9 @@ struct Halt {
     go_on: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Witness for Halt {
-    fn before(&self, _: usize, write: Sent<'_>) {
-        let protocol = matches!(write, Sent::Protocol(_));
+impl WriteObserver for Halt {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        let protocol = matches!(write, SentWrite::Protocol(_));
         if let Some(arrived) = self.arrived.lock().unwrap().take_if(|_| protocol) {
             arrived.send(()).unwrap();
             self.go_on.lock().unwrap().recv().unwrap();

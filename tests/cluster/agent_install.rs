@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
-use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, Mode, Part};
+use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, Mode, PartState};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cni::NetworkName;
 
@@ -243,7 +243,7 @@ async fn an_account_or_node_that_is_not_there_is_named_and_nothing_is_half_insta
     let error = installer.install_once(&[]).await.unwrap_err().to_string();
     assert!(error.contains(ACCOUNT) && error.contains("packaging/rbac.yaml"), "{error}");
     assert!(!host.settings.conflist_path().exists(), "a conflist without credentials");
-    assert!(matches!(state(&installer).kubeconfig, Part::Failed(_)));
+    assert!(matches!(state(&installer).kubeconfig, PartState::Failed(_)));
     remake_account(&case).await;
     installer.install_once(&[]).await.unwrap();
     assert!(host.settings.conflist_path().exists());
@@ -253,7 +253,7 @@ async fn an_account_or_node_that_is_not_there_is_named_and_nothing_is_half_insta
 }
 
 #[tokio::test]
-async fn an_agent_without_its_role_is_told_which_one() {
+async fn an_agent_without_its_role_reports_which_one_is_missing() {
     let case = ApiServer::shared().await.case().await;
     case.shipped_roles().await;
     let host = Host::of(&case, &case.unique("node")).await;
@@ -279,7 +279,7 @@ async fn a_sticky_pod_starts_and_ends_with_what_the_agent_wrote() {
     let address = node.add(&pod).await.unwrap();
     assert_eq!(stickies(&case).await[0].spec.addresses, [address]);
     node.del(&pod).await;
-    assert_eq!(node.notes(), [], "DEL could detach at once");
+    assert_eq!(node.pending_updates(), [], "DEL could detach at once");
 }
 
 #[tokio::test]
@@ -406,10 +406,11 @@ fn arguments(file: &str, kind: &str) -> Vec<String> {
 fn the_shipped_agent_and_controller_take_the_same_pods_for_sticky() {
     let of_agent = ["agent", "--node=n"].map(str::to_owned).into_iter();
     let of_agent = of_agent.chain(arguments("agent.yaml", "DaemonSet"));
-    let agent = sticky_ipam::agent::flags::CommandLine::try_parse_from(of_agent).unwrap();
+    let agent = sticky_ipam::agent::flags::AgentCommandLine::try_parse_from(of_agent).unwrap();
     let of_controller = ["controller".to_owned()].into_iter();
     let of_controller = of_controller.chain(arguments("controller.yaml", "Deployment"));
-    let controller = sticky_ipam::controller::flags::CommandLine::try_parse_from(of_controller).unwrap();
+    let controller =
+        sticky_ipam::controller::flags::ControllerCommandLine::try_parse_from(of_controller).unwrap();
     let rules = agent.settings.rules();
     assert!(rules.selector.is_some(), "{rules:?}");
     assert_eq!(rules, controller.settings.rules());

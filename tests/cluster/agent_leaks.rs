@@ -12,7 +12,7 @@ use crate::bench::case::Case;
 use crate::node::{EndAt, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod};
 
 #[tokio::test]
-async fn a_sandbox_that_is_gone_without_a_del_is_ended_on_the_second_look_once_its_pod_is_gone() {
+async fn a_sandbox_gone_without_a_del_is_released_on_the_second_check_without_its_pod() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -35,13 +35,13 @@ async fn a_sandbox_that_is_gone_without_a_del_is_ended_on_the_second_look_once_i
     agent.settle().await;
     assert_eq!(node.in_use().len(), 1);
     assert_eq!(attached(&case).await, None);
-    assert!(node.notes().is_empty());
+    assert!(node.pending_updates().is_empty());
     assert_in_step(&case, &[&node]).await;
     node.assert_nothing_reserved_without_claim(&case).await;
 }
 
 #[tokio::test]
-async fn an_attachment_whose_add_ended_half_way_is_let_go_once_its_pod_is_gone() {
+async fn an_attachment_whose_add_crashed_half_way_is_released_once_its_pod_is_gone() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -123,7 +123,7 @@ async fn a_live_pod_whose_attachment_was_taken_away_by_hand_is_attached_again() 
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_anew_changes_nothing_that_holds() {
+async fn an_agent_that_restarts_changes_nothing_that_holds() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;

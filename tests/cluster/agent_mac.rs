@@ -86,7 +86,7 @@ async fn with_keep_mac_the_next_pod_has_the_same_mac_on_any_node_and_without_it_
 }
 
 #[tokio::test]
-async fn the_word_of_pod_and_namespace_counts_and_a_pod_with_a_wish_of_its_own_is_left_alone() {
+async fn annotations_of_pod_and_namespace_count_and_a_pods_own_mac_is_left_alone() {
     let case = case().await;
     let (node, mut agent, mac) = ran_once(&case, FEW).await;
     let own = pod(&case, &node, json!({"sticky-ipam.io/keep-mac": "true"})).await;
@@ -106,7 +106,7 @@ async fn the_word_of_pod_and_namespace_counts_and_a_pod_with_a_wish_of_its_own_i
 }
 
 #[tokio::test]
-async fn a_pod_that_was_not_prepared_in_time_is_told_of_its_other_mac_and_the_kept_one_stays() {
+async fn a_pod_not_prepared_in_time_gets_an_event_about_its_mac_and_the_kept_one_stays() {
     let case = case().await;
     let (node, mut agent, mac) = ran_once(&case, KEEP).await;
     let early = pod(&case, &node, json!({})).await;

@@ -113,7 +113,7 @@ async fn only_the_very_pod_that_has_the_address_now_is_granted_it() {
 }
 
 #[tokio::test]
-async fn a_grant_that_ends_at_any_write_is_gone_on_with_and_without_a_claim_nothing_is_left() {
+async fn a_grant_that_crashes_at_any_write_is_finished_or_leaves_nothing_without_a_claim() {
     for mode in ["crd", "delegated"] {
         let case = case().await;
         let node = node_of(&case, mode, "n1", 0).await;
@@ -152,7 +152,7 @@ async fn a_grant_that_ends_at_any_write_is_gone_on_with_and_without_a_claim_noth
                     next.settle().await;
                     assert!(owned(&cilium_nodes(&case).await, &owner).is_empty(), "{name}");
                     node.assert_nothing_reserved_without_claim(&case).await;
-                    assert!(node.in_use().is_empty() && node.notes().is_empty(), "{name}");
+                    assert!(node.in_use().is_empty() && node.pending_updates().is_empty(), "{name}");
                     if !ended {
                         break;
                     }
@@ -173,7 +173,7 @@ async fn bind_if_granted(case: &Case<'_>, agent: &mut Stepped, name: &str, addre
 }
 
 #[tokio::test]
-async fn an_owner_that_cilium_does_not_know_of_makes_an_address_nobodys_own() {
+async fn an_owner_that_cilium_does_not_know_of_owns_no_address() {
     let case = case().await;
     let n1 = node_of(&case, "crd", "n1", 0).await;
     let n2 = node_of(&case, "crd", "n2", 1).await;
@@ -206,11 +206,11 @@ async fn an_owner_that_cilium_does_not_know_of_makes_an_address_nobodys_own() {
     assert!(!owned(&nodes, &owner).iter().any(|(node, _)| *node == n1.name));
     n1.assert_nothing_reserved_without_claim(&case).await;
     let again = n1.store().lock().unwrap().at(address).unwrap().unwrap();
-    assert!(again.record.is_offered(), "{:?}", again.record);
+    assert!(again.record.is_unowned(), "{:?}", again.record);
 }
 
 #[tokio::test]
-async fn once_cilium_knows_of_the_owner_the_grant_is_given_and_no_sign_is_left() {
+async fn once_cilium_knows_of_the_owner_the_grant_is_given_and_no_barrier_is_left() {
     let case = case().await;
     let node = node_of(&case, "crd", "n1", 0).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
@@ -247,7 +247,7 @@ async fn bind(case: &Case<'_>, name: &str, address: IpAddr) {
 }
 
 #[tokio::test]
-async fn the_next_pod_elsewhere_waits_for_a_marked_one_that_was_never_attached() {
+async fn the_next_pod_elsewhere_waits_for_an_adopted_one_that_was_never_attached() {
     for mode in ["crd", "delegated"] {
         let case = case().await;
         let n1 = node_of(&case, mode, "n1", 0).await;

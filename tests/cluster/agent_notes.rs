@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use sticky_ipam::cni::{Attachment, ContainerId, IfName};
-use sticky_ipam::store::{Claimant, Note, Told};
+use sticky_ipam::store::{Claimant, PendingUpdate, Told};
 
 use crate::agent::Stepped;
 use crate::agent_duties::{attached, case, cut_off, parts};
@@ -19,23 +19,23 @@ fn attachment(sandbox: &Sandbox) -> Attachment {
 }
 
 /// What a DEL leaves that could not tell the API server: an older sandbox of the pod, which was prepared, has ended.
-fn leave_note(node: &TestNode, old: &Sandbox) {
+fn put_pending_update(node: &TestNode, old: &Sandbox) {
     let store = node.store();
-    let note = Note {
+    let note = PendingUpdate {
         what: Told::Ended,
         container: old.container.clone(),
         interface: "eth0".into(),
         namespace: Some(old.namespace.clone()),
         name: Some(old.pod.clone()),
-        known_as: Some(format!("prepared-{}", old.uid)),
+        attachment_id: Some(format!("prepared-{}", old.uid)),
         uid: Some(old.uid.clone()),
         at: store.now().clone(),
     };
-    store.lock().unwrap().leave_note(&attachment(old), &note).unwrap();
+    store.lock().unwrap().put_pending_update(&attachment(old), &note).unwrap();
 }
 
 #[tokio::test]
-async fn a_note_of_an_older_sandbox_leaves_alone_what_is_prepared_for_the_next_one() {
+async fn a_pending_update_of_an_older_sandbox_leaves_the_next_ones_decision_alone() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -44,13 +44,13 @@ async fn a_note_of_an_older_sandbox_leaves_alone_what_is_prepared_for_the_next_o
     agent.step().await;
     let prepared = Some(format!("prepared-{}", old.uid));
     assert_eq!(attached(&case).await, prepared);
-    leave_note(&node, &old);
+    put_pending_update(&node, &old);
     // One step: after more of them it would be prepared anew.
     agent.step().await;
     assert_eq!(attached(&case).await, prepared, "the next sandbox's attachment was taken for the old one's");
-    assert!(node.notes().is_empty());
+    assert!(node.pending_updates().is_empty());
     // The same from the runtime, which repeats its DELs.
-    leave_note(&node, &old);
+    put_pending_update(&node, &old);
     node.del(&old).await;
     assert_eq!(attached(&case).await, prepared, "a late DEL took it");
     node.add(&new).await.unwrap();
@@ -63,7 +63,7 @@ async fn a_note_of_an_older_sandbox_leaves_alone_what_is_prepared_for_the_next_o
 
 /// The API server comes back while an ADD has given it up: the agent has seen that no sandbox lives and is about to detach.
 #[tokio::test]
-async fn an_add_by_memory_waits_for_whoever_lets_go_of_its_pods_older_sandbox() {
+async fn an_add_without_the_api_server_waits_for_the_release_of_its_pods_older_sandbox() {
     let case = case().await;
     let mut node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let pod = sticky_pod(&case, "db-0", &node.name, json!({})).await;
@@ -73,7 +73,7 @@ async fn an_add_by_memory_waits_for_whoever_lets_go_of_its_pods_older_sandbox() 
     node.del(&old).await;
     let claimant = Claimant::bound(case.namespace(), "db-0", &interface());
     let store = node.store();
-    let turn = store.pool_turn(&claimant, Duration::from_secs(5)).unwrap();
+    let pool_lock = store.pool_lock(&claimant, Duration::from_secs(5)).unwrap();
     let detaching = async {
         // As long as the detach is under way, nobody lives by what the node remembers.
         let mut looks = 0;
@@ -83,9 +83,9 @@ async fn an_add_by_memory_waits_for_whoever_lets_go_of_its_pods_older_sandbox() 
             assert!(node.in_use().is_empty(), "{:?}", node.in_use());
         }
         let mut locked = store.lock().unwrap();
-        locked.forget_attachment(&claimant, &[&old.container]).unwrap();
+        locked.clear_attachment(&claimant, &[&old.container]).unwrap();
         locked.commit().unwrap();
-        drop(turn);
+        drop(pool_lock);
     };
     let (answer, ()) = tokio::join!(node.add(&new), detaching);
     let error = answer.unwrap_err();

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::json;
-use sticky_ipam::agent::flags::Settings;
+use sticky_ipam::agent::flags::AgentSettings;
 
 use crate::agent::{Loose, settings};
 use crate::agent_duties::{attached, case, parts};
@@ -35,9 +35,10 @@ pub async fn is_ready(address: SocketAddr) -> bool {
     asked.is_some_and(|text| text.starts_with("HTTP/1.1 200"))
 }
 
-pub fn loose(node: &TestNode, access: &Access, mode: &str) -> (Settings, SocketAddr) {
+pub fn loose(node: &TestNode, access: &Access, mode: &str) -> (AgentSettings, SocketAddr) {
     let address = free_address();
-    let settings = Settings { metrics_address: address, ..settings(node, &access.kubeconfig(), mode, &[]) };
+    let settings =
+        AgentSettings { metrics_address: address, ..settings(node, &access.kubeconfig(), mode, &[]) };
     (settings, address)
 }
 
@@ -72,7 +73,7 @@ async fn an_agent_becomes_ready_prepares_on_an_event_and_shows_what_it_did() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_watch_lags_lets_go_of_nothing_that_another_node_has_by_now() {
+async fn an_agent_whose_watch_lags_releases_nothing_that_another_node_has_by_now() {
     let case = case().await;
     let [one, two, ..] = parts(&case);
     let (n1, n2) = (TestNode::ready(&case, "n1", one).await, TestNode::ready(&case, "n2", two).await);
@@ -104,7 +105,7 @@ async fn an_agent_whose_watch_lags_lets_go_of_nothing_that_another_node_has_by_n
 }
 
 #[tokio::test]
-async fn what_changed_while_nobody_watched_is_listed_anew_when_the_server_is_back() {
+async fn what_changed_while_no_watch_ran_is_listed_again_when_the_server_is_back() {
     let server = ApiServer::start().await;
     server.install_our_kinds().await;
     server.install_cilium_kinds().await;
@@ -133,14 +134,14 @@ async fn what_changed_while_nobody_watched_is_listed_anew_when_the_server_is_bac
 }
 
 #[tokio::test]
-async fn refused_credentials_are_read_anew_until_they_are_good() {
+async fn refused_credentials_are_read_again_until_they_are_good() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let file = node.folder().join("agent.kubeconfig");
     std::fs::copy(case.forged_token().kubeconfig(), &file).unwrap();
     let good = case.agent(&node.name).await;
     let (settings, address) = loose(&node, &good, "delegated");
-    let _agent = Loose::start(Settings { kubeconfig: Some(file.clone()), ..settings });
+    let _agent = Loose::start(AgentSettings { kubeconfig: Some(file.clone()), ..settings });
     let refused = comes_true(SOON, || async {
         let asked = tokio::task::spawn_blocking(move || page(address, "/metrics")).await.unwrap();
         asked.is_some_and(|text| text.contains("errors_total{what=\"watch\"}"))
@@ -152,7 +153,7 @@ async fn refused_credentials_are_read_anew_until_they_are_good() {
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_read_is_told_of_and_ends_no_watch() {
+async fn an_object_that_cannot_be_read_is_reported_and_ends_no_watch() {
     let server = ApiServer::start().await;
     server.install_our_kinds().await;
     server.install_cilium_kinds().await;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimName, StickyIP};
-use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::cni::PodIdentity;
 use sticky_ipam::store::Decision;
 
@@ -26,9 +26,9 @@ use crate::repair::mend;
 #[derive(Default)]
 struct Writes(Mutex<Vec<&'static str>>);
 
-impl Witness for Writes {
-    fn before(&self, _: usize, write: Sent<'_>) {
-        if let Sent::Protocol(write) = write {
+impl WriteObserver for Writes {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        if let SentWrite::Protocol(write) = write {
             self.0.lock().unwrap().push(write.word());
         }
     }
@@ -239,17 +239,17 @@ async fn whatever_happened(cilium_picks: bool) {
 }
 
 #[tokio::test]
-async fn an_attachment_that_was_sent_ahead_stands_only_if_it_is_what_the_reads_call_for() {
+async fn an_optimistic_attachment_stands_only_if_the_reads_agree() {
     whatever_happened(false).await;
 }
 
 #[tokio::test]
-async fn an_attachment_that_was_sent_ahead_stands_only_if_it_is_what_the_reads_call_for_where_cilium_picks() {
+async fn where_cilium_picks_an_optimistic_attachment_stands_only_if_the_reads_agree() {
     whatever_happened(true).await;
 }
 
 #[tokio::test]
-async fn an_add_that_is_sent_ahead_and_ends_at_any_write_leaves_nothing_that_its_del_does_not_end() {
+async fn an_optimistic_add_that_crashes_at_any_write_is_cleaned_up_by_its_del() {
     let stage = Stage::new(false).await;
     let Stage { case, n1, n2 } = &stage;
     for meanwhile in ALL {
@@ -285,7 +285,7 @@ async fn an_add_that_is_sent_ahead_and_ends_at_any_write_leaves_nothing_that_its
 }
 
 #[tokio::test]
-async fn a_late_add_of_a_pod_that_is_gone_takes_nothing_from_its_successor_on_another_node() {
+async fn a_late_add_of_a_deleted_pod_takes_nothing_from_its_successor_on_another_node() {
     let mut stage = Stage::new(false).await;
     stage.n2.patience("20s");
     let Stage { case, n1, n2 } = &stage;
@@ -332,8 +332,7 @@ async fn with_no_server_to_talk_to_nothing_is_sent_ahead_and_who_may_allocate_do
 }
 
 #[tokio::test]
-async fn an_attachment_whose_answer_was_an_error_though_it_was_done_does_not_stay_with_a_pod_that_is_not_sticky()
- {
+async fn an_attachment_applied_despite_an_error_answer_is_undone_for_a_plain_pod() {
     let mut stage = Stage::new(false).await;
     let front = stage.case.front().await;
     let bound = stage.case.bound_to(&stage.n1.name).await;
@@ -374,7 +373,7 @@ async fn an_attachment_whose_answer_was_an_error_though_it_was_done_does_not_sta
 }
 
 #[tokio::test]
-async fn the_del_of_an_add_that_ended_ahead_detaches_though_the_pod_was_found_not_to_be_sticky_since() {
+async fn a_del_detaches_what_a_crashed_optimistic_add_attached_to_a_now_plain_pod() {
     let stage = Stage::new(true).await;
     let address = stage.had("db-0").await;
     let ended = Meanwhile::NotSticky.happen(&stage, "db-0", address).await;

@@ -74,7 +74,7 @@ async fn the_controller_reads_everything_and_deletes_no_pod() {
 }
 
 #[tokio::test]
-async fn the_controller_writes_its_own_lease_and_those_of_blocks_and_nobody_elses() {
+async fn the_controller_writes_its_own_lease_and_those_of_blocks_and_no_other() {
     let case = ApiServer::shared().await.case().await;
     let client = case.controller().await.client().await;
     let lease = |name: &str| Lease {

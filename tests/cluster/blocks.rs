@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
 use sticky_ipam::controller::context::Duty;
-use sticky_ipam::controller::duties::node_blocks::{Blocks, Place};
-use sticky_ipam::policy::node_blocks::Terms;
+use sticky_ipam::controller::duties::node_blocks::{BlockLocation, NodeBlocks};
+use sticky_ipam::policy::node_blocks::BlockLimits;
 use sticky_ipam::runtime::cache::Told;
 
 use crate::bench::case::Case;
@@ -23,24 +23,24 @@ use crate::desk::{
 use crate::node::ended_by_the_witness;
 
 /// Nobody waits.
-const HURRIED: Terms = Terms { low: 4, most: 8, rest: 0 };
+const HURRIED: BlockLimits = BlockLimits { low: 4, most: 8, quarantine: 0 };
 /// Longer than any rest here.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// More rounds than anything here needs.
 const MOST_ROUNDS: usize = 20;
 
-fn duty(desk: &Desk<'_>, case: &Case<'_>, place: Place) -> Blocks {
-    Blocks::new(place, case.namespace(), HURRIED, &desk.world.metrics)
+fn duty(desk: &Desk<'_>, case: &Case<'_>, place: BlockLocation) -> NodeBlocks {
+    NodeBlocks::new(place, case.namespace(), HURRIED, &desk.world.metrics)
 }
 
 /// Rounds until nothing is left to do.
-async fn settle(desk: &Desk<'_>, blocks: &mut Blocks) {
+async fn settle(desk: &Desk<'_>, blocks: &mut NodeBlocks) {
     for _ in 0..MOST_ROUNDS {
         desk.look().await;
-        let before = desk.world.hands.count();
+        let before = desk.world.writer.count();
         let done = blocks.round(&desk.world, Vec::new()).await;
         assert_eq!(done.failures, 0);
-        if desk.world.hands.count() == before {
+        if desk.world.writer.count() == before {
             return;
         }
     }
@@ -49,7 +49,7 @@ async fn settle(desk: &Desk<'_>, blocks: &mut Blocks) {
 
 async fn given(case: &Case<'_>) {
     let desk = Desk::new(case, &[]).await;
-    settle(&desk, &mut duty(&desk, case, Place::CiliumNode)).await;
+    settle(&desk, &mut duty(&desk, case, BlockLocation::CiliumNode)).await;
 }
 
 /// The sixteen /28 of the test's range.
@@ -100,7 +100,7 @@ async fn every_node_gets_a_block_of_its_pool_and_keeps_what_others_wrote() {
     let events: Api<Event> = Api::namespaced(case.client(), "default");
     let told = events.list(&ListParams::default()).await.unwrap();
     let about = |event: &&Event| event.involved_object.name.as_deref() == Some(case.unique("b").as_str());
-    assert_eq!(told.items.iter().find(about).unwrap().reason.as_deref(), Some("BlockGiven"));
+    assert_eq!(told.items.iter().find(about).unwrap().reason.as_deref(), Some("BlockAssigned"));
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ async fn wherever_a_controller_ends_no_block_is_lost_or_given_twice() {
                 node(&case, &format!("y-{after}-{number}"), json!({}), &[]).await,
             ];
             let desk = Desk::watched(&case, &[], EndAt::boxed(number, after)).await;
-            let mut blocks = duty(&desk, &case, Place::CiliumNode);
+            let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
             let ended = ended_by_the_witness(settle(&desk, &mut blocks)).await;
             given(&case).await;
             assert_in_step(&case, 2).await;
@@ -159,7 +159,7 @@ async fn two_controllers_at_once_never_give_one_block_twice() {
             other.world.index().cilium_nodes.take(Told::Gone(name.clone()));
         }
         let (mut first, mut second) =
-            (duty(&one, &case, Place::CiliumNode), duty(&other, &case, Place::CiliumNode));
+            (duty(&one, &case, BlockLocation::CiliumNode), duty(&other, &case, BlockLocation::CiliumNode));
         tokio::join!(first.round(&one.world, Vec::new()), second.round(&other.world, Vec::new()));
         tokio::join!(settle(&one, &mut first), settle(&other, &mut second));
         given(&case).await;
@@ -189,7 +189,7 @@ async fn a_controller_that_looked_long_ago_writes_nothing_wrong() {
     given(&case).await;
     assert_eq!(ranges(&case).await, [(second, vec![block(&case, 0)])]);
     node(&case, "a", json!({}), &[]).await;
-    let mut blocks = duty(&stale, &case, Place::CiliumNode);
+    let mut blocks = duty(&stale, &case, BlockLocation::CiliumNode);
     blocks.round(&stale.world, Vec::new()).await;
     given(&case).await;
     assert_in_step(&case, 2).await;
@@ -207,7 +207,7 @@ async fn sizes_that_differ_between_two_controllers_never_overlap() {
     let new = Desk::new(&case, &[]).await;
     new.look().await;
     let (mut first, mut second) =
-        (duty(&old, &case, Place::CiliumNode), duty(&new, &case, Place::CiliumNode));
+        (duty(&old, &case, BlockLocation::CiliumNode), duty(&new, &case, BlockLocation::CiliumNode));
     tokio::join!(first.round(&old.world, Vec::new()), second.round(&new.world, Vec::new()));
     given(&case).await;
     assert_in_step(&case, names.len()).await;
@@ -245,21 +245,22 @@ async fn a_block_returns_only_when_its_node_is_gone_and_nothing_is_kept_in_it() 
     let told = events.list(&ListParams::default()).await.unwrap();
     let of_pool = |event: &&Event| event.involved_object.name.as_deref() == Some(case.unique("p").as_str());
     let returned =
-        told.items.iter().filter(of_pool).find(|event| event.reason.as_deref() == Some("BlockReturned"));
+        told.items.iter().filter(of_pool).find(|event| event.reason.as_deref() == Some("BlockReleased"));
     let message = returned.unwrap().message.as_deref().unwrap();
     assert!(message.contains(&block(&case, 0)) && message.contains(&name), "{message}");
 }
 
 #[tokio::test]
-async fn a_block_returns_after_its_rest_though_every_round_has_steps_for_other_nodes() {
+async fn a_block_is_free_after_its_quarantine_though_every_round_has_other_steps() {
     let case = case().await;
     pool(&case, "p", blocks_of(&case)).await;
     let (gone, busy) = (node(&case, "a", json!({}), &[]).await, node(&case, "b", json!({}), &[]).await);
     given(&case).await;
     remove_node(&case, &gone).await;
     let desk = Desk::new(&case, &[]).await;
-    let terms = Terms { rest: 1, ..HURRIED };
-    let mut blocks = Blocks::new(Place::CiliumNode, case.namespace(), terms, &desk.world.metrics);
+    let limits = BlockLimits { quarantine: 1, ..HURRIED };
+    let mut blocks =
+        NodeBlocks::new(BlockLocation::CiliumNode, case.namespace(), limits, &desk.world.metrics);
     let deadline = Instant::now() + PATIENCE;
     while locks(&case).await.iter().any(|(_, node)| *node == gone) {
         assert!(Instant::now() < deadline, "the block of a node that is gone does not come back");
@@ -280,7 +281,7 @@ async fn lease_by_hand(case: &Case<'_>, namespace: &str, block: &str, spec: Valu
 }
 
 #[tokio::test]
-async fn a_lease_that_cannot_be_read_keeps_its_block_is_told_and_stands_in_no_nodes_way() {
+async fn a_lease_that_cannot_be_read_keeps_its_block_is_reported_and_blocks_no_node() {
     let case = case().await;
     let stands = block(&case, 1);
     let first = node(&case, "a", json!({}), &[]).await;
@@ -292,7 +293,7 @@ async fn a_lease_that_cannot_be_read_keeps_its_block_is_told_and_stands_in_no_no
     for block in [&block(&case, 0), &stands] {
         torn.push(lease_by_hand(&case, &case.block_namespace(), block, json!({})).await);
     }
-    settle(&desk, &mut Blocks::for_world(&desk.world).unwrap()).await;
+    settle(&desk, &mut NodeBlocks::from_context(&desk.world).unwrap()).await;
     assert_eq!(ranges(&case).await, [(first, vec![block(&case, 2)]), (second, vec![stands])]);
     let events: Api<Event> = Api::namespaced(case.client(), &case.block_namespace());
     let told = events.list(&ListParams::default()).await.unwrap().items;
@@ -311,13 +312,13 @@ async fn a_lease_that_cannot_be_read_keeps_its_block_is_told_and_stands_in_no_no
         leases.delete(name, &DeleteParams::default()).await.unwrap();
     }
     let third = node(&case, "c", json!({}), &[]).await;
-    settle(&desk, &mut Blocks::for_world(&desk.world).unwrap()).await;
+    settle(&desk, &mut NodeBlocks::from_context(&desk.world).unwrap()).await;
     assert!(ranges(&case).await.contains(&(third, vec![block(&case, 0)])));
     assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 3);
 }
 
 #[tokio::test]
-async fn a_lease_that_lost_its_label_and_annotations_is_a_lock_by_its_name_and_returns_as_one() {
+async fn a_lease_without_label_and_annotations_is_a_lock_by_its_name_and_is_released() {
     let case = case().await;
     pool(&case, "p", blocks_of(&case)).await;
     let back = node(&case, "back", json!({}), &[]).await;
@@ -337,7 +338,7 @@ async fn a_pool_that_is_gone_is_not_counted_any_more() {
     let case = case().await;
     pool(&case, "p", blocks_of(&case)).await;
     let desk = Desk::new(&case, &[]).await;
-    let mut blocks = duty(&desk, &case, Place::CiliumNode);
+    let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     let counted = |what: &str| {
         let line = format!("sticky_ipam_controller_{what}{{what=\"{}\"}}", case.unique("p"));
@@ -360,7 +361,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     let desk = Desk::new(&case, &[]).await;
     desk.look().await;
     claim(&case, &case.range().hosts().nth(4).unwrap().to_string(), &name, &block(&case, 0)).await;
-    duty(&desk, &case, Place::CiliumNode).round(&desk.world, Vec::new()).await;
+    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.world, Vec::new()).await;
     assert_eq!(locks(&case).await.len(), 1);
     // And a node that it has not shown.
     let desk = Desk::new(&case, &[]).await;
@@ -374,7 +375,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     let claims: Api<AddressClaim> = Api::all(case.client());
     claims.delete(&case.range().hosts().nth(4).unwrap().to_string(), &DeleteParams::default()).await.unwrap();
     node(&case, "a", json!({}), &[]).await;
-    duty(&desk, &case, Place::CiliumNode).round(&desk.world, Vec::new()).await;
+    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.world, Vec::new()).await;
     assert_eq!(locks(&case).await.len(), 1);
 }
 
@@ -408,7 +409,7 @@ async fn pools_are_chosen_by_label_and_priority_and_the_next_takes_over() {
 }
 
 #[tokio::test]
-async fn a_node_that_gets_no_block_is_told_why_by_an_event_and_counted() {
+async fn a_node_that_gets_no_block_has_an_event_with_the_reason_and_is_counted() {
     let case = case().await;
     let part = case.range().subnets(28).unwrap().next().unwrap().to_string();
     let mut one = json!({"cidrs": [part], "use": "NodeBlocks", "blockSize": {"ipv4": 28}});
@@ -419,10 +420,10 @@ async fn a_node_that_gets_no_block_is_told_why_by_an_event_and_counted() {
     let late = node(&case, "late", ssd.clone(), &[]).await;
     let other = node(&case, "other", json!({}), &[]).await;
     let desk = Desk::new(&case, &["--cluster-pool-ipv4-cidr="]).await;
-    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
+    settle(&desk, &mut duty(&desk, &case, BlockLocation::CiliumNode)).await;
     // A second node says that it has what the first one has.
     let rival = node(&case, "rival", ssd, &[&part]).await;
-    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
+    settle(&desk, &mut duty(&desk, &case, BlockLocation::CiliumNode)).await;
     let events: Api<Event> = Api::namespaced(case.client(), "default");
     let told = events.list(&ListParams::default()).await.unwrap().items;
     let told = |node: &str, reason: &str| {
@@ -506,7 +507,7 @@ async fn in_kubernetes_mode_both_annotations_of_the_node_say_its_block() {
     bare_node(&case, &said, json!({}), json!({"podCIDR": block(&case, 0), "podCIDRs": [block(&case, 0)]}))
         .await;
     let desk = Desk::new(&case, &["--cilium-ipam=kubernetes"]).await;
-    settle(&desk, &mut duty(&desk, &case, Place::Annotations)).await;
+    settle(&desk, &mut duty(&desk, &case, BlockLocation::Annotations)).await;
     let nodes: Api<Node> = Api::all(case.client());
     let annotations = nodes.get(&name).await.unwrap().annotations().clone();
     for key in ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"] {
@@ -533,30 +534,33 @@ async fn a_thousand_nodes_get_their_blocks_and_then_nothing_is_written() {
     }
     let flags = ["--cluster-pool-ipv4-cidr=100.64.0.0/10", "--cluster-pool-ipv4-mask-size=24"];
     let desk = Desk::new(&case, &flags).await;
-    let mut blocks = duty(&desk, &case, Place::CiliumNode);
+    let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     let all = ranges(&case).await;
     let distinct: std::collections::BTreeSet<&String> = all.iter().flat_map(|(_, list)| list).collect();
     assert_eq!((all.len(), distinct.len()), (1000, 1000));
-    let before = desk.world.hands.count();
+    let before = desk.world.writer.count();
     blocks.round(&desk.world, Vec::new()).await;
-    assert_eq!(desk.world.hands.count(), before);
+    assert_eq!(desk.world.writer.count(), before);
     for chunk in names.chunks(50) {
         futures(chunk.iter().map(|name| remove_node(&case, name))).await;
     }
 }
 
 #[tokio::test]
-async fn with_the_shipped_roles_locks_are_in_their_own_namespace_and_a_missing_one_is_no_lost_race() {
+async fn with_the_shipped_roles_a_missing_namespace_of_locks_is_no_lost_race() {
     let case = case().await;
     pool(&case, "p", blocks_of(&case)).await;
     node(&case, "a", json!({}), &[]).await;
     let lost = Desk::new(&case, &["--block-namespace=nowhere"]).await;
     lost.look().await;
-    assert_eq!(Blocks::for_world(&lost.world).unwrap().round(&lost.world, Vec::new()).await.failures, 1);
+    assert_eq!(
+        NodeBlocks::from_context(&lost.world).unwrap().round(&lost.world, Vec::new()).await.failures,
+        1
+    );
     let flags = ["--block-low=4", &format!("--block-namespace={}", case.block_namespace())];
     let desk = Desk::as_shipped(&case, &flags).await;
-    settle(&desk, &mut Blocks::for_world(&desk.world).unwrap()).await;
+    settle(&desk, &mut NodeBlocks::from_context(&desk.world).unwrap()).await;
     let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());
     assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 1);
     assert!(locks(&case).await.is_empty(), "none beside the election's");
@@ -574,7 +578,7 @@ async fn futures<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
 }
 
 #[tokio::test]
-async fn the_flags_pool_gives_ipv6_blocks_of_its_size_beside_those_of_ipv4_and_none_without_ipv6() {
+async fn the_flags_pool_gives_ipv6_blocks_of_its_size_and_none_without_ipv6() {
     let case = case().await;
     let name = node(&case, "a", json!({}), &[]).await;
     let flags = [
@@ -584,9 +588,9 @@ async fn the_flags_pool_gives_ipv6_blocks_of_its_size_beside_those_of_ipv4_and_n
         "--cluster-pool-ipv6-mask-size=120",
     ];
     let without = Desk::new(&case, &flags).await;
-    settle(&without, &mut duty(&without, &case, Place::CiliumNode)).await;
+    settle(&without, &mut duty(&without, &case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name.clone(), vec![block(&case, 0)])]);
     let both = Desk::new(&case, &[&flags[..], &["--enable-ipv6=true"]].concat()).await;
-    settle(&both, &mut duty(&both, &case, Place::CiliumNode)).await;
+    settle(&both, &mut duty(&both, &case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name, vec![block(&case, 0), "fd00:52::/120".to_owned()])]);
 }

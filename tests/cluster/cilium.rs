@@ -12,7 +12,7 @@ use std::time::Duration;
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
-use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::cluster::protocol::write::Write;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, UnixListener};
@@ -380,21 +380,21 @@ async fn serve_socket(listener: UnixListener, state: Arc<State>) {
 /// Writes every write to the API server into the diary.
 pub struct Scribe(pub Diary);
 
-impl Witness for Scribe {
-    fn after(&self, _: usize, write: Sent<'_>) {
+impl WriteObserver for Scribe {
+    fn after(&self, _: usize, write: SentWrite<'_>) {
         let told = match write {
-            Sent::Protocol(Write::Attach { .. }) => "attach".to_owned(),
-            Sent::Protocol(Write::Detach { .. }) => "detach".to_owned(),
-            Sent::Protocol(_) => "claim".to_owned(),
-            Sent::Node(patch) => {
+            SentWrite::Protocol(Write::Attach { .. }) => "attach".to_owned(),
+            SentWrite::Protocol(Write::Detach { .. }) => "detach".to_owned(),
+            SentWrite::Protocol(_) => "claim".to_owned(),
+            SentWrite::Node(patch) => {
                 let keys = patch.pool.iter().map(|(key, entry)| match entry {
                     Some(entry) => format!("+{key}={},{}", entry.owner, entry.resource),
                     None => format!("-{key}"),
                 });
                 keys.collect::<Vec<_>>().join(" ")
             }
-            Sent::Pod(_) => "pod".to_owned(),
-            Sent::Event(_) => "event".to_owned(),
+            SentWrite::Pod(_) => "pod".to_owned(),
+            SentWrite::Event(_) => "event".to_owned(),
         };
         self.0.lock().unwrap().push(told);
     }

@@ -33,5 +33,5 @@ async fn an_address_goes_to_and_fro_between_nodes_whose_clocks_are_two_hours_apa
         delete_pod(&case, "db-0").await;
         node.del(&pod).await;
     }
-    assert!(early.notes().is_empty() && late.notes().is_empty());
+    assert!(early.pending_updates().is_empty() && late.pending_updates().is_empty());
 }

@@ -178,17 +178,17 @@ async fn every_crash_of_a_first_add(from: From) {
 }
 
 #[tokio::test]
-async fn a_first_add_that_ends_at_any_write_is_gone_on_with_or_undone_from_a_sticky_pool() {
+async fn a_first_add_that_crashes_at_any_write_is_finished_or_undone_from_a_sticky_pool() {
     every_crash_of_a_first_add(From::Pool).await;
 }
 
 #[tokio::test]
-async fn a_first_add_that_ends_at_any_write_is_gone_on_with_or_undone_from_the_nodes_block() {
+async fn a_first_add_that_crashes_at_any_write_is_finished_or_undone_from_the_block() {
     every_crash_of_a_first_add(From::Block).await;
 }
 
 #[tokio::test]
-async fn a_first_add_that_ends_at_any_write_is_gone_on_with_or_undone_where_cilium_picks() {
+async fn a_first_add_that_crashes_at_any_write_is_finished_or_undone_where_cilium_picks() {
     every_crash_of_a_first_add(From::Cilium).await;
 }
 
@@ -241,26 +241,26 @@ async fn every_crash_of_a_bound_pod(from: From, nexts: &[Next], writes: [(Ends, 
 }
 
 #[tokio::test]
-async fn an_add_or_del_of_a_bound_pod_that_ends_at_any_write_loses_no_address() {
+async fn an_add_or_del_of_a_bound_pod_that_crashes_at_any_write_loses_no_address() {
     // A move attaches by what this node remembers, in vain, and by what it read; it shows the route and tells two events.
     let writes = [(Ends::Add, 1), (Ends::Move, 5), (Ends::Del, 1)];
     every_crash_of_a_bound_pod(From::Block, &ALL, writes).await;
 }
 
 #[tokio::test]
-async fn an_add_or_del_of_a_bound_pod_that_ends_at_any_write_loses_no_address_where_cilium_picks() {
+async fn an_add_or_del_that_crashes_at_any_write_loses_no_address_where_cilium_picks() {
     let writes = [(Ends::Add, 2), (Ends::Move, 5), (Ends::Del, 2)];
     every_crash_of_a_bound_pod(From::Cilium, &ALL, writes).await;
 }
 
 #[tokio::test]
-async fn an_add_or_del_that_ends_at_any_write_leaves_no_key_and_no_route_of_a_sticky_pools_address() {
+async fn an_add_or_del_that_crashes_at_any_write_leaves_no_entry_or_route_of_a_pool() {
     let writes = [(Ends::Add, 2), (Ends::Move, 5), (Ends::Del, 2)];
     every_crash_of_a_bound_pod(From::PoolByCilium, &[Next::NoDel, Next::OtherNode], writes).await;
 }
 
 #[tokio::test]
-async fn a_stickyip_deleted_by_hand_lets_its_claim_rest_and_the_claimant_gets_it_back() {
+async fn a_stickyip_deleted_by_hand_quarantines_its_claim_and_the_claimant_gets_it_back() {
     let stage = Stage::new(From::Pool).await;
     let first = stage.new_pod("db-0", &stage.n1).await;
     let address = stage.n1.add(&first).await.unwrap();

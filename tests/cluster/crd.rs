@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
 use sticky_ipam::cni::PodIdentity;
-use sticky_ipam::store::{Decision, Moment, Prepared, Told};
+use sticky_ipam::store::{Decision, NodeTime, PreparedSticky, Told};
 
 use crate::agent::Stepped;
 use crate::bench::case::Case;
@@ -73,7 +73,7 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
         assert!(node.cilium().endpoints().is_empty());
     }
     assert!(stickies(&case).await.remove(0).status.unwrap().attachment.is_none());
-    assert!(n1.notes().is_empty() && n2.notes().is_empty());
+    assert!(n1.pending_updates().is_empty() && n2.pending_updates().is_empty());
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_pod_that_is_not_sticky_goes_straight_to_cilium() {
 }
 
 #[tokio::test]
-async fn the_key_is_there_before_cilium_adds_and_goes_after_it_has_let_go_and_before_the_detach() {
+async fn the_entry_is_published_before_ciliums_add_and_unpublished_between_del_and_detach() {
     let case = case().await;
     let (n1, _) = two_nodes(&case).await;
     let first = pod(&case, "db-0", &n1).await;
@@ -152,7 +152,7 @@ async fn an_add_waits_while_cilium_has_the_address_for_another_sandbox() {
 }
 
 #[tokio::test]
-async fn an_add_that_overtakes_the_old_pods_del_has_its_key_when_that_has_taken_its_own_out() {
+async fn an_add_that_overtakes_the_old_pods_del_keeps_its_entry_after_that_del() {
     let case = case().await;
     let (mut n1, n2) = two_nodes(&case).await;
     n1.patience("60s");
@@ -179,7 +179,7 @@ async fn an_add_that_overtakes_the_old_pods_del_has_its_key_when_that_has_taken_
 }
 
 #[tokio::test]
-async fn a_missing_cilium_node_is_told_and_nothing_is_claimed() {
+async fn a_missing_cilium_node_is_reported_and_nothing_is_claimed() {
     let case = case().await;
     let (n1, _) = two_nodes(&case).await;
     let nodes: Api<CiliumNode> = Api::all(case.client());
@@ -191,7 +191,7 @@ async fn a_missing_cilium_node_is_told_and_nothing_is_claimed() {
 }
 
 #[tokio::test]
-async fn what_cilium_may_give_to_anybody_is_never_claimed() {
+async fn an_unowned_address_is_never_claimed() {
     let case = case().await;
     let (n1, _) = two_nodes(&case).await;
     let offered: Vec<String> = cilium_nodes(&case).await[0].spec.ipam.pool.keys().cloned().collect();
@@ -216,9 +216,9 @@ async fn what_cilium_may_give_to_anybody_is_never_claimed() {
 
 /// Does what the agent does before an ADD: attaches, shows, and leaves the decision.
 async fn prepare(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: IpAddr) {
-    let known_as = Decision::known_as(&sandbox.uid);
+    let attachment_id = Decision::attachment_id(&sandbox.uid);
     let attachment = json!({"node": node.name, "podName": sandbox.pod, "podUid": sandbox.uid,
-                            "containerId": known_as, "since": "2026-01-01T00:00:00Z"});
+                            "containerId": attachment_id, "since": "2026-01-01T00:00:00Z"});
     let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
     let patch = Patch::Merge(json!({"status": {"phase": "Attached", "attachment": attachment}}));
     api.patch_status(&sandbox.pod, &PatchParams::default(), &patch).await.unwrap();
@@ -230,12 +230,12 @@ async fn prepare(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: I
     }
     let store = node.store();
     let identity = PodIdentity::new(&sandbox.namespace, &sandbox.pod, Some(&sandbox.uid)).unwrap();
-    let sticky = Prepared {
+    let sticky = PreparedSticky {
         namespace: sandbox.namespace.clone(),
         name: sandbox.pod.clone(),
         addresses: vec![address],
         resource: "r".into(),
-        known_as,
+        attachment_id,
     };
     let decision = Decision::about(&identity, Some(sticky), "test", store.now().clone()).unwrap();
     store.lock().unwrap().prepare(&decision).unwrap();
@@ -261,13 +261,13 @@ async fn a_prepared_decision(case: Case<'_>, mut n1: TestNode) {
     assert_eq!(code(&n1.add(&other).await.unwrap_err()), 11, "others must ask");
     // With the server away the note says under which name it is known.
     n1.del(&second).await;
-    let note = n1.notes().pop().unwrap();
-    assert_eq!((note.what, note.known_as), (Told::Ended, Some(Decision::known_as(&second.uid))));
+    let note = n1.pending_updates().pop().unwrap();
+    assert_eq!((note.what, note.attachment_id), (Told::Ended, Some(Decision::attachment_id(&second.uid))));
     n1.by_file(good);
     // The runtime repeats itself, and the note tells what the first one could not.
     n1.del(&second).await;
     assert!(stickies(&case).await[0].status.as_ref().unwrap().attachment.is_none());
-    assert_eq!(n1.notes(), []);
+    assert_eq!(n1.pending_updates(), []);
     // Once more, and its DEL finds the server; a late one of the former changes nothing.
     let third = pod(&case, "db-0", &n1).await;
     prepare(&case, &n1, &third, address).await;
@@ -281,13 +281,13 @@ async fn a_prepared_decision(case: Case<'_>, mut n1: TestNode) {
     // A decision that the pod is not sticky needs no server either.
     let plain = sandbox(&case.pod("web", &[("sticky", "yes")], Some(&n1.name)).await);
     let identity = PodIdentity::new(&plain.namespace, &plain.pod, Some(&plain.uid)).unwrap();
-    let decision = Decision::about(&identity, None, "test", Moment::new(1, 1, "another boot")).unwrap();
+    let decision = Decision::about(&identity, None, "test", NodeTime::new(1, 1, "another boot")).unwrap();
     n1.store().lock().unwrap().prepare(&decision).unwrap();
     n1.by_file(closed);
     assert_ne!(n1.add(&plain).await.unwrap(), address);
-    let before = n1.notes().len();
+    let before = n1.pending_updates().len();
     n1.del(&plain).await;
-    assert_eq!(n1.notes().len(), before, "its DEL has nothing to tell");
+    assert_eq!(n1.pending_updates().len(), before, "its DEL has nothing to tell");
     assert_eq!(n1.store().decisions().unwrap().len(), 1, "it stays until the agent takes it away");
 }
 
@@ -363,7 +363,7 @@ async fn events(case: &Case<'_>, about: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_refused_pin_and_a_move_are_told_once_to_whoever_looks() {
+async fn a_refused_pin_and_a_move_are_reported_once() {
     let case = case().await;
     let (n1, n2) = two_nodes(&case).await;
     let pool = case.range().subnets(26).unwrap().nth(2).unwrap();
@@ -405,7 +405,7 @@ async fn gc_and_status_know_of_the_cluster() {
     n1.add(&first).await.unwrap();
     n1.status(&first).await.unwrap();
     n1.gc(&first).await.unwrap();
-    let note = n1.notes().pop().unwrap();
+    let note = n1.pending_updates().pop().unwrap();
     assert_eq!((note.what, note.container), (Told::Ended, first.container.clone()));
     assert!(n1.in_use().is_empty());
     n1.by_file("/nowhere/kubeconfig".into());
@@ -458,7 +458,7 @@ async fn where_a_sticky_pool_is_nothing_but_blocks_of_nodes_the_nodes_own_is_use
 }
 
 #[tokio::test]
-async fn a_stickyip_that_was_deleted_while_its_pod_lives_has_the_next_pod_elsewhere_wait_for_it() {
+async fn the_next_pod_elsewhere_waits_while_a_pod_of_a_deleted_stickyip_lives() {
     let case = case().await;
     case.install_cilium_kinds().await;
     let (n1, n2) = two_nodes(&case).await;

@@ -11,7 +11,7 @@ use crate::cilium::{assert_in_one_pool, cilium_nodes};
 use crate::node::{assert_in_step, delete_pod, sandbox, sticky_pod};
 
 #[tokio::test]
-async fn the_next_pod_waits_wherever_the_living_ones_agent_ends_while_it_takes_the_address_back() {
+async fn the_next_pod_waits_wherever_the_agent_crashes_while_it_takes_the_address_back() {
     let case = case().await;
     let n1 = node_of(&case, "crd", "n1", 0).await;
     let n2 = node_of(&case, "crd", "n2", 1).await;

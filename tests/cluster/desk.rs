@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
 use sticky_ipam::controller::commands::list_once::survey;
-use sticky_ipam::controller::context::World;
-use sticky_ipam::controller::flags::{Settings, load};
-use sticky_ipam::controller::index::Index;
-use sticky_ipam::controller::metrics::Metrics;
-use sticky_ipam::controller::writer::{Hands, Overseer, Unwatched};
-use sticky_ipam::runtime::cache::{Known, Told};
-use sticky_ipam::runtime::http::Ready;
+use sticky_ipam::controller::context::Context;
+use sticky_ipam::controller::flags::{ControllerSettings, load};
+use sticky_ipam::controller::index::ClusterIndex;
+use sticky_ipam::controller::metrics::ControllerMetrics;
+use sticky_ipam::controller::writer::{Overseer, Unwatched, Writer};
+use sticky_ipam::runtime::cache::{Cache, Told};
+use sticky_ipam::runtime::http::Readiness;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;
@@ -67,7 +67,7 @@ impl Overseer for EndAt {
 /// A controller's desk.
 pub struct Desk<'a> {
     case: &'a Case<'a>,
-    pub world: World,
+    pub world: Context,
 }
 
 impl<'a> Desk<'a> {
@@ -93,16 +93,21 @@ impl<'a> Desk<'a> {
         flags: &[&str],
         overseer: Box<dyn Overseer>,
     ) -> Self {
-        let hands = Hands::new(client, PathBuf::from("the test's"), overseer);
+        let writer = Writer::new(client, PathBuf::from("the test's"), overseer);
         Self {
             case,
-            world: World::new(hands, settings(case, flags), Arc::new(Metrics::default()), Ready::default()),
+            world: Context::new(
+                writer,
+                settings(case, flags),
+                Arc::new(ControllerMetrics::default()),
+                Readiness::default(),
+            ),
         }
     }
 
     /// Looks at the test's own objects, live.
     pub async fn look(&self) {
-        let (index, skipped) = survey(&self.world.hands).await.unwrap();
+        let (index, skipped) = survey(&self.world.writer).await.unwrap();
         assert!(skipped.is_empty(), "{skipped:?}");
         let own = |name: &str| name.ends_with(&self.case.unique(""));
         let namespace = format!("{}/", self.case.namespace());
@@ -110,12 +115,12 @@ impl<'a> Desk<'a> {
         let range = self.case.range();
         let of_range =
             |name: &str| name.parse().is_ok_and(|address: std::net::Ipv4Addr| range.contains(&address));
-        let mut mine = Index::default();
-        mine.take_pod(Told::Listing);
+        let mut mine = ClusterIndex::default();
+        mine.apply_pod(Told::Listing);
         for (name, pod) in index.pods.iter().filter(|(name, _)| inside(name)) {
-            mine.take_pod(Told::Listed((name.clone(), pod.clone())));
+            mine.apply_pod(Told::Listed((name.clone(), pod.clone())));
         }
-        mine.take_pod(Told::Complete);
+        mine.apply_pod(Told::Complete);
         mine.namespaces = only(&index.namespaces, |name| name == self.case.namespace());
         mine.nodes = only(&index.nodes, own);
         mine.stickies = only(&index.stickies, inside);
@@ -127,8 +132,8 @@ impl<'a> Desk<'a> {
     }
 }
 
-fn only<T: Clone + PartialEq>(known: &Known<T>, keep: impl Fn(&str) -> bool) -> Known<T> {
-    let mut kept = Known::default();
+fn only<T: Clone + PartialEq>(known: &Cache<T>, keep: impl Fn(&str) -> bool) -> Cache<T> {
+    let mut kept = Cache::default();
     kept.take(Told::Listing);
     for (name, object) in known.iter().filter(|(name, _)| keep(name)) {
         kept.take(Told::Listed((name.clone(), object.clone())));
@@ -138,7 +143,7 @@ fn only<T: Clone + PartialEq>(known: &Known<T>, keep: impl Fn(&str) -> bool) -> 
 }
 
 /// The settings of these flags, with the locks in the test's namespace and without the default pool.
-pub fn settings(case: &Case<'_>, flags: &[&str]) -> Settings {
+pub fn settings(case: &Case<'_>, flags: &[&str]) -> ControllerSettings {
     let namespace = format!("--leader-election-namespace={}", case.namespace());
     let mut line = vec!["sticky-ipam-controller", &namespace];
     if !flags.iter().any(|flag| flag.starts_with("--cluster-pool-ipv4-cidr")) {

@@ -153,7 +153,7 @@ impl Stage {
         let own = self.sticky(&living.pod).await.unwrap();
         assert_eq!(own.spec.addresses, [address], "{what}");
         let attachment = own.status.unwrap().attachment.unwrap();
-        let names = [living.container.clone(), Decision::known_as(&living.uid)];
+        let names = [living.container.clone(), Decision::attachment_id(&living.uid)];
         assert!(names.contains(&attachment.container_id), "{what}: {attachment:?}");
         if let Some(cilium) = &self.node.cilium {
             let only = BTreeMap::from([(living.container.clone(), address)]);
@@ -183,7 +183,7 @@ impl Stage {
     /// What holds whenever nobody is in the middle of anything.
     async fn look(&self, what: &str) {
         assert_eq!(self.node.store().decisions().unwrap(), [], "{what}");
-        assert_eq!(self.node.notes(), [], "{what}");
+        assert_eq!(self.node.pending_updates(), [], "{what}");
         self.node.assert_nothing_reserved_without_claim(&self.case).await;
         self.node.assert_claims_of_its_block_are_reserved(&self.case).await;
         assert_shown(&self.case, self.node.cilium.is_some()).await;
@@ -226,23 +226,21 @@ async fn every_end(mode: &str, pool: bool) {
 }
 
 #[tokio::test]
-async fn a_verb_that_ends_at_any_change_to_the_disk_loses_and_leaves_nothing_of_a_sticky_pool() {
+async fn a_verb_that_crashes_at_any_disk_change_loses_and_leaves_nothing_of_a_sticky_pool() {
     every_end("delegated", true).await;
 }
 
 #[tokio::test]
-async fn a_verb_that_ends_at_any_change_to_the_disk_loses_and_leaves_nothing_of_the_nodes_block() {
+async fn a_verb_that_crashes_at_any_disk_change_loses_and_leaves_nothing_of_the_block() {
     every_end("delegated", false).await;
 }
 
 #[tokio::test]
-async fn a_verb_that_ends_at_any_change_to_the_disk_loses_and_leaves_nothing_of_a_sticky_pool_where_cilium_picks()
- {
+async fn where_cilium_picks_a_crash_at_any_disk_change_loses_nothing_of_a_sticky_pool() {
     every_end("crd", true).await;
 }
 
 #[tokio::test]
-async fn a_verb_that_ends_at_any_change_to_the_disk_loses_and_leaves_nothing_of_the_nodes_block_where_cilium_picks()
- {
+async fn where_cilium_picks_a_crash_at_any_disk_change_loses_nothing_of_the_block() {
     every_end("crd", false).await;
 }

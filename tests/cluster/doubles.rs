@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
 use sticky_ipam::controller::context::Duty;
-use sticky_ipam::controller::duties::duplicates::{Doubles, PATIENCE, REASON};
+use sticky_ipam::controller::duties::duplicates::{Duplicates, GRACE_SECONDS, REASON};
 
 use crate::bench::case::Case;
 use crate::desk::{Desk, case, node};
@@ -24,7 +24,7 @@ async fn running(case: &Case<'_>, name: &str, node: &str, address: &str) {
 }
 
 /// A round on what stands now; the gauge afterwards.
-async fn round(desk: &Desk<'_>, duty: &mut Doubles) -> String {
+async fn round(desk: &Desk<'_>, duty: &mut Duplicates) -> String {
     desk.look().await;
     assert_eq!(duty.round(&desk.world, Vec::new()).await.failures, 0);
     let page = desk.world.metrics.page();
@@ -44,7 +44,7 @@ async fn told(case: &Case<'_>) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn an_address_with_two_live_pods_is_told_on_both_once_and_counted_until_it_is_over() {
+async fn an_address_with_two_live_pods_is_reported_on_both_once_and_counted_until_over() {
     let case = case().await;
     let (one, two) = (node(&case, "n1", json!({}), &[]).await, node(&case, "n2", json!({}), &[]).await);
     running(&case, "a", &one, "10.0.0.1").await;
@@ -52,12 +52,12 @@ async fn an_address_with_two_live_pods_is_told_on_both_once_and_counted_until_it
     running(&case, "c", &two, "10.0.0.2").await;
     let desk = Desk::as_shipped(&case, &[]).await;
     assert_eq!(
-        round(&desk, &mut Doubles::new(PATIENCE, &desk.world.metrics)).await,
+        round(&desk, &mut Duplicates::new(GRACE_SECONDS, &desk.world.metrics)).await,
         "0",
         "it may be over soon"
     );
     assert!(told(&case).await.is_empty());
-    let mut duty = Doubles::new(0, &desk.world.metrics);
+    let mut duty = Duplicates::new(0, &desk.world.metrics);
     assert_eq!(round(&desk, &mut duty).await, "1");
     let told_of = told(&case).await;
     let names: Vec<&str> = told_of.iter().map(|(name, _)| name.as_str()).collect();
@@ -69,9 +69,9 @@ async fn an_address_with_two_live_pods_is_told_on_both_once_and_counted_until_it
             assert!(message.contains(part), "{part}: {message}");
         }
     }
-    let before = desk.world.hands.count();
+    let before = desk.world.writer.count();
     assert_eq!(round(&desk, &mut duty).await, "1");
-    assert_eq!(desk.world.hands.count(), before, "it was told");
+    assert_eq!(desk.world.writer.count(), before, "it was told");
     // One of them ends, and its object is still there.
     says(&case, "b", "Succeeded", "10.0.0.1").await;
     assert_eq!(round(&desk, &mut duty).await, "0");

@@ -76,7 +76,7 @@ async fn the_agent_prepares_both_addresses() {
 }
 
 #[tokio::test]
-async fn what_a_node_gave_beside_a_stickyips_only_address_is_free_once_the_pod_has_moved_on() {
+async fn an_address_beside_the_stickyips_only_one_is_free_once_the_pod_has_moved_on() {
     for of_a_pool in [true, false] {
         let case = case().await;
         let [one, two, three, _] = parts(&case);

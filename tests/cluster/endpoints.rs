@@ -10,13 +10,13 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumEndpoint;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::controller::context::{Done, Duty};
+use sticky_ipam::controller::context::{Duty, RoundResult};
 use sticky_ipam::controller::duties::endpoints::{Endpoints, NUDGED};
 use sticky_ipam::controller::flags::CiliumIpam;
 use sticky_ipam::controller::index::Kind;
 use sticky_ipam::controller::queue::Key;
 use sticky_ipam::controller::writer::{Overseer, Unwatched};
-use sticky_ipam::policy::endpoint::Patience;
+use sticky_ipam::policy::endpoint::EndpointTimeouts;
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
@@ -24,7 +24,8 @@ use crate::desk::{Desk, EndAt, apply, case, node};
 use crate::node::ended_by_the_witness;
 
 /// Nobody waits.
-const HURRIED: Patience = Patience { missing: 0, nudges: 3, terminating: 0, disagreeing: 0, wrong: 0 };
+const HURRIED: EndpointTimeouts =
+    EndpointTimeouts { missing: 0, nudges: 3, terminating: 0, disagreeing: 0, wrong: 0 };
 
 fn pods(case: &Case<'_>) -> Api<Pod> {
     Api::namespaced(case.client(), case.namespace())
@@ -71,7 +72,7 @@ fn duty(desk: &Desk<'_>) -> Endpoints {
     Endpoints::new(HURRIED, CiliumIpam::Crd, &desk.world.metrics)
 }
 
-async fn round(desk: &Desk<'_>, keeper: &mut Endpoints) -> Done {
+async fn round(desk: &Desk<'_>, keeper: &mut Endpoints) -> RoundResult {
     desk.look().await;
     let done = keeper.full_round(&desk.world, Vec::new()).await;
     assert_eq!(done.failures, 0);
@@ -87,7 +88,7 @@ async fn told(case: &Case<'_>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_running_pod_without_an_endpoint_is_nudged_by_another_value_each_time_and_not_for_ever() {
+async fn a_running_pod_without_an_endpoint_is_nudged_with_new_values_a_few_times() {
     let case = case().await;
     let name = node(&case, "n", json!({}), &[]).await;
     let desk = Desk::as_shipped(&case, &[]).await;
@@ -148,9 +149,9 @@ async fn a_pod_that_was_replaced_or_has_its_endpoint_by_now_is_not_nudged() {
     pods(&case).delete("b", &DeleteParams::default().grace_period(0)).await.unwrap();
     running(&case, "b", &name, "10.0.0.2").await;
     let mut keeper = duty(&desk);
-    let before = desk.world.hands.count();
+    let before = desk.world.writer.count();
     keeper.full_round(&desk.world, Vec::new()).await;
-    assert_eq!(desk.world.hands.count(), before);
+    assert_eq!(desk.world.writer.count(), before);
 }
 
 #[tokio::test]
@@ -176,7 +177,7 @@ async fn an_endpoint_whose_deletion_hangs_is_freed_and_its_successor_is_left_alo
     round(&desk, &mut late).await;
     assert!(endpoints(&case).get_opt("stuck").await.unwrap().is_none());
     assert!(endpoints(&case).get_opt("well").await.unwrap().is_some());
-    assert!(told(&case).await.contains(&"EndpointFreed".to_owned()));
+    assert!(told(&case).await.contains(&"EndpointFinalizersRemoved".to_owned()));
 }
 
 #[tokio::test]
@@ -198,11 +199,11 @@ async fn the_endpoint_of_an_earlier_pod_goes_and_those_that_are_right_stay() {
         .map(ResourceExt::name_any)
         .collect();
     assert_eq!(left, ["own", "podless"]);
-    assert_eq!(told(&case).await, ["EndpointLeftOver"]);
+    assert_eq!(told(&case).await, ["StaleEndpointRemoved"]);
 }
 
 #[tokio::test]
-async fn who_disagrees_is_told_once() {
+async fn a_disagreement_is_reported_once() {
     let case = case().await;
     let name = node(&case, "n", json!({}), &[]).await;
     let uid = running(&case, "db-0", &name, "10.0.0.1").await;
@@ -213,9 +214,9 @@ async fn who_disagrees_is_told_once() {
     round(&desk, &mut keeper).await;
     let expected = ["EndpointDisagreesWithPod", "PodDisagreesWithStickyIP", "PoolLacksStickyIP"];
     assert_eq!(told(&case).await, expected);
-    let before = desk.world.hands.count();
+    let before = desk.world.writer.count();
     round(&desk, &mut keeper).await;
-    assert_eq!(desk.world.hands.count(), before, "it was told");
+    assert_eq!(desk.world.writer.count(), before, "it was told");
     let page = desk.world.metrics.page();
     let counted = r#"sticky_ipam_controller_endpoint_disagreements_total{what="PoolLacksStickyIP"} 1"#;
     assert!(page.contains(counted), "{page}");
@@ -242,7 +243,7 @@ async fn a_tick_finds_who_disagrees_though_only_others_are_due() {
 }
 
 #[tokio::test]
-async fn a_sticky_pods_endpoint_with_anothers_address_is_deleted_as_it_was_read_and_not_again_soon() {
+async fn a_sticky_pods_endpoint_with_a_foreign_address_is_deleted_as_it_was_read() {
     let case = case().await;
     let name = node(&case, "n", json!({}), &[]).await;
     let sticky = running(&case, "db-0", &name, "10.0.0.1").await;

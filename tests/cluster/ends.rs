@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::store::{Disk, RealDisk};
 
 pub const ENDED: &str = "ended by the witness";
@@ -31,14 +31,14 @@ impl EndAt {
     }
 }
 
-impl Witness for EndAt {
-    fn before(&self, number: usize, _: Sent<'_>) {
+impl WriteObserver for EndAt {
+    fn before(&self, number: usize, _: SentWrite<'_>) {
         self.seen.store(number, Ordering::SeqCst);
         if !self.after && number == self.number {
             end();
         }
     }
-    fn after(&self, number: usize, _: Sent<'_>) {
+    fn after(&self, number: usize, _: SentWrite<'_>) {
         if self.after && number == self.number {
             end();
         }
@@ -72,11 +72,11 @@ impl EndsAt {
     }
 }
 
-impl Witness for EndsAt {
-    fn before(&self, _: usize, _: Sent<'_>) {
+impl WriteObserver for EndsAt {
+    fn before(&self, _: usize, _: SentWrite<'_>) {
         self.before();
     }
-    fn after(&self, _: usize, _: Sent<'_>) {
+    fn after(&self, _: usize, _: SentWrite<'_>) {
         self.after();
     }
 }

@@ -16,10 +16,10 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
-use sticky_ipam::cluster::protocol::apply::{Nobody, Witness};
+use sticky_ipam::cluster::protocol::apply::{NoObserver, WriteObserver};
 use sticky_ipam::cni::{IfName, PodIdentity};
 use sticky_ipam::plugin;
-use sticky_ipam::store::{Claimant, Disk, Moment, Note, RealDisk, Store};
+use sticky_ipam::store::{Claimant, Disk, NodeTime, PendingUpdate, RealDisk, Store};
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
@@ -190,7 +190,7 @@ impl TestNode {
         &self,
         verb: &'static str,
         sandbox: &Sandbox,
-        witness: Arc<dyn Witness + Send + Sync>,
+        observer: Arc<dyn WriteObserver + Send + Sync>,
         disk: impl Disk + Send + 'static,
     ) -> Option<Result<Value, Value>> {
         let netns = self.netns(&sandbox.container);
@@ -220,7 +220,7 @@ impl TestNode {
                 })
             };
             match clock {
-                None => plugin::run_before(&*witness, disk, &env, &mut config.as_bytes()),
+                None => plugin::run_observed(&*observer, disk, &env, &mut config.as_bytes()),
                 Some(off) => run_by_another_clock(off, &env, config.as_bytes()),
             }
         });
@@ -241,21 +241,21 @@ impl TestNode {
 
     /// ADD. Every address, or the error.
     pub async fn add_all(&self, sandbox: &Sandbox) -> Result<Vec<IpAddr>, Value> {
-        let document = self.verb("ADD", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()?;
+        let document = self.verb("ADD", sandbox, Arc::new(NoObserver), RealDisk).await.unwrap()?;
         Ok(document["ips"].as_array().unwrap().iter().map(address_of).collect())
     }
 
     /// ADD. The address, or the error.
     pub async fn add(&self, sandbox: &Sandbox) -> Result<IpAddr, Value> {
-        self.add_before(sandbox, Arc::new(Nobody)).await.unwrap()
+        self.add_before(sandbox, Arc::new(NoObserver)).await.unwrap()
     }
 
     pub async fn add_before(
         &self,
         sandbox: &Sandbox,
-        witness: Arc<dyn Witness + Send + Sync>,
+        observer: Arc<dyn WriteObserver + Send + Sync>,
     ) -> Option<Result<IpAddr, Value>> {
-        let answer = self.verb("ADD", sandbox, witness, RealDisk).await?;
+        let answer = self.verb("ADD", sandbox, observer, RealDisk).await?;
         Some(answer.map(|document| address_of(&document["ips"][0])))
     }
 
@@ -265,17 +265,21 @@ impl TestNode {
         disk: impl Disk + Send + 'static,
         sandbox: &Sandbox,
     ) -> Option<Result<IpAddr, Value>> {
-        let answer = self.verb("ADD", sandbox, Arc::new(Nobody), disk).await?;
+        let answer = self.verb("ADD", sandbox, Arc::new(NoObserver), disk).await?;
         Some(answer.map(|document| address_of(&document["ips"][0])))
     }
 
     /// DEL; the sandbox's namespace is gone then.
     pub async fn del(&self, sandbox: &Sandbox) {
-        self.del_before(sandbox, Arc::new(Nobody)).await.unwrap();
+        self.del_before(sandbox, Arc::new(NoObserver)).await.unwrap();
     }
 
-    pub async fn del_before(&self, sandbox: &Sandbox, witness: Arc<dyn Witness + Send + Sync>) -> Option<()> {
-        let answer = self.verb("DEL", sandbox, witness, RealDisk).await?;
+    pub async fn del_before(
+        &self,
+        sandbox: &Sandbox,
+        observer: Arc<dyn WriteObserver + Send + Sync>,
+    ) -> Option<()> {
+        let answer = self.verb("DEL", sandbox, observer, RealDisk).await?;
         assert!(answer.is_ok(), "DEL never fails: {answer:?}");
         self.end(sandbox);
         Some(())
@@ -283,7 +287,7 @@ impl TestNode {
 
     /// DEL on a disk that may end it.
     pub async fn del_on(&self, disk: impl Disk + Send + 'static, sandbox: &Sandbox) -> Option<()> {
-        let answer = self.verb("DEL", sandbox, Arc::new(Nobody), disk).await?;
+        let answer = self.verb("DEL", sandbox, Arc::new(NoObserver), disk).await?;
         assert!(answer.is_ok(), "DEL never fails: {answer:?}");
         self.end(sandbox);
         Some(())
@@ -295,21 +299,21 @@ impl TestNode {
     }
 
     pub async fn check(&self, sandbox: &Sandbox) -> Result<Value, Value> {
-        self.verb("CHECK", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()
+        self.verb("CHECK", sandbox, Arc::new(NoObserver), RealDisk).await.unwrap()
     }
 
     pub async fn status(&self, sandbox: &Sandbox) -> Result<Value, Value> {
-        self.verb("STATUS", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()
+        self.verb("STATUS", sandbox, Arc::new(NoObserver), RealDisk).await.unwrap()
     }
 
     /// GC that finds no sandbox valid.
     pub async fn gc(&self, sandbox: &Sandbox) -> Result<Value, Value> {
-        self.verb("GC", sandbox, Arc::new(Nobody), RealDisk).await.unwrap()
+        self.verb("GC", sandbox, Arc::new(NoObserver), RealDisk).await.unwrap()
     }
 
     pub fn store(&self) -> Store {
         let network = sticky_ipam::cni::NetworkName::new("net").unwrap();
-        let now = Moment::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
+        let now = NodeTime::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
         Store::new(RealDisk, self.dir.path(), &network, now, Duration::from_secs(10))
     }
 
@@ -331,8 +335,8 @@ impl TestNode {
     }
 
     /// The notes that were left for the agent.
-    pub fn notes(&self) -> Vec<Note> {
-        self.store().notes().unwrap().into_iter().map(|(_, note)| note).collect()
+    pub fn pending_updates(&self) -> Vec<PendingUpdate> {
+        self.store().pending_updates().unwrap().into_iter().map(|(_, note)| note).collect()
     }
 
     /// Every address that this node keeps for a StickyIP is claimed for it.
@@ -365,7 +369,7 @@ impl TestNode {
     pub fn is_adding(&self, sandbox: &Sandbox) -> bool {
         let pod = PodIdentity::new(&sandbox.namespace, &sandbox.pod, None).unwrap();
         let claimant = Claimant::new(&pod, &IfName::new("eth0").unwrap());
-        self.store().turn(&claimant, Duration::ZERO).is_err()
+        self.store().claimant_lock(&claimant, Duration::ZERO).is_err()
     }
 
     /// The addresses that a sandbox of this node has.

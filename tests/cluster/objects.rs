@@ -95,7 +95,7 @@ async fn a_claim_is_its_address_and_moves_only_through_its_phases() {
     let again = api.create(&PostParams::default(), &object("AddressClaim", &address, &good)).await;
     assert!(again.is_err(), "the lock was taken twice");
     unchangeable(&api, &address, json!({"holder": {"name": "thief"}}), "holder cannot change").await;
-    unchangeable(&api, &address, json!({"phase": "Resting"}), "phases go").await;
+    unchangeable(&api, &address, json!({"phase": "Quarantined"}), "phases go").await;
     unchangeable(&api, &address, json!({"address": "192.0.2.78"}), "cannot change").await;
     let seal = Patch::Merge(json!({"spec": {"phase": "Bound", "stickyUid": "u1"}}));
     api.patch(&address, &PatchParams::default(), &seal).await.unwrap();

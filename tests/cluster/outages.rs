@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
-use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 
 use crate::agent::Stepped;
 use crate::agent_duties::{case, parts};
@@ -27,8 +27,8 @@ struct Turns {
     seen: AtomicUsize,
 }
 
-impl Witness for Turns {
-    fn before(&self, number: usize, _: Sent<'_>) {
+impl WriteObserver for Turns {
+    fn before(&self, number: usize, _: SentWrite<'_>) {
         self.seen.store(number, Ordering::SeqCst);
         if number == self.at {
             self.proxy.set(self.weather);
@@ -96,7 +96,7 @@ async fn a_server_that_goes_away(mode: &str, pool: bool) {
             assert_in_step(&case, &[&node]).await;
             assert_shown(&case, node.cilium.is_some()).await;
             assert_eq!(node.in_use(), [(address, living.container.clone())], "{what}");
-            assert_eq!(node.notes(), [], "{what}");
+            assert_eq!(node.pending_updates(), [], "{what}");
             node.assert_nothing_reserved_without_claim(&case).await;
             node.assert_claims_of_its_block_are_reserved(&case).await;
             let mut own = stickies(&case).await.into_iter();
@@ -117,17 +117,17 @@ async fn a_server_that_goes_away(mode: &str, pool: bool) {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_at_any_write_of_a_first_add_leaves_no_doubt_of_a_sticky_pools_address() {
+async fn an_outage_at_any_write_of_a_first_add_leaves_one_owner_of_a_sticky_pools_address() {
     a_server_that_goes_away("delegated", true).await;
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_at_any_write_of_a_first_add_leaves_no_doubt_of_the_blocks_address() {
+async fn an_outage_at_any_write_of_a_first_add_leaves_one_owner_of_the_blocks_address() {
     a_server_that_goes_away("delegated", false).await;
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_at_any_write_of_a_first_add_leaves_no_doubt_where_cilium_picks() {
+async fn an_outage_at_any_write_of_a_first_add_leaves_one_owner_where_cilium_picks() {
     a_server_that_goes_away("crd", false).await;
 }
 
@@ -170,7 +170,7 @@ async fn a_server_that_answers_with_errors(pool: bool) {
             assert_in_step(&case, &[&node]).await;
             assert_shown(&case, false).await;
             assert_eq!(node.in_use(), [(address, living.container.clone())], "{what}");
-            assert_eq!(node.notes(), [], "{what}");
+            assert_eq!(node.pending_updates(), [], "{what}");
             node.assert_nothing_reserved_without_claim(&case).await;
             node.assert_claims_of_its_block_are_reserved(&case).await;
             node.del(&living).await;
@@ -188,11 +188,11 @@ async fn a_server_that_answers_with_errors(pool: bool) {
 }
 
 #[tokio::test]
-async fn a_server_that_answers_any_request_of_a_first_add_with_an_error_leaves_nothing_of_a_sticky_pool() {
+async fn a_server_error_at_any_request_of_a_first_add_leaves_nothing_of_a_sticky_pool() {
     a_server_that_answers_with_errors(true).await;
 }
 
 #[tokio::test]
-async fn a_server_that_answers_any_request_of_a_first_add_with_an_error_leaves_nothing_of_the_block() {
+async fn a_server_error_at_any_request_of_a_first_add_leaves_nothing_of_the_block() {
     a_server_that_answers_with_errors(false).await;
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::cluster::protocol::apply::{Sent, Witness};
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::store::Told;
 
 use crate::bench::case::Case;
@@ -73,7 +73,7 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
     let sticky = stickies(&case).await.remove(0);
     let status = sticky.status.unwrap();
     assert!(status.attachment.is_none() && status.handovers.len() == 3, "{status:?}");
-    assert!(n1.notes().is_empty() && n2.notes().is_empty());
+    assert!(n1.pending_updates().is_empty() && n2.pending_updates().is_empty());
     let claims = claims(&case).await;
     assert!(
         claims.len() == 1 && claims[0].metadata.managed_fields.is_none(),
@@ -82,7 +82,7 @@ async fn a_sticky_pod_keeps_its_address_over_restarts_and_nodes() {
 }
 
 #[tokio::test]
-async fn an_attachment_changes_the_status_alone_and_a_person_keeps_what_is_his() {
+async fn an_attachment_changes_the_status_alone_and_keeps_manual_edits() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case).await[0]).await;
     let first = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
@@ -271,7 +271,7 @@ async fn two_nodes_race_for_one_slot_and_the_loser_takes_the_next() {
 }
 
 #[tokio::test]
-async fn a_stolen_pin_is_refused_with_the_holders_name_and_one_outside_every_pool_too() {
+async fn a_stolen_pin_is_refused_with_the_claimants_name_and_so_is_one_outside_every_pool() {
     let case = case().await;
     let [one, _, pool, _] = parts(&case).await;
     sticky_pool(&case, pool).await;
@@ -412,18 +412,20 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
         node.timeout(if weather == Weather::Blackhole { "300ms" } else { "20s" });
         proxy.set(weather);
         node.del(&first).await;
-        let notes = node.notes();
+        let pending_updates = node.pending_updates();
         assert!(
-            notes.iter().any(|note| note.what == Told::Ended
+            pending_updates.iter().any(|note| note.what == Told::Ended
                 && note.container == first.container
                 && note.name.as_deref() == Some("db-0")),
-            "{notes:?}"
+            "{pending_updates:?}"
         );
         // The same pod, a new sandbox.
         let again = sandbox(&pod);
         assert_eq!(node.add(&again).await.unwrap(), address);
         assert!(
-            node.notes().iter().any(|note| note.what == Told::Attached && note.container == again.container)
+            node.pending_updates()
+                .iter()
+                .any(|note| note.what == Told::Attached && note.container == again.container)
         );
         node.del(&again).await;
         // A pod of which this node knows nothing.
@@ -445,7 +447,7 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
 }
 
 #[tokio::test]
-async fn a_check_fails_if_the_api_server_says_that_nobody_or_another_is_attached() {
+async fn a_check_fails_if_the_api_server_says_that_none_or_another_is_attached() {
     let case = case().await;
     let [one, ..] = parts(&case).await;
     let node = TestNode::ready(&case, "n1", one).await;
@@ -598,11 +600,11 @@ async fn owned(case: &Case<'_>, name: &str, node: &str, labels: Value, owner: Va
 /// Loses the answer to every write.
 struct Breaker(Arc<Proxy>);
 
-impl Witness for Breaker {
-    fn before(&self, _: usize, _: Sent<'_>) {
+impl WriteObserver for Breaker {
+    fn before(&self, _: usize, _: SentWrite<'_>) {
         self.0.set(Weather::AnswersLost);
     }
-    fn after(&self, _: usize, _: Sent<'_>) {
+    fn after(&self, _: usize, _: SentWrite<'_>) {
         self.0.heal();
     }
 }

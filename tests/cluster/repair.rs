@@ -9,9 +9,9 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::api::client::Connection;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
-use sticky_ipam::cluster::protocol::apply::{Carrier, Nobody, Witness};
-use sticky_ipam::cluster::protocol::repair::{Map, Mender, Outcome, Times};
-use sticky_ipam::policy::selection::facts::Moment;
+use sticky_ipam::cluster::protocol::apply::{ApiWriter, NoObserver, WriteObserver};
+use sticky_ipam::cluster::protocol::repair::{Map, RepairOutcome, RepairTimes, Repairer};
+use sticky_ipam::policy::selection::facts::TimePoint;
 
 use crate::bench::ApiServer;
 use crate::bench::case::Case;
@@ -20,7 +20,7 @@ use crate::node::{
 };
 
 /// Everything is old enough at once.
-const HURRIED: Times = Times { orphan: 0, rest: 0 };
+const HURRIED: RepairTimes = RepairTimes { orphan: 0, quarantine: 0 };
 /// More passes than any of these faults needs.
 const MOST_PASSES: usize = 10;
 
@@ -34,26 +34,26 @@ fn map(case: &Case<'_>) -> Map {
     Map { pools: vec![case.range().into()], ..Map::default() }
 }
 
-fn carrier<'a>(case: &Case<'_>, witness: &'a dyn Witness) -> Carrier<'a> {
+fn api_writer<'a>(case: &Case<'_>, observer: &'a dyn WriteObserver) -> ApiWriter<'a> {
     let api = Connection::with_client(case.client(), Path::new("admin"), Duration::from_secs(60));
-    Carrier::new(api, witness)
+    ApiWriter::new(api, observer)
 }
 
 /// One pass over the test's own objects, as they stand now.
-async fn pass(case: &Case<'_>, mender: &mut Mender, witness: &dyn Witness, around: &Map) -> usize {
+async fn pass(case: &Case<'_>, mender: &mut Repairer, observer: &dyn WriteObserver, around: &Map) -> usize {
     let (stickies, claims) = (stickies(case).await, claims(case).await);
-    let told = mender.pass(&mut carrier(case, witness), &stickies, &claims, around, Moment(0)).await;
+    let told = mender.pass(&mut api_writer(case, observer), &stickies, &claims, around, TimePoint(0)).await;
     for (finding, outcome) in &told {
-        assert!(!matches!(outcome, Outcome::Failed(_)), "{finding}: {outcome:?}");
+        assert!(!matches!(outcome, RepairOutcome::Failed(_)), "{finding}: {outcome:?}");
     }
-    told.iter().filter(|(_, outcome)| !matches!(outcome, Outcome::ForAPerson)).count()
+    told.iter().filter(|(_, outcome)| !matches!(outcome, RepairOutcome::ManualActionRequired)).count()
 }
 
 /// Passes until nothing is left to do.
 pub async fn mend(case: &Case<'_>) {
-    let (mut mender, around) = (Mender::new(HURRIED), map(case));
+    let (mut mender, around) = (Repairer::new(HURRIED), map(case));
     for _ in 0..MOST_PASSES {
-        if pass(case, &mut mender, &Nobody, &around).await == 0 {
+        if pass(case, &mut mender, &NoObserver, &around).await == 0 {
             return;
         }
     }
@@ -151,7 +151,7 @@ async fn every_fault_is_cured_wherever_a_pass_ends() {
             let end = EndAt::new(number, after);
             let ended = ended_by_the_witness(async {
                 // Also those writes that only a later pass comes to.
-                let (mut mender, around) = (Mender::new(HURRIED), map(&case));
+                let (mut mender, around) = (Repairer::new(HURRIED), map(&case));
                 while pass(&case, &mut mender, &*end, &around).await > 0 {}
             })
             .await;
@@ -168,16 +168,16 @@ async fn every_fault_is_cured_wherever_a_pass_ends() {
 }
 
 #[tokio::test]
-async fn a_claim_rests_as_long_as_a_pod_shows_its_address() {
+async fn a_claim_stays_quarantined_while_a_pod_shows_its_address() {
     let case = case().await;
     let address = Addresses::of(&case).next();
     claim(&case, address, "gone", "Bound", Some("gone")).await;
-    let mut mender = Mender::new(HURRIED);
+    let mut mender = Repairer::new(HURRIED);
     let mut around = Map { shown: [address].into(), ..map(&case) };
-    while pass(&case, &mut mender, &Nobody, &around).await > 0 {}
-    assert_eq!(claims(&case).await[0].spec.phase, ClaimPhase::Resting);
+    while pass(&case, &mut mender, &NoObserver, &around).await > 0 {}
+    assert_eq!(claims(&case).await[0].spec.phase, ClaimPhase::Quarantined);
     around.shown.clear();
-    while pass(&case, &mut mender, &Nobody, &around).await > 0 {}
+    while pass(&case, &mut mender, &NoObserver, &around).await > 0 {}
     assert!(claims(&case).await.is_empty());
 }
 
@@ -200,12 +200,12 @@ async fn a_repairer_in_a_hurry(of_a_pool: bool) {
     let node = TestNode::ready(&case, "n1", quarters[0]).await;
     let stop = Arc::new(tokio::sync::Notify::new());
     let mending = async {
-        let (mut mender, around) = (Mender::new(HURRIED), map(&case));
+        let (mut mender, around) = (Repairer::new(HURRIED), map(&case));
         let mut cured = 0;
         loop {
             tokio::select! {
                 () = stop.notified() => return cured,
-                found = pass(&case, &mut mender, &Nobody, &around) => cured += found,
+                found = pass(&case, &mut mender, &NoObserver, &around) => cured += found,
             }
         }
     };

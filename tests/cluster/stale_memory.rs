@@ -17,7 +17,7 @@ async fn delete_sticky(case: &Case<'_>, name: &str) {
 }
 
 #[tokio::test]
-async fn a_node_that_was_told_to_let_go_of_an_address_does_not_give_it_again_when_it_is_cut_off() {
+async fn a_node_that_released_an_address_does_not_give_it_again_when_it_is_cut_off() {
     let case = case().await;
     let [one, two, ..] = parts(&case);
     let mut n1 = TestNode::ready(&case, "n1", one).await;
@@ -49,14 +49,14 @@ async fn a_node_that_was_told_to_let_go_of_an_address_does_not_give_it_again_whe
     n1.del(&first).await;
     delete_pod(&case, "db-0").await;
     agent.step().await;
-    assert_eq!((attached(&case).await, n1.notes().len()), (None, 0));
+    assert_eq!((attached(&case).await, n1.pending_updates().len()), (None, 0));
     let error = n1.add(&sandbox(&pod)).await.unwrap_err();
     assert_eq!(error["code"], 11, "{error}");
     assert_in_step(&case, &[&n1, &n2]).await;
 }
 
 #[tokio::test]
-async fn a_repeated_del_tells_what_the_first_one_could_not() {
+async fn a_repeated_del_writes_what_the_first_one_could_not() {
     let case = case().await;
     let mut node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -67,17 +67,17 @@ async fn a_repeated_del_tells_what_the_first_one_could_not() {
     let proxy = cut_off(&case, &mut node);
     node.del(&first).await;
     drop(proxy);
-    assert_eq!(node.notes().len(), 1);
+    assert_eq!(node.pending_updates().len(), 1);
     assert_eq!(attached(&case).await, Some(format!("prepared-{}", first.uid)));
     node.by_file(own);
     node.timeout("20s");
     // It does not find the attachment by its own container id.
     node.del(&first).await;
-    assert_eq!((attached(&case).await, node.notes().len()), (None, 0));
+    assert_eq!((attached(&case).await, node.pending_updates().len()), (None, 0));
 }
 
 #[tokio::test]
-async fn a_decision_whose_stickyip_a_person_deleted_is_made_anew() {
+async fn a_decision_whose_stickyip_was_deleted_by_hand_is_made_again() {
     let case = case().await;
     let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
@@ -109,7 +109,7 @@ async fn a_decision_for_a_pod_that_the_kubelet_turned_away_is_taken_back() {
 }
 
 #[tokio::test]
-async fn the_key_of_a_stickyip_that_a_person_deleted_leaves_the_pool_after_its_pod() {
+async fn the_entry_of_a_stickyip_deleted_by_hand_leaves_the_pool_after_its_pod() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", &["--ip-rate-num", "1"]).await;

@@ -10,9 +10,9 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::controller::commands::adopt::{Order, Report, adopt, follow};
+use sticky_ipam::controller::commands::adopt::{AdoptReport, AdoptRequest, adopt, follow};
 use sticky_ipam::controller::flags::BackTo;
-use sticky_ipam::controller::writer::{Hands, Overseer, Unwatched};
+use sticky_ipam::controller::writer::{Overseer, Unwatched, Writer};
 
 use crate::bench::access::Access;
 use crate::bench::case::Case;
@@ -20,9 +20,9 @@ use crate::bench::{ApiServer, comes_true};
 use crate::desk::{EndAt, apply, bare_node, settings};
 use crate::node::ended_by_the_witness;
 
-const DRY: Order = Order { apply: false, back: None, free: 4 };
-const APPLY: Order = Order { apply: true, back: None, free: 4 };
-const BACK: Order = Order { apply: false, back: Some(BackTo::ClusterPool), free: 4 };
+const DRY: AdoptRequest = AdoptRequest { apply: false, back: None, free: 4 };
+const APPLY: AdoptRequest = AdoptRequest { apply: true, back: None, free: 4 };
+const BACK: AdoptRequest = AdoptRequest { apply: false, back: Some(BackTo::ClusterPool), free: 4 };
 
 /// A server of its own: adoption looks at the whole cluster.
 async fn server() -> ApiServer {
@@ -69,14 +69,14 @@ async fn sticky(case: &Case<'_>, name: &str, address: &str) {
     apply(stickies, object).await;
 }
 
-async fn hands(case: &Case<'_>, overseer: Box<dyn Overseer>) -> Hands {
-    Hands::new(case.admin().client().await, PathBuf::from("the test's"), overseer)
+async fn writer(case: &Case<'_>, overseer: Box<dyn Overseer>) -> Writer {
+    Writer::new(case.admin().client().await, PathBuf::from("the test's"), overseer)
 }
 
-async fn run(case: &Case<'_>, order: Order) -> (Report, usize) {
-    let hands = hands(case, Box::new(Unwatched)).await;
+async fn run(case: &Case<'_>, order: AdoptRequest) -> (AdoptReport, usize) {
+    let writer = writer(case, Box::new(Unwatched)).await;
     let flags = settings(case, &["--cilium-ipam=cluster-pool"]);
-    (adopt(&hands, &flags, order).await.unwrap(), hands.count())
+    (adopt(&writer, &flags, order).await.unwrap(), writer.count())
 }
 
 async fn pool(case: &Case<'_>, node: &str) -> Value {
@@ -187,7 +187,7 @@ impl Overseer for Rival {
 }
 
 #[tokio::test]
-async fn what_others_write_meanwhile_is_planned_for_anew_and_never_overwritten() {
+async fn what_others_write_meanwhile_is_planned_for_again_and_never_overwritten() {
     let server = server().await;
     let case = server.case().await;
     mode(&case, "cluster-pool").await;
@@ -196,8 +196,8 @@ async fn what_others_write_meanwhile_is_planned_for_anew_and_never_overwritten()
     let key = |address: &str, owner: &str| json!({"spec": {"ipam": {"pool": {address: {"owner": owner}}}}});
     let beside = async |patches: Vec<Value>| {
         let rival = Rival { access: case.admin(), patches: Mutex::new(patches) };
-        let hands = hands(&case, Box::new(rival)).await;
-        adopt(&hands, &settings(&case, &[]), APPLY).await.unwrap()
+        let writer = writer(&case, Box::new(rival)).await;
+        adopt(&writer, &settings(&case, &[]), APPLY).await.unwrap()
     };
     // 10.1.1.1 would have been offered to anybody.
     let noted = json!({"metadata": {"annotations": {"noted": "yes"}}});
@@ -214,8 +214,7 @@ async fn what_others_write_meanwhile_is_planned_for_anew_and_never_overwritten()
 }
 
 #[tokio::test]
-async fn a_pod_that_starts_while_agents_are_restarted_is_put_into_its_nodes_pool_and_nothing_more_is_offered()
-{
+async fn a_pod_that_starts_while_agents_restart_is_added_to_its_nodes_pool_alone() {
     let server = server().await;
     let case = server.case().await;
     mode(&case, "cluster-pool").await;
@@ -225,14 +224,14 @@ async fn a_pod_that_starts_while_agents_are_restarted_is_put_into_its_nodes_pool
     let before = pool(&case, "n1").await;
     // The operator has written the new mode, and restarts one agent after the other.
     mode(&case, "crd").await;
-    let (hands, flags) = (hands(&case, Box::new(Unwatched)).await, settings(&case, &[]));
+    let (writer, flags) = (writer(&case, Box::new(Unwatched)).await, settings(&case, &[]));
     let starting = async {
         running(case.client(), case.namespace(), "late", "n1", "10.1.1.99").await;
         let is_there = || async { pool(&case, "n1").await.get("10.1.1.99").is_some() };
         assert!(comes_true(Duration::from_secs(60), is_there).await, "the late pod's address is missing");
     };
     tokio::select! {
-        () = follow(&hands, &flags, APPLY) => panic!("it goes on until it is told to end"),
+        () = follow(&writer, &flags, APPLY) => panic!("it goes on until it is told to end"),
         () = starting => {}
     }
     let mut after = pool(&case, "n1").await;
@@ -249,8 +248,8 @@ async fn it_refuses_to_go_on_while_a_live_pods_address_is_missing_or_anothers() 
     running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
     let latecomer =
         Latecomer { access: Mutex::new(Some(case.admin())), namespace: case.namespace().to_owned() };
-    let hands = hands(&case, Box::new(latecomer)).await;
-    let report = adopt(&hands, &settings(&case, &[]), APPLY).await.unwrap();
+    let writer = writer(&case, Box::new(latecomer)).await;
+    let report = adopt(&writer, &settings(&case, &[]), APPLY).await.unwrap();
     assert!(!report.clear, "{}", report.text);
     let missing = format!("10.1.1.99 of pod {}/late is not in the pool", case.namespace());
     assert!(report.text.contains("Do not go on") && report.text.contains(&missing), "{}", report.text);
@@ -279,10 +278,10 @@ async fn wherever_it_ends_it_is_finished_by_running_it_again() {
             node(&case, node_number).await;
         }
         running(case.client(), case.namespace(), "web", "n2", "10.1.2.5").await;
-        let hands = hands(&case, EndAt::boxed(number, number % 2 == 0)).await;
+        let writer = writer(&case, EndAt::boxed(number, number % 2 == 0)).await;
         let flags = settings(&case, &[]);
         let ended = ended_by_the_witness(async {
-            adopt(&hands, &flags, APPLY).await.unwrap();
+            adopt(&writer, &flags, APPLY).await.unwrap();
         })
         .await;
         assert!(run(&case, APPLY).await.0.clear);
@@ -327,7 +326,7 @@ async fn the_way_back_waits_until_every_address_is_at_home() {
     assert!(report.clear && report.text.contains("restart its agents"), "{}", report.text);
     // These Nodes name no range: good enough for cluster-pool, and it says so.
     assert!(report.text.contains("adopt --back=kubernetes"), "{}", report.text);
-    let (report, writes) = run(&case, Order { back: Some(BackTo::Kubernetes), ..BACK }).await;
+    let (report, writes) = run(&case, AdoptRequest { back: Some(BackTo::Kubernetes), ..BACK }).await;
     assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
     let waits = "node n2: its Node names no range";
     assert!(

@@ -113,7 +113,7 @@ fn gc_keeps_the_address_of_a_stale_sticky_pod_for_it() {
 }
 
 #[test]
-fn status_tells_a_full_pool_only_to_those_who_asked() {
+fn status_reports_a_full_pool_only_without_sticky_settings_or_when_configured() {
     for (settings, full) in [
         (json!(null), 50),
         (json!({}), 0),

@@ -82,7 +82,7 @@ fn a_wrong_field_is_named_with_its_value() {
 }
 
 #[test]
-fn two_sets_of_a_family_need_a_version_that_can_tell_them() {
+fn two_sets_of_a_family_need_a_version_that_can_express_them() {
     let mut net = Net::new();
     net.ranges(json!([[{"subnet": "10.1.0.0/29"}], [{"subnet": "10.2.0.0/29"}]]));
     for (version, fits) in [("0.2.0", false), ("0.3.0", true)] {

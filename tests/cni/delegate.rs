@@ -67,7 +67,7 @@ fn cilium_cni_collects_no_garbage_in_its_short_life_unless_the_runtime_says_how(
 }
 
 #[test]
-fn a_delegate_whose_add_failed_is_told_to_clean_up() {
+fn a_delegate_whose_add_failed_gets_a_del() {
     for body in ["echo '{\"code\": 11, \"msg\": \"later\"}'; exit 1", "echo nonsense", "exit 3"] {
         let (seen, calls) = delegating("ADD", body);
         seen.fails(if body.contains("11") { 11 } else { 104 }, &[]);
@@ -88,7 +88,7 @@ fn is_at_its_end(stderr: &ChildStderr) -> bool {
 }
 
 #[test]
-fn a_runtime_hears_the_end_of_a_killed_plugin_only_with_its_delegates() {
+fn a_runtime_sees_the_end_of_a_killed_plugin_only_with_its_delegates() {
     // By itself it ends after a minute, should this test fail before it opens the gate.
     let (net, env) = with_delegate("ADD", "timeout 60 cat ${0%/*}/../gate");
     let gate = net.beside("gate");

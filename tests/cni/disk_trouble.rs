@@ -73,7 +73,7 @@ fn links_in_place_of_the_stores_own_files_are_not_followed() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_is_told_with_path_and_cause() {
+fn a_directory_that_cannot_be_written_is_reported_with_path_and_cause() {
     // As root every directory can be written; /proc cannot even then.
     let mut net = Net::new();
     net.set("ipam.dataDir", json!("/proc/sys/no-such-directory"));
@@ -117,7 +117,7 @@ fn a_store_of_a_newer_version_is_refused_and_left_alone() {
 }
 
 #[test]
-fn files_that_are_no_records_are_set_aside_and_reported_and_their_addresses_are_free() {
+fn files_that_are_no_records_are_set_aside_and_reported_their_addresses_are_free() {
     type Make = fn(&Path);
     let made: &[(&str, Make)] = &[
         ("empty", |path| fs::write(path, "").unwrap()),
@@ -220,7 +220,7 @@ fn what_is_derived_may_be_removed_at_any_time() {
 }
 
 #[test]
-fn a_full_disk_is_told_with_the_cure_and_a_little_space_lets_the_pod_start() {
+fn a_full_disk_is_reported_with_the_cure_and_a_little_space_lets_the_pod_start() {
     let mut net = Net::new();
     let mount = net.beside("small");
     fs::create_dir(&mount).unwrap();

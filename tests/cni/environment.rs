@@ -5,7 +5,7 @@ use std::io::Write;
 use crate::net::{Net, Seen, VERSIONS, env, run, start};
 
 #[test]
-fn without_a_command_a_person_is_told_what_this_is() {
+fn without_a_command_it_prints_what_it_is() {
     let seen = run(&Default::default(), b"");
     assert_eq!((seen.status, seen.stdout.as_str()), (0, ""), "{seen:?}");
     assert!(seen.stderr.contains("sticky-ipam") && seen.stderr.contains("1.1.0"), "{seen:?}");
@@ -62,7 +62,7 @@ fn verbs_ids_and_interfaces_that_are_none_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn long_ids_are_told_apart_and_given_back() {
+fn long_ids_are_distinct_and_released() {
     let net = Net::new();
     let (one, other) = ("e".repeat(300), format!("{}f", "e".repeat(299)));
     let addresses = [&one, &other].map(|id| net.add(id).ip());
@@ -96,7 +96,7 @@ fn cni_args_are_read_by_their_rules() {
 }
 
 #[test]
-fn the_plugins_own_namespace_gets_no_address_unless_told() {
+fn the_plugins_own_namespace_gets_no_address_unless_configured() {
     let net = Net::new();
     let mut env = env("ADD", "c1");
     env.insert("CNI_NETNS".into(), format!("/proc/{}/ns/net", std::process::id()));

@@ -60,7 +60,7 @@ fn a_kept_address_is_refused_to_others_and_a_pin_moves_its_own_pod() {
 }
 
 #[test]
-fn a_refused_request_takes_nothing_from_anybody() {
+fn a_refused_request_takes_no_address() {
     // One set is full of kept addresses, which may be reclaimed; the request in the other set is refused.
     let mut net = Net::sticky();
     net.ranges(json!([[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]));

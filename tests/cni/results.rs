@@ -85,7 +85,7 @@ fn addresses_come_in_turn_and_wrap_round() {
 }
 
 #[test]
-fn a_container_asks_twice_and_has_one_address_but_each_interface_and_network_its_own() {
+fn a_container_that_asks_twice_has_one_address_per_interface_and_network() {
     let mut net = Net::new();
     assert_eq!(net.add("a").json(), net.add("a").json());
     assert_eq!(net.held().len(), 1);
@@ -95,7 +95,7 @@ fn a_container_asks_twice_and_has_one_address_but_each_interface_and_network_its
 }
 
 #[test]
-fn the_ends_of_a_range_are_its_own_and_the_gateway_is_nobodys() {
+fn the_ends_of_a_range_are_given_out_and_the_gateway_is_not() {
     for (range, expected) in [
         (
             json!({"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.12", "gateway": "10.1.0.11"}),

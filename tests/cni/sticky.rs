@@ -40,7 +40,7 @@ fn others_lose_theirs_and_the_same_name_elsewhere_is_another_pod() {
 }
 
 #[test]
-fn a_sandbox_made_anew_takes_over_at_once_and_the_late_del_of_the_old_one_frees_nothing() {
+fn a_new_sandbox_takes_over_at_once_and_the_old_ones_late_del_frees_nothing() {
     let mut net = Net::sticky();
     let here = net.beside("netns");
     fs::write(&here, "").unwrap();
@@ -65,7 +65,7 @@ fn a_sandbox_made_anew_takes_over_at_once_and_the_late_del_of_the_old_one_frees_
 }
 
 #[test]
-fn another_pod_of_the_same_name_waits_for_the_old_namespace_and_is_told_to_try_again() {
+fn another_pod_of_the_same_name_is_asked_to_try_again_while_the_old_one_lives() {
     let mut net = Net::sticky();
     let old = net.beside("old-netns");
     fs::write(&old, "").unwrap();

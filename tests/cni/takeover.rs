@@ -23,7 +23,7 @@ fn host_locals(net: &Net) {
 }
 
 #[test]
-fn its_pods_keep_their_addresses_and_give_them_back() {
+fn its_pods_keep_their_addresses_and_release_them() {
     let mut net = Net::new();
     net.ranges(json!([[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]));
     host_locals(&net);

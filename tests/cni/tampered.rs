@@ -90,7 +90,7 @@ fn a_mistake_in_our_settings_does_not_make_del_take_it_for_a_reboot() {
 }
 
 #[test]
-fn more_range_sets_than_one_change_can_tell_of_are_refused_before_anything_is_taken() {
+fn more_range_sets_than_one_change_can_record_are_refused_before_anything_is_taken() {
     let mut net = Net::sticky();
     let sets = |count: u32| -> serde_json::Value {
         let subnet = |i| format!("fd00:1111:2222:3333:4444:5555:{:x}:0/112", 0x6000 + i);

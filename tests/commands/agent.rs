@@ -5,13 +5,13 @@ use std::path::Path;
 
 use clap::{CommandFactory, Parser};
 use serde_json::Value;
-use sticky_ipam::agent::flags::CommandLine;
+use sticky_ipam::agent::flags::AgentCommandLine;
 
 use crate::node::project;
 
 /// A flag with its variable and default, as the document's table has them.
 fn flags() -> Vec<(String, String, String)> {
-    let mut command = CommandLine::command();
+    let mut command = AgentCommandLine::command();
     command.build();
     let own = command.get_arguments().chain(command.get_subcommands().flat_map(clap::Command::get_arguments));
     let mut flags: Vec<_> = own
@@ -61,7 +61,7 @@ fn the_manifests_flags_are_understood_and_its_mounts_are_where_the_agent_looks()
     let pod = &daemon_set()["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
     let words = std::iter::once("sticky-ipam-agent").chain(strings(&container["args"]));
-    let line = CommandLine::try_parse_from(words).unwrap();
+    let line = AgentCommandLine::try_parse_from(words).unwrap();
     let settings = line.settings;
     let mounts: Vec<&Value> = container["volumeMounts"].as_array().unwrap().iter().collect();
     let covers = |path: &Path, to_write: bool| {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use sticky_ipam::cni::{Parsed, Request, Verb, read_request};
+use sticky_ipam::cni::{ParsedRequest, Request, Verb, read_request};
 
 use crate::node::project;
 
@@ -43,7 +43,7 @@ fn request(list: &Value, entry: &Value, verb: &str) -> Box<Request> {
         Some(value.into())
     };
     match read_request(&env, &mut config.to_string().as_bytes()) {
-        Ok(Parsed::Verb(request)) => request,
+        Ok(ParsedRequest::Verb(request)) => request,
         other => panic!("{config}: {other:?}"),
     }
 }

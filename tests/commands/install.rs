@@ -167,7 +167,7 @@ fn an_upgrade_to_another_conflist_takes_the_old_one_away() {
 }
 
 #[test]
-fn a_changed_conflist_that_makes_room_for_another_is_kept_as_bak_and_not_called_still_there() {
+fn a_changed_conflist_that_makes_room_for_another_is_kept_as_bak() {
     let machine = Machine::installed();
     fs::write(machine.conflist(), "mine").unwrap();
     let other = project().join("conflist/delegated.conflist");

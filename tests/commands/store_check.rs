@@ -37,7 +37,7 @@ fn found_and_cured(damage: impl Fn(&Node), told: &str) {
 }
 
 #[test]
-fn a_lost_index_entry_is_found_and_made_anew() {
+fn a_lost_index_entry_is_found_and_recreated() {
     found_and_cured(
         |node| fs::remove_file(node.path(".sticky/attachments/c1,eth0")).unwrap(),
         ".sticky/attachments/c1,eth0 is missing",
@@ -57,7 +57,7 @@ fn an_index_entry_without_a_record_is_found_and_removed() {
 }
 
 #[test]
-fn a_bitmap_that_lost_or_gained_a_bit_is_found_and_made_anew() {
+fn a_bitmap_that_lost_or_gained_a_bit_is_found_and_rebuilt() {
     let bitmap = |node: &Node| node.path(".sticky/used/10.7.0.0");
     found_and_cured(|node| fs::write(bitmap(node), b"").unwrap(), "10.7.0.2 is not marked as taken");
     found_and_cured(
@@ -97,7 +97,7 @@ fn what_the_way_to_the_cluster_leaves_under_the_store_is_not_wrong() {
 }
 
 #[test]
-fn a_page_that_is_lost_or_torn_is_found_and_made_anew() {
+fn a_page_that_is_lost_or_torn_is_found_and_rebuilt() {
     found_and_cured(
         |node| fs::write(node.path(".sticky/state"), b"{").unwrap(),
         ".sticky/state cannot be read",
@@ -114,7 +114,7 @@ fn a_record_of_host_locals_that_came_in_later_is_found_and_taken_over() {
 }
 
 #[test]
-fn files_that_are_no_records_are_found_and_set_aside_for_a_person_to_look_at() {
+fn files_that_are_no_records_are_found_and_set_aside_for_inspection() {
     let node = node();
     fs::write(node.path("10.7.0.50"), b"").unwrap();
     fs::write(node.path("10.7.0.51"), b"what").unwrap();

@@ -13,7 +13,7 @@ fn host_locals(data: &std::path::Path) {
 }
 
 #[test]
-fn a_dry_run_tells_what_would_happen_and_changes_nothing() {
+fn a_dry_run_reports_what_would_happen_and_changes_nothing() {
     let node = Node::new();
     host_locals(&node.data());
     fs::write(node.path("10.7.0.8"), b"torn").unwrap();

@@ -51,7 +51,7 @@ fn ended_by(child: Child, signal: Signal) -> Ended {
 }
 
 #[test]
-fn tools_are_built_once_whoever_starts_interrupts_or_kills_a_build() {
+fn tools_are_built_once_despite_parallel_interrupted_and_killed_builds() {
     let cache = tempfile::tempdir().unwrap();
     let cache = cache.path();
 
@@ -78,7 +78,7 @@ fn tools_are_built_once_whoever_starts_interrupts_or_kills_a_build() {
 }
 
 #[test]
-fn a_word_that_is_no_group_builds_nothing() {
+fn an_argument_that_is_no_group_builds_nothing() {
     let cache = tempfile::tempdir().unwrap();
     let output = build(cache.path()).arg("cin").output().unwrap();
     let ended = Ended::of(&output);

@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use sticky_ipam::cni::{Failure, Parsed, Request, read_request};
-use sticky_ipam::plugin::carry_out_on;
-use sticky_ipam::store::{Moment, RealDisk};
+use sticky_ipam::cni::{ParsedRequest, Request, RequestError, read_request};
+use sticky_ipam::plugin::run_verb_on;
+use sticky_ipam::store::{NodeTime, RealDisk};
 
 fn fresh() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
@@ -36,23 +36,23 @@ pub fn request(bytes: &[u8]) {
         found.map(|(_, value)| OsString::from_vec(value.clone()))
     };
     match read_request(&env, &mut stdin.as_slice()) {
-        Ok(Parsed::Verb(request)) => {
+        Ok(ParsedRequest::Verb(request)) => {
             if !stays_in(&request, dir.path()) {
                 return;
             }
-            let now = Moment::new(1_700_000_100, 200, "boot");
-            match carry_out_on(&request, RealDisk, now) {
+            let now = NodeTime::new(1_700_000_100, 200, "boot");
+            match run_verb_on(&request, RealDisk, now) {
                 Ok(None) => {}
                 Ok(Some(result)) => assert!(result["cniVersion"].is_string(), "{result}"),
                 Err(error) => {
-                    let failure = Failure { error, version: request.config.version };
+                    let failure = RequestError { error, version: request.config.version };
                     must_be_error(&failure.to_json().to_string());
                     must_hold_nothing(&dir.path().join("data"));
                 }
             }
         }
-        Ok(Parsed::Version { reply }) => assert!(reply["supportedVersions"].is_array()),
-        Ok(Parsed::About) => {}
+        Ok(ParsedRequest::Version { reply }) => assert!(reply["supportedVersions"].is_array()),
+        Ok(ParsedRequest::About) => {}
         Err(failure) => must_be_error(&failure.to_json().to_string()),
     }
 }
@@ -148,8 +148,8 @@ fn verb(data_dir: &Path, verb: &str) -> Result<Option<Value>, u32> {
         Some(OsString::from(value))
     };
     let text = config.to_string();
-    let Ok(Parsed::Verb(request)) = read_request(&env, &mut text.as_bytes()) else { panic!("{text}") };
-    carry_out_on(&request, RealDisk, Moment::new(1_700_000_100, 200, "boot")).map_err(|error| error.code)
+    let Ok(ParsedRequest::Verb(request)) = read_request(&env, &mut text.as_bytes()) else { panic!("{text}") };
+    run_verb_on(&request, RealDisk, NodeTime::new(1_700_000_100, 200, "boot")).map_err(|error| error.code)
 }
 
 fn replaced(bytes: &[u8], what: &[u8], by: &[u8]) -> Vec<u8> {

@@ -61,7 +61,7 @@ fn it_is_static_and_stripped_and_small() {
 }
 
 #[test]
-fn it_asks_the_cluster_where_it_is_told_to() {
+fn it_asks_the_cluster_where_its_configuration_says_so() {
     let data = tempfile::tempdir().unwrap();
     let config = format!(
         r#"{{"cniVersion":"1.1.0","name":"net","type":"x","ipam":{{"type":"x","dataDir":"{}","subnet":"10.9.0.0/24",

@@ -201,7 +201,7 @@ fn a_process_that_ends_at_any_operation_leaves_the_old_or_the_new_state() {
 }
 
 #[test]
-fn a_full_disk_at_any_operation_is_told_and_leaves_nothing_half_done() {
+fn a_full_disk_at_any_operation_is_reported_and_leaves_nothing_half_done() {
     at_every_operation(Fault::Full, |case, stage, answered, what| {
         must_be_old_or_new(case, stage, answered, what);
         must_succeed_again(case, stage, what);
@@ -234,7 +234,7 @@ fn a_process_that_ends_while_it_takes_a_change_back_loses_nothing() {
 }
 
 #[test]
-fn a_gc_that_fails_at_one_attachment_goes_on_with_the_others_and_tells() {
+fn a_gc_that_fails_at_one_attachment_goes_on_with_the_others_and_reports_it() {
     for at in 0.. {
         let stage = Stage::new();
         done(&stage, &[Call::add("a"), Call::add("b").sticky("db-0"), Call::add("c")]);

@@ -81,7 +81,7 @@ fn what_was_answered_for_a_sticky_pod_survives_a_loss_of_power_at_any_operation(
 }
 
 #[test]
-fn a_pin_that_lost_power_half_way_leaves_the_old_address_or_the_new_one_and_never_both() {
+fn a_pin_that_lost_power_half_way_leaves_the_old_or_the_new_address_never_both() {
     let mut stage = Stage::new();
     let recorder = Recorder::new(stage.base());
     let old = stage.call(&Call::add("a").sticky("db-0").dual(), &recorder).unwrap();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use sticky_ipam::cni::{Attachment, ContainerId, IfName, NetworkName, PodIdentity};
 use sticky_ipam::store::{
-    Binding, Claimant, Decision, Disk, Keep, Moment, Phase, Prepared, RealDisk, Record, Store, StoreError,
-    Withdrawn,
+    Claimant, Decision, Disk, Keep, NodeTime, Phase, PreparedSticky, RealDisk, Record, StickyBinding, Store,
+    StoreError, Withdrawn,
 };
 
 use crate::faulty::{Fault, Faulty};
@@ -16,8 +16,8 @@ use crate::stage::fresh_dir;
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-fn now() -> Moment {
-    Moment::new(1_700_000_000, 100, "boot-1")
+fn now() -> NodeTime {
+    NodeTime::new(1_700_000_000, 100, "boot-1")
 }
 
 fn store<D: Disk>(disk: D, dir: &Path) -> Store<D> {
@@ -37,12 +37,12 @@ fn address() -> IpAddr {
 }
 
 fn decision() -> Decision {
-    let sticky = Prepared {
+    let sticky = PreparedSticky {
         namespace: "db".into(),
         name: "db-0".into(),
         addresses: vec![address()],
         resource: "db/StatefulSet/db".into(),
-        known_as: Decision::known_as(UID),
+        attachment_id: Decision::attachment_id(UID),
     };
     Decision::about(&pod(), Some(sticky), "it is selected", now()).unwrap()
 }
@@ -56,10 +56,10 @@ fn record(container: &str) -> Record {
         netns: None,
         pod: Some(pod()),
         keep: Keep::Forever,
-        binding: Some(Binding {
+        binding: Some(StickyBinding {
             namespace: "db".into(),
             name: "db-0".into(),
-            container: Decision::known_as(UID),
+            container: Decision::attachment_id(UID),
         }),
         since: now(),
     }
@@ -68,7 +68,7 @@ fn record(container: &str) -> Record {
 fn consume<D: Disk>(store: &Store<D>, container: &str) -> Result<bool, StoreError> {
     let mut locked = store.lock()?;
     let Some(found) = locked.prepared(UID, &eth0())? else { return Ok(false) };
-    let kept = locked.of_claimant(&Claimant::bound("db", "db-0", &eth0()))?;
+    let kept = locked.find_by_claimant(&Claimant::bound("db", "db-0", &eth0()))?;
     locked.consume(&found, &record(container), kept.as_ref(), &[])?;
     locked.commit()?;
     Ok(true)
@@ -124,7 +124,7 @@ fn a_decision_is_used_once_whenever_its_user_ends() {
         |store, done, what| {
             // The runtime's DEL of the sandbox whose ADD did not answer, or nobody.
             let mut locked = store.lock().unwrap();
-            let held = locked.of_attachment(&record("first").attachment).unwrap();
+            let held = locked.find_by_attachment(&record("first").attachment).unwrap();
             let left = locked.prepared(UID, &eth0()).unwrap();
             assert!(held.is_none() || left.is_none(), "{what}: it is used, and can be used again");
             assert!(held.is_some() || left.is_some(), "{what}: it is lost");
@@ -143,7 +143,7 @@ fn a_decision_that_was_used_stays_used_after_its_sandbox_has_gone() {
     put(&store);
     assert!(consume(&store, "first").unwrap());
     let mut locked = store.lock().unwrap();
-    let stored = locked.of_attachment(&record("first").attachment).unwrap().unwrap();
+    let stored = locked.find_by_attachment(&record("first").attachment).unwrap().unwrap();
     locked.put(&Record { phase: Phase::Kept, ..stored.record.clone() }, Some(&stored)).unwrap();
     locked.commit().unwrap();
     // As a crash between the record and the removal of the file would have left it.
@@ -153,7 +153,7 @@ fn a_decision_that_was_used_stays_used_after_its_sandbox_has_gone() {
 }
 
 #[test]
-fn a_withdrawn_decision_is_the_withdrawers_or_the_sandboxs_whenever_somebody_ends() {
+fn a_withdrawn_decision_is_the_withdrawers_or_the_sandboxs_after_any_crash() {
     at_every_operation(
         put,
         |store| {
@@ -200,7 +200,7 @@ fn what_is_torn_foreign_or_of_another_boot_is_not_believed() {
     }
     let other = PodIdentity::new("db", "db-1", Some(UID)).unwrap();
     assert!(decision().is_for(&pod(), &now()) && !decision().is_for(&other, &now()));
-    let rebooted = Moment::new(1_700_000_100, 5, "boot-2");
+    let rebooted = NodeTime::new(1_700_000_100, 5, "boot-2");
     assert!(!decision().is_for(&pod(), &rebooted));
     let plain = Decision::about(&pod(), None, "nothing asks for it", now()).unwrap();
     assert!(plain.is_for(&pod(), &rebooted), "who is not sticky is not after a reboot either");

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use sticky_ipam::cni::{CniError, Parsed, Request, read_request};
-use sticky_ipam::plugin::carry_out_on;
-use sticky_ipam::store::{Disk, Moment};
+use sticky_ipam::cni::{CniError, ParsedRequest, Request, read_request};
+use sticky_ipam::plugin::run_verb_on;
+use sticky_ipam::store::{Disk, NodeTime};
 
 /// When tests begin: any second of any year.
 pub const START: u64 = 1_700_000_000;
@@ -96,7 +96,7 @@ impl Call {
         .into();
         let text = config.to_string();
         match read_request(&|name: &str| env.get(name).map(OsString::from), &mut text.as_bytes()) {
-            Ok(Parsed::Verb(request)) => *request,
+            Ok(ParsedRequest::Verb(request)) => *request,
             other => panic!("{self:?}: {other:?}"),
         }
     }
@@ -106,7 +106,7 @@ impl Call {
 pub struct Stage {
     dir: tempfile::TempDir,
     pub data_dir: PathBuf,
-    pub now: Moment,
+    pub now: NodeTime,
     uptime: u64,
 }
 
@@ -115,7 +115,7 @@ impl Stage {
     pub fn new() -> Self {
         let dir = fresh_dir();
         let data_dir = dir.path().join("lib/networks");
-        Self { dir, data_dir, now: Moment::new(START, 100, "boot-1"), uptime: 100 }
+        Self { dir, data_dir, now: NodeTime::new(START, 100, "boot-1"), uptime: 100 }
     }
 
     /// The directory that is there before anything else.
@@ -130,17 +130,17 @@ impl Stage {
 
     pub fn pass(&mut self, seconds: u64) {
         self.uptime += seconds;
-        self.now = Moment::new(self.now.wall() + seconds, self.uptime, self.now.boot());
+        self.now = NodeTime::new(self.now.wall() + seconds, self.uptime, self.now.boot());
     }
 
     pub fn reboot(&mut self) {
         self.uptime = 10;
-        self.now = Moment::new(self.now.wall() + 60, 10, format!("{}-again", self.now.boot()));
+        self.now = NodeTime::new(self.now.wall() + 60, 10, format!("{}-again", self.now.boot()));
     }
 
     /// Carries the verb out on a disk; the addresses of the answer, none for a verb without.
     pub fn call(&self, call: &Call, disk: impl Disk) -> Result<Vec<IpAddr>, CniError> {
-        carry_out_on(&call.request(&self.data_dir), disk, self.now.clone()).map(|answer| addresses(&answer))
+        run_verb_on(&call.request(&self.data_dir), disk, self.now.clone()).map(|answer| addresses(&answer))
     }
 }
 

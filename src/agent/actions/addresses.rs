@@ -6,22 +6,24 @@ use std::net::IpAddr;
 
 use crate::alloc::RangeSet;
 use crate::alloc::range::Family;
-use crate::cluster::objects::Holder;
-use crate::cluster::protocol::bind::{Ground, WalkError};
+use crate::cluster::objects::StickyKey;
+use crate::cluster::protocol::bind::{BindError, LocalNode};
 use crate::cluster::protocol::step::Candidate;
 use crate::cluster::protocol::view::Origin;
 use crate::cni::{Attachment, ContainerId, PodIdentity};
 use crate::policy::handover::{OldPod, OldSandbox};
-use crate::store::{Claimant, Decision, Disk, Locked, Record, Store, StoreError, Stored, Withdrawn};
+use crate::store::{
+    Claimant, Decision, Disk, LockedStore, Record, Store, StoreError, StoredRecord, Withdrawn,
+};
 
 /// How many addresses that others hold are passed over before the node counts as full.
-const MOST_PASSED: usize = 1024;
+const MAX_SKIPPED: usize = 1024;
 
 /// This node, for one claimant.
-pub(crate) struct Here<'a, D: Disk> {
+pub(crate) struct NodeAddresses<'a, D: Disk> {
     pub(crate) store: &'a Store<D>,
     pub(crate) node: &'a str,
-    pub(crate) key: Holder,
+    pub(crate) key: StickyKey,
     pub(crate) pod: PodIdentity,
     pub(crate) attachment: Attachment,
     /// The node's own addresses.
@@ -34,7 +36,7 @@ pub(crate) struct Here<'a, D: Disk> {
     pub(crate) reserved: Vec<IpAddr>,
 }
 
-impl<D: Disk> Here<'_, D> {
+impl<D: Disk> NodeAddresses<'_, D> {
     pub(crate) fn claimant(&self) -> Claimant {
         Claimant::bound(&self.key.namespace, &self.key.name, &self.attachment.interface)
     }
@@ -47,10 +49,10 @@ impl<D: Disk> Here<'_, D> {
             && record.netns.as_ref().is_none_or(|netns| (self.netns_is_there)(netns))
     }
 
-    fn kept(&self, locked: &mut Locked<'_, D>) -> Result<Option<Stored>, WalkError> {
-        let kept = locked.of_claimant(&self.claimant()).map_err(ground)?;
+    fn kept(&self, locked: &mut LockedStore<'_, D>) -> Result<Option<StoredRecord>, BindError> {
+        let kept = locked.find_by_claimant(&self.claimant()).map_err(ground)?;
         match kept.as_ref().filter(|stored| self.lives(&stored.record)) {
-            Some(stored) => Err(WalkError::HeldHere {
+            Some(stored) => Err(BindError::HeldOnNode {
                 address: stored.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0])),
                 holder: stored.record.holder(),
             }),
@@ -58,7 +60,7 @@ impl<D: Disk> Here<'_, D> {
         }
     }
 
-    fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
+    fn keep(&mut self, mut locked: LockedStore<'_, D>, address: IpAddr) -> Result<(), BindError> {
         let kept = self.kept(&mut locked)?;
         let (claimant, attachment, tried) = (self.claimant(), &self.attachment, &self.reserved);
         let reserved = locked.reserve(address, &claimant, &self.pod, attachment, kept.as_ref(), tried);
@@ -76,8 +78,8 @@ impl<D: Disk> Here<'_, D> {
         self.store.unreserve(&self.claimant(), &self.attachment, &self.reserved)
     }
 
-    fn barred(&self) -> Result<&BTreeSet<IpAddr>, WalkError> {
-        let unknown = || WalkError::Ground(format!("StickyIP {} is not as it was remembered", self.key));
+    fn barred(&self) -> Result<&BTreeSet<IpAddr>, BindError> {
+        let unknown = || BindError::LocalNode(format!("StickyIP {} is not as it was remembered", self.key));
         self.barred.as_ref().ok_or_else(unknown)
     }
 
@@ -87,7 +89,7 @@ impl<D: Disk> Here<'_, D> {
     }
 }
 
-impl<D: Disk> Ground for Here<'_, D> {
+impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
     fn node(&self) -> &str {
         self.node
     }
@@ -103,13 +105,13 @@ impl<D: Disk> Ground for Here<'_, D> {
         self.sets.iter().any(|set| set.contains(address).is_some())
     }
 
-    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
+    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, BindError> {
         let Ok(container) = ContainerId::new(container_id) else { return Ok(OldSandbox::Gone) };
         let old = Attachment { container, interface: self.attachment.interface.clone() };
         let mut locked = self.store.lock().map_err(ground)?;
-        let by_container = locked.of_attachment(&old).map_err(ground)?;
+        let by_container = locked.find_by_attachment(&old).map_err(ground)?;
         // The API server may know the sandbox by another id than the runtime's.
-        let by_claimant = locked.of_claimant(&self.claimant()).map_err(ground)?;
+        let by_claimant = locked.find_by_claimant(&self.claimant()).map_err(ground)?;
         // Any sandbox that lives with the claimant's addresses counts, whatever its id.
         for stored in by_container.iter().chain(&by_claimant) {
             if self.lives(&stored.record) {
@@ -117,7 +119,7 @@ impl<D: Disk> Ground for Here<'_, D> {
             }
         }
         // A decision that nobody has used, for a pod that will not come, must not be used any more.
-        let prepared = Decision::uid_known_as(container_id);
+        let prepared = Decision::prepared_uid(container_id);
         let prepared = prepared.filter(|uid| pod != OldPod::Running && Some(*uid) != self.pod.uid());
         if let Some(uid) = prepared {
             match locked.withdraw(uid, &self.attachment.interface).map_err(ground)? {
@@ -128,10 +130,10 @@ impl<D: Disk> Ground for Here<'_, D> {
         }
         // Its DEL came by here, or its ADD never got to the end; a store that was lost would look the same, so a pod that is
         // supposed to run is believed to.
-        let known_as = |stored: &Stored| {
+        let attachment_id = |stored: &StoredRecord| {
             stored.record.binding.as_ref().is_some_and(|binding| binding.container == container_id)
         };
-        let known = by_container.is_some() || by_claimant.is_some_and(|stored| known_as(&stored));
+        let known = by_container.is_some() || by_claimant.is_some_and(|stored| attachment_id(&stored));
         Ok(if !known && pod == OldPod::Running { OldSandbox::MayLive } else { OldSandbox::Gone })
     }
 
@@ -139,7 +141,7 @@ impl<D: Disk> Ground for Here<'_, D> {
         &mut self,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
-    ) -> Result<Option<Candidate>, WalkError> {
+    ) -> Result<Option<Candidate>, BindError> {
         let barred = self.barred()?.clone();
         let mut locked = self.store.lock().map_err(ground)?;
         let kept = self.kept(&mut locked)?;
@@ -152,9 +154,9 @@ impl<D: Disk> Ground for Here<'_, D> {
             return Ok(Some(Candidate { address, origin }));
         }
         for (index, set) in self.sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
-            for _ in 0..MOST_PASSED {
+            for _ in 0..MAX_SKIPPED {
                 let Some(address) = locked.next_free(index, set).map_err(ground)? else { break };
-                locked.move_cursor(index, address);
+                locked.set_cursor(index, address);
                 if passed(&address) {
                     continue;
                 }
@@ -166,19 +168,19 @@ impl<D: Disk> Ground for Here<'_, D> {
         Ok(None)
     }
 
-    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError> {
         let is_barred = self.barred()?.contains(&address);
         let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
         let mut locked = self.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
             // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if !there.record.is_for(&self.claimant()) => {
-                Err(WalkError::HeldHere { address, holder: there.record.holder() })
+                Err(BindError::HeldOnNode { address, holder: there.record.holder() })
             }
             // Own, and not to be had: from nowhere it would be taken unreserved, by a claim of an earlier attempt.
             _ if is_barred => {
                 let holder = "Cilium, which gives it to any pod".to_owned();
-                Err(WalkError::HeldHere { address, holder })
+                Err(BindError::HeldOnNode { address, holder })
             }
             // Nobody frees what a sandbox lives with.
             Some(there) if there.record.is_attached(self.store.now()) => Ok(origin),
@@ -190,6 +192,6 @@ impl<D: Disk> Ground for Here<'_, D> {
     }
 }
 
-pub(crate) fn ground(error: StoreError) -> WalkError {
-    WalkError::Ground(error.to_string())
+pub(crate) fn ground(error: StoreError) -> BindError {
+    BindError::LocalNode(error.to_string())
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 
-use crate::agent::actions::{ActError, Hands, Outcome, bound, list, sandbox};
+use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, bound, list, sandbox};
 use crate::agent::plan::uid_of;
 use crate::agent::snapshot::is_bound_to;
 use crate::cluster::api::client::ApiError;
@@ -22,18 +22,18 @@ use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool;
 use crate::cluster::cilium::pool::NodePatch;
 use crate::cluster::cilium::socket;
-use crate::cluster::cilium::socket::About;
-use crate::cluster::objects::{ClaimPhase, ClaimedPod, Holder, Sound};
+use crate::cluster::cilium::socket::EndpointInfo;
+use crate::cluster::objects::{ClaimPhase, ClaimedPod, StickyKey, Validate};
 use crate::cluster::pod;
-use crate::cluster::protocol::apply::{Carried, Carrier};
+use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::bind;
 use crate::cluster::protocol::view::ClaimView;
-use crate::cluster::protocol::write::{Unchanged, Write};
+use crate::cluster::protocol::write::{Precondition, Write};
 use crate::cluster::protocol::{adopted, sticky_identity};
 use crate::cni::{Attachment, PodIdentity};
 use crate::policy::handover::OldPod;
 use crate::policy::selection::claimant::Claimant;
-use crate::store::{Binding, Disk, Keep, Phase, Record, Stored};
+use crate::store::{Disk, Keep, Phase, Record, StickyBinding, StoredRecord};
 
 /// How long to wait here until Cilium's watch has told it of a write: it takes some milliseconds, and what takes longer is asked
 /// for again later.
@@ -52,18 +52,18 @@ pub(crate) enum Bound {
     NotYet(String),
 }
 
-impl<D: Disk + Clone> Hands<'_, D> {
+impl<D: Disk + Clone> ActionContext<'_, D> {
     /// Binds an address of this node to the StickyIP of the pod that has it: in the store, and in the pool.
     pub(crate) async fn bind_to_its_pod(
         &self,
-        carrier: &mut Carrier<'_>,
+        api_writer: &mut ApiWriter<'_>,
         view: &ClaimView,
         claimed: &ClaimedPod,
-    ) -> Result<Bound, ActError> {
+    ) -> Result<Bound, ActionError> {
         let (address, key) = (view.address, &view.holder);
-        let api = carrier.api().clone();
+        let api = api_writer.api().clone();
         // Before the pod is looked up: whatever Cilium writes after this look makes the write of the key fail.
-        let node = match self.terms.shape.pool {
+        let node = match self.options.shape.pool {
             true => match pool::read_node(&api, &self.settings.node).await? {
                 Some(node) => Some(node),
                 None => return Ok(Bound::NotYet(format!("there is no CiliumNode {}", self.settings.node))),
@@ -75,13 +75,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let found = api.read(&what, || pods.get_opt(&claimed.name)).await?;
         let named = format!("{}/{}", key.namespace, claimed.name);
         let bound = match (self.lives_with(found, claimed, address), &node) {
-            (Ok(found), Some(node)) => self.own_the_key(carrier, node, key, &found, address).await?,
-            (Ok(found), None) => self.convert(carrier, key, &found, address).await?,
+            (Ok(found), Some(node)) => self.own_the_key(api_writer, node, key, &found, address).await?,
+            (Ok(found), None) => self.convert(api_writer, key, &found, address).await?,
             (Err(why), _) => Bound::No(format!("pod {named} {why}")),
         };
         if let (Bound::No(_), Some(node)) = (&bound, &node)
             && self.was_begun(node, view, claimed)?
-            && !self.unmark(carrier, view, &named).await?
+            && !self.undo_adoption(api_writer, view, &named).await?
         {
             return Ok(Bound::NotYet("the claim or its record has changed meanwhile".into()));
         }
@@ -90,12 +90,17 @@ impl<D: Disk + Clone> Hands<'_, D> {
 
     /// Whether an earlier answer has begun to mark this very pod: its record stands, or the key has it as owner. Nothing else puts an owner
     /// there while the claim is not granted.
-    fn was_begun(&self, node: &CiliumNode, view: &ClaimView, claimed: &ClaimedPod) -> Result<bool, ActError> {
+    fn was_begun(
+        &self,
+        node: &CiliumNode,
+        view: &ClaimView,
+        claimed: &ClaimedPod,
+    ) -> Result<bool, ActionError> {
         let owner = format!("{}/{}", view.holder.namespace, claimed.name);
         let entry = node.spec.ipam.pool.get(&view.address.to_string());
         let there = self.store()?.lock()?.at(view.address)?;
-        let known_as = there.and_then(|there| there.record.binding).map(|binding| binding.container);
-        Ok(entry.is_some_and(|entry| entry.owner == owner) || known_as == Some(adopted(&claimed.uid)))
+        let attachment_id = there.and_then(|there| there.record.binding).map(|binding| binding.container);
+        Ok(entry.is_some_and(|entry| entry.owner == owner) || attachment_id == Some(adopted(&claimed.uid)))
     }
 
     /// The pod, if the API server says that it is the one meant, lives on this node and shows the address.
@@ -121,11 +126,11 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// Where the node's store says who has what: the pod's record becomes the StickyIP's.
     async fn convert(
         &self,
-        carrier: &Carrier<'_>,
-        key: &Holder,
+        api_writer: &ApiWriter<'_>,
+        key: &StickyKey,
         found: &Pod,
         address: IpAddr,
-    ) -> Result<Bound, ActError> {
+    ) -> Result<Bound, ActionError> {
         let store = self.store()?;
         let Some(there) = store.lock()?.at(address)? else {
             return Ok(Bound::No("the node's store knows of no pod that has it".into()));
@@ -134,7 +139,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let has_it = || Bound::No(format!("{} has it", record.holder()));
         let may_be_bound = record.binding.is_none()
             || is_bound_to(record, key)
-            || self.has_lost_its_name(carrier, record, found).await?;
+            || self.has_lost_its_name(api_writer, record, found).await?;
         if !record.is_attached(store.now()) || !may_be_bound {
             return Ok(has_it());
         }
@@ -150,7 +155,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if !its_own {
             return Ok(has_it());
         }
-        if record.netns.as_ref().is_some_and(|netns| !self.may_be_there(netns)) {
+        if record.netns.as_ref().is_some_and(|netns| !self.may_exist(netns)) {
             return Ok(Bound::No(format!("the sandbox {container} of the pod is gone")));
         }
         let bound_already = is_bound_to(record, key);
@@ -159,14 +164,14 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if locked.at(address)?.as_ref() != Some(&there) {
             return Ok(Bound::NotYet("the store has changed meanwhile".into()));
         }
-        if let Some(kept) = locked.of_claimant(&bound(key)?)?.filter(|kept| *kept != there) {
+        if let Some(kept) = locked.find_by_claimant(&bound(key)?)?.filter(|kept| *kept != there) {
             return Ok(Bound::No(keeps(key, &kept)));
         }
         if !bound_already {
             locked.put(&record, Some(&there))?;
         }
         // It was not sticky when it was decided about.
-        locked.revoke_prepared(pod::runtime_uid(found))?;
+        locked.remove_decision_durably(pod::runtime_uid(found))?;
         locked.commit()?;
         Ok(Bound::Yes)
     }
@@ -175,12 +180,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// of the pool's key, then the proof that Cilium knows of the owner, then another look whether the pod still has it.
     async fn own_the_key(
         &self,
-        carrier: &mut Carrier<'_>,
+        api_writer: &mut ApiWriter<'_>,
         node: &CiliumNode,
-        key: &Holder,
+        key: &StickyKey,
         found: &Pod,
         address: IpAddr,
-    ) -> Result<Bound, ActError> {
+    ) -> Result<Bound, ActionError> {
         let text = address.to_string();
         let facts = pod::facts(found, BTreeMap::new());
         let owner = format!("{}/{}", facts.namespace, facts.name);
@@ -203,7 +208,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         };
         let known = self.store()?.lock()?.at(address)?;
         let lost = match known.filter(|known| !is_bound_to(&known.record, key)) {
-            Some(known) if self.has_lost_its_name(carrier, &known.record, found).await? => Some(known),
+            Some(known) if self.has_lost_its_name(api_writer, &known.record, found).await? => Some(known),
             _ => None,
         };
         let kept = self.keep_for_its_pod(key, found, &sandbox(&about.container)?, address, lost.as_ref());
@@ -221,7 +226,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 let old = barrier::of(node, address).map(|old| (old.to_string(), None));
                 let mut keys: BTreeMap<_, _> = old.into_iter().collect();
                 keys.extend([(text.clone(), Some(entry)), (sign.to_string(), Some(of_sign))]);
-                match pool::carry(carrier, &NodePatch::of_keys(node, keys)).await {
+                match pool::carry(api_writer, &NodePatch::of_keys(node, keys)).await {
                     Ok(()) => {}
                     Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
                         return Ok(Bound::NotYet("the CiliumNode has changed meanwhile".into()));
@@ -243,7 +248,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// Waits a moment until Cilium knows a sign, and so what was written with it.
-    async fn comes_to_know(&self, sign: IpAddr) -> Result<bool, ActError> {
+    async fn comes_to_know(&self, sign: IpAddr) -> Result<bool, ActionError> {
         let asked_since = Instant::now();
         loop {
             if self.ask_cilium(&sign.to_string(), move |socket| socket::knows(socket, sign)).await? {
@@ -260,21 +265,21 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// was asked for in that name is gone. By a live look. The claim that is being answered is for another name already.
     async fn has_lost_its_name(
         &self,
-        carrier: &Carrier<'_>,
+        api_writer: &ApiWriter<'_>,
         record: &Record,
         found: &Pod,
-    ) -> Result<bool, ActError> {
+    ) -> Result<bool, ActionError> {
         let uid = found.metadata.uid.as_deref().unwrap_or_default();
         let Some(old) = record.binding.as_ref().filter(|old| old.container == adopted(uid)) else {
             return Ok(false);
         };
-        let old = Holder { namespace: old.namespace.clone(), name: old.name.clone() };
+        let old = StickyKey { namespace: old.namespace.clone(), name: old.name.clone() };
         for address in &record.addresses {
             if self.claim_on(*address).await?.is_some_and(|claim| claim.spec.holder == old) {
                 return Ok(false);
             }
         }
-        let sticky = bind::read_sticky(carrier, &old).await?;
+        let sticky = bind::read_sticky(api_writer, &old).await?;
         Ok(sticky.is_none_or(|sticky| {
             !record.addresses.iter().any(|address| sticky.spec.addresses.contains(address))
         }))
@@ -284,23 +289,23 @@ impl<D: Disk + Clone> Hands<'_, D> {
     /// it was seen under a name that it has lost.
     fn keep_for_its_pod(
         &self,
-        key: &Holder,
+        key: &StickyKey,
         found: &Pod,
         attachment: &Attachment,
         address: IpAddr,
-        lost: Option<&Stored>,
-    ) -> Result<Option<String>, ActError> {
+        lost: Option<&StoredRecord>,
+    ) -> Result<Option<String>, ActionError> {
         let store = self.store()?;
         let mut locked = store.lock()?;
         let there = locked.at(address)?;
         if let Some(there) = &there
-            && !there.record.is_offered()
+            && !there.record.is_unowned()
             && !is_bound_to(&there.record, key)
             && lost != Some(there)
         {
             return Ok(Some(format!("{} has it", there.record.holder())));
         }
-        let kept = locked.of_claimant(&bound(key)?)?.filter(|kept| Some(kept) != there.as_ref());
+        let kept = locked.find_by_claimant(&bound(key)?)?.filter(|kept| Some(kept) != there.as_ref());
         let mut addresses = Vec::new();
         if let Some(kept) = &kept {
             // Its address of the other family, which came first.
@@ -324,33 +329,35 @@ impl<D: Disk + Clone> Hands<'_, D> {
             binding: None,
             since: store.now().clone(),
         };
-        let same =
-            |there: &Stored| there.record.attachment == *attachment && there.record.is_attached(store.now());
+        let same = |there: &StoredRecord| {
+            there.record.attachment == *attachment && there.record.is_attached(store.now())
+        };
         if !there.as_ref().is_some_and(|there| is_bound_to(&there.record, key) && same(there)) {
             let record = adopted_record(bare, key, found)?;
-            locked.put_instead_of(&record, kept.as_ref(), there.as_slice())?;
+            locked.put_reclaiming(&record, kept.as_ref(), there.as_slice())?;
         }
-        locked.revoke_prepared(pod::runtime_uid(found))?;
+        locked.remove_decision_durably(pod::runtime_uid(found))?;
         locked.commit()?;
         Ok(None)
     }
 
     /// Has a claim forget the pod that had its address before it was claimed: from here on its StickyIP may be attached to
     /// others, also if it was never attached to that one.
-    pub(crate) async fn forget_pod(&self, address: IpAddr) -> Result<Outcome, ActError> {
-        let mut carrier = self.carrier();
+    pub(crate) async fn finish_adoption(&self, address: IpAddr) -> Result<ActionOutcome, ActionError> {
+        let mut api_writer = self.api_writer();
         let claim = self.claim_on(address).await?;
-        let Some(view) = claim.filter(|claim| claim.unsound().is_none()).map(|claim| ClaimView::from(&claim))
+        let Some(view) =
+            claim.filter(|claim| claim.validation_error().is_none()).map(|claim| ClaimView::from(&claim))
         else {
-            return Ok(Outcome::Needless("the claim is gone".into()));
+            return Ok(ActionOutcome::NotNeeded("the claim is gone".into()));
         };
         let ours = view.home_node.as_deref() == Some(&self.settings.node);
-        let granted = matches!(view.phase, ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting);
+        let granted = matches!(view.phase, ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined);
         let Some(pod) = view.pod.filter(|_| ours && granted) else {
-            return Ok(Outcome::Needless("the claim names no pod".into()));
+            return Ok(ActionOutcome::NotNeeded("the claim names no pod".into()));
         };
         if self.pod_exists(&view.holder.namespace, &pod.name, &pod.uid).await? {
-            return Ok(Outcome::Later("its pod exists".into()));
+            return Ok(ActionOutcome::Postponed("its pod exists".into()));
         }
         let store = self.store()?;
         let living = store.lock()?.at(address)?.map(|there| there.record);
@@ -361,17 +368,17 @@ impl<D: Disk + Clone> Hands<'_, D> {
         };
         match living {
             Some(record) if is_next(&record) => {}
-            Some(_) => return Ok(Outcome::Later("a sandbox lives with it".into())),
+            Some(_) => return Ok(ActionOutcome::Postponed("a sandbox lives with it".into())),
             None => {
-                if let Some(later) = self.waits_for_cilium(&[address]).await? {
+                if let Some(later) = self.postponed_by_cilium(&[address]).await? {
                     return Ok(later);
                 }
             }
         }
-        let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
-        match carrier.carry(&Write::ForgetPod { address, at }, None, "").await? {
-            Carried::Lost => Ok(Outcome::Later("the claim changed meanwhile".into())),
-            _ => Ok(Outcome::Done(format!(
+        let at = Precondition { uid: view.uid, resource_version: view.resource_version };
+        match api_writer.carry(&Write::ClearPod { address, at }, None, "").await? {
+            Applied::Conflict => Ok(ActionOutcome::Postponed("the claim changed meanwhile".into())),
+            _ => Ok(ActionOutcome::Done(format!(
                 "pod {} is gone; {address} is StickyIP {}'s",
                 pod.name, view.holder
             ))),
@@ -380,13 +387,13 @@ impl<D: Disk + Clone> Hands<'_, D> {
 }
 
 /// The record as it is once its address is the StickyIP's.
-fn adopted_record(record: Record, key: &Holder, found: &Pod) -> Result<Record, ActError> {
+fn adopted_record(record: Record, key: &StickyKey, found: &Pod) -> Result<Record, ActionError> {
     let uid = found.metadata.uid.as_deref().unwrap_or_default();
     let name = found.metadata.name.as_deref().unwrap_or_default();
     let pod = PodIdentity::new(&key.namespace, name, Some(pod::runtime_uid(found)))
-        .map_err(|error| ActError::Name(error.to_string()))?;
+        .map_err(|error| ActionError::Name(error.to_string()))?;
     let binding =
-        Binding { namespace: key.namespace.clone(), name: key.name.clone(), container: adopted(uid) };
+        StickyBinding { namespace: key.namespace.clone(), name: key.name.clone(), container: adopted(uid) };
     // The sandbox stays what it was: its DEL finds the record by its own container id.
     Ok(Record { keep: Keep::Forever, binding: Some(binding), pod: Some(pod), ..record })
 }
@@ -398,13 +405,13 @@ fn is_the_same(known: &PodIdentity, found: &Pod) -> bool {
         && known.uid().is_none_or(|uid| pod::is_meant(found, uid))
 }
 
-fn is_of(about: &About, found: &Pod) -> bool {
+fn is_of(about: &EndpointInfo, found: &Pod) -> bool {
     let meta = &found.metadata;
     meta.namespace.as_deref() == Some(&about.namespace)
         && meta.name.as_deref() == Some(&about.pod)
         && !about.container.is_empty()
 }
 
-fn keeps(key: &Holder, kept: &Stored) -> String {
+fn keeps(key: &StickyKey, kept: &StoredRecord) -> String {
     format!("{} is kept here for StickyIP {key} already", list(&kept.record.addresses))
 }

@@ -9,26 +9,26 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
-use crate::agent::actions::{ActError, Hands, Outcome, bound};
+use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, bound};
 use crate::agent::install::Mode;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::cluster::objects::{Holder, StickyIP};
-use crate::cluster::protocol::apply::{Carried, Sent, patch_params};
+use crate::cluster::objects::{StickyIP, StickyKey};
+use crate::cluster::protocol::apply::{Applied, SentWrite, patch_params};
 use crate::cluster::protocol::bind;
 use crate::cluster::protocol::step::at_sticky;
 use crate::cluster::protocol::sticky_identity;
 use crate::cluster::protocol::view::StickyView;
 use crate::cluster::protocol::write::Write;
 use crate::policy::selection::facts::PodFacts;
-use crate::policy::selection::mac::{ASKED_OF_CILIUM, KEEP_MAC, is_mac, keeps_mac};
+use crate::policy::selection::mac::{CILIUM_MAC_ANNOTATION, KEEP_MAC, is_mac, keeps_mac};
 use crate::store::Disk;
 
 /// How often others may write the pod between our read and our write.
 const MOST_TRIES: usize = 8;
 
-impl<D: Disk + Clone> Hands<'_, D> {
+impl<D: Disk + Clone> ActionContext<'_, D> {
     /// Has a new pod ask Cilium for the MAC that its StickyIP remembers. Before its ADD: Cilium reads it then.
     /// `keeps` is whether it is to be kept, if that was asked for.
     pub(crate) async fn ask_for_mac(
@@ -36,9 +36,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
         facts: &PodFacts,
         keeps: Option<bool>,
         sticky: &StickyIP,
-    ) -> Result<(), ActError> {
+    ) -> Result<(), ActionError> {
         let Some(mac) = recorded(sticky) else { return Ok(()) };
-        if facts.annotations.contains_key(ASKED_OF_CILIUM) {
+        if facts.annotations.contains_key(CILIUM_MAC_ANNOTATION) {
             return Ok(());
         }
         let keeps = match keeps {
@@ -48,30 +48,30 @@ impl<D: Disk + Clone> Hands<'_, D> {
         if !keeps {
             return Ok(());
         }
-        let mut carrier = self.carrier();
-        let api = carrier.api().clone();
+        let mut api_writer = self.api_writer();
+        let api = api_writer.api().clone();
         let pods: Api<Pod> = Api::namespaced(api.client(), &facts.namespace);
         let params = patch_params();
         let what = format!("patch Pod {}/{}", facts.namespace, facts.name);
         for _ in 0..MOST_TRIES {
             let found = api.read(&what, || pods.get_metadata_opt(&facts.name)).await?;
             let Some(meta) = found.map(|found| found.metadata) else { return Ok(()) };
-            let asks = meta.annotations.as_ref().is_some_and(|all| all.contains_key(ASKED_OF_CILIUM));
+            let asks = meta.annotations.as_ref().is_some_and(|all| all.contains_key(CILIUM_MAC_ANNOTATION));
             if meta.uid.as_deref() != Some(&facts.uid) || asks {
                 return Ok(());
             }
             let patch = Patch::Merge(json!({"metadata": {
                 "uid": facts.uid, "resourceVersion": meta.resource_version,
-                "annotations": {ASKED_OF_CILIUM: mac},
+                "annotations": {CILIUM_MAC_ANNOTATION: mac},
             }}));
             let sent = async { api.once(&what, pods.patch_metadata(&facts.name, &params, &patch)).await };
-            match carrier.witnessed(Sent::Pod(&facts.name), sent).await {
+            match api_writer.observed(SentWrite::Pod(&facts.name), sent).await {
                 Ok(_) | Err(ApiError::Refused { code: 404, .. }) => return Ok(()),
                 Err(ApiError::Refused { code: 409, .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(ActError::Name(format!("others changed pod {}/{} every time", facts.namespace, facts.name)))
+        Err(ActionError::Name(format!("others changed pod {}/{} every time", facts.namespace, facts.name)))
     }
 
     /// Whether the MAC that a StickyIP remembers is to be kept, where the API server remembers what the pod's namespace says: a "no" of
@@ -81,8 +81,8 @@ impl<D: Disk + Clone> Hands<'_, D> {
         facts: &PodFacts,
         remembered: &BTreeMap<String, String>,
         sticky: &StickyIP,
-    ) -> Result<Option<bool>, ActError> {
-        if recorded(sticky).is_none() || facts.annotations.contains_key(ASKED_OF_CILIUM) {
+    ) -> Result<Option<bool>, ActionError> {
+        if recorded(sticky).is_none() || facts.annotations.contains_key(CILIUM_MAC_ANNOTATION) {
             return Ok(None);
         }
         let of = |namespace_annotations| PodFacts { namespace_annotations, ..facts.clone() };
@@ -94,7 +94,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// Whether the pod's MAC is to be kept. In chained mode another plugin makes the interface, and Cilium cannot set it.
-    async fn keeps(&self, facts: &PodFacts) -> Result<bool, ActError> {
+    async fn keeps(&self, facts: &PodFacts) -> Result<bool, ActionError> {
         if self.settings.mode == Mode::Chained {
             return Ok(false);
         }
@@ -110,44 +110,44 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// Records the MAC that Cilium says a living pod of a StickyIP has. One that should have been kept and was not is told.
-    pub(crate) async fn record_mac(&self, key: &Holder) -> Result<Outcome, ActError> {
+    pub(crate) async fn record_mac(&self, key: &StickyKey) -> Result<ActionOutcome, ActionError> {
         let store = self.store()?;
-        let living = store.lock()?.of_claimant(&bound(key)?)?.map(|stored| stored.record);
+        let living = store.lock()?.find_by_claimant(&bound(key)?)?.map(|stored| stored.record);
         let Some(record) = living.filter(|record| record.is_attached(store.now())) else {
-            return Ok(Outcome::Needless("no sandbox lives with it".into()));
+            return Ok(ActionOutcome::NotNeeded("no sandbox lives with it".into()));
         };
         let Some(address) = record.addresses.first() else {
-            return Ok(Outcome::Needless("it has no address".into()));
+            return Ok(ActionOutcome::NotNeeded("it has no address".into()));
         };
         let about = match self.endpoint_of(*address).await {
             Ok(Some(about)) if about.container == record.attachment.container.as_str() => about,
-            Ok(_) => return Ok(Outcome::Later("Cilium has no endpoint of its sandbox yet".into())),
+            Ok(_) => return Ok(ActionOutcome::Postponed("Cilium has no endpoint of its sandbox yet".into())),
             // Cilium may be restarting; nothing rests on this.
-            Err(error) => return Ok(Outcome::Later(error.to_string())),
+            Err(error) => return Ok(ActionOutcome::Postponed(error.to_string())),
         };
         let mac = about.mac.to_lowercase();
         if !is_mac(&mac) {
-            return Ok(Outcome::Later(format!("Cilium says that its MAC is {mac:?}")));
+            return Ok(ActionOutcome::Postponed(format!("Cilium says that its MAC is {mac:?}")));
         }
         if self.index.stickies.get(&key.to_string()).and_then(recorded).as_ref() == Some(&mac) {
-            return Ok(Outcome::Needless("it is recorded".into()));
+            return Ok(ActionOutcome::NotNeeded("it is recorded".into()));
         }
-        let mut carrier = self.carrier();
-        let Some(object) = bind::read_sticky(&carrier, key).await? else {
-            return Ok(Outcome::Needless("the StickyIP does not exist any more".into()));
+        let mut api_writer = self.api_writer();
+        let Some(object) = bind::read_sticky(&api_writer, key).await? else {
+            return Ok(ActionOutcome::NotNeeded("the StickyIP does not exist any more".into()));
         };
         let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-        let known_as = record.binding.as_ref().map(|binding| binding.container.as_str());
-        let ids = [Some(record.attachment.container.as_str()), known_as];
+        let attachment_id = record.binding.as_ref().map(|binding| binding.container.as_str());
+        let ids = [Some(record.attachment.container.as_str()), attachment_id];
         let ours = attachment.filter(|attachment| {
             attachment.node == self.settings.node && ids.contains(&Some(attachment.container_id.as_str()))
         });
         let Some(attachment) = ours else {
-            return Ok(Outcome::Later("another sandbox is attached, or none".into()));
+            return Ok(ActionOutcome::Postponed("another sandbox is attached, or none".into()));
         };
         if let Some(kept) = recorded(&object).filter(|kept| *kept != mac)
             && let Some(pod) = self.index.pod_of(&attachment.pod_uid)
-            && pod.facts.annotations.get(ASKED_OF_CILIUM).is_none_or(|asked| *asked == kept)
+            && pod.facts.annotations.get(CILIUM_MAC_ANNOTATION).is_none_or(|asked| *asked == kept)
             && self.keeps(&pod.facts).await?
         {
             let facts = &pod.facts;
@@ -156,16 +156,20 @@ impl<D: Disk + Clone> Hands<'_, D> {
             );
             let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
             events::tell(
-                &mut carrier,
+                &mut api_writer,
                 &Told { about, reason: "MacNotKept", message: message.clone(), warning: true },
             )
             .await;
-            return Ok(Outcome::Odd(format!("pod {}/{}: {message}", facts.namespace, facts.name)));
+            return Ok(ActionOutcome::NeedsAttention(format!(
+                "pod {}/{}: {message}",
+                facts.namespace, facts.name
+            )));
         }
         let at = at_sticky(&StickyView::from(&object));
-        match carrier.carry(&Write::RecordMac { key: key.clone(), at, mac: mac.clone() }, None, "").await? {
-            Carried::Lost => Ok(Outcome::Later("the StickyIP changed meanwhile".into())),
-            _ => Ok(Outcome::Done(format!("its MAC is {mac}"))),
+        match api_writer.carry(&Write::RecordMac { key: key.clone(), at, mac: mac.clone() }, None, "").await?
+        {
+            Applied::Conflict => Ok(ActionOutcome::Postponed("the StickyIP changed meanwhile".into())),
+            _ => Ok(ActionOutcome::Done(format!("its MAC is {mac}"))),
         }
     }
 }
@@ -180,12 +184,12 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::agent::flags::CommandLine;
-    use crate::agent::index::Index;
-    use crate::agent::metrics::Metrics;
-    use crate::agent::plan::Terms;
+    use crate::agent::flags::AgentCommandLine;
+    use crate::agent::index::NodeIndex;
+    use crate::agent::metrics::AgentMetrics;
+    use crate::agent::plan::PlanOptions;
     use crate::cluster::api::canned::Canned;
-    use crate::cluster::protocol::apply::Nobody;
+    use crate::cluster::protocol::apply::NoObserver;
     use crate::policy::selection::facts::fixture::pod;
     use crate::policy::selection::mac::KEEP_MAC;
     use crate::store::RealDisk;
@@ -198,23 +202,23 @@ mod tests {
         let sticky: StickyIP = serde_json::from_value(sticky).unwrap();
         let server = Canned::new();
         let line = ["sticky-ipam-agent", "--node", "n1", "--network", "net"];
-        let settings = CommandLine::try_parse_from(line).unwrap().settings;
-        let terms = Terms {
+        let settings = AgentCommandLine::try_parse_from(line).unwrap().settings;
+        let options = PlanOptions {
             node: "n1".into(),
             shape: settings.shape(Vec::new()),
             ranges: Vec::new(),
-            fewest_free: 0,
-            most: 0,
+            min_free: 0,
+            max_entries: 0,
             rules: settings.rules(),
         };
-        let (index, metrics) = (Index::default(), Metrics::default());
-        let hands = Hands {
+        let (index, metrics) = (NodeIndex::default(), AgentMetrics::default());
+        let hands = ActionContext {
             settings: &settings,
-            terms: &terms,
+            options: &options,
             index: &index,
             client: server.client(),
             disk: RealDisk,
-            witness: &Nobody,
+            observer: &NoObserver,
             metrics: &metrics,
         };
         let word = |said: &str| BTreeMap::from([(KEEP_MAC.to_owned(), said.to_owned())]);

@@ -18,22 +18,22 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::agent::flags::Settings;
-use crate::agent::index::Index;
-use crate::agent::metrics::Metrics;
-use crate::agent::plan::{Action, Terms};
+use crate::agent::flags::AgentSettings;
+use crate::agent::index::NodeIndex;
+use crate::agent::metrics::AgentMetrics;
+use crate::agent::plan::{Action, PlanOptions};
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::cilium::pool::ProjectionError;
+use crate::cluster::cilium::pool::PublishError;
 use crate::cluster::cilium::socket;
-use crate::cluster::cilium::socket::{About, Endpoint};
-use crate::cluster::objects::Holder;
-use crate::cluster::protocol::apply::{Carrier, Witness};
-use crate::cluster::protocol::bind::WalkError;
-use crate::cluster::protocol::detach::LeaveError;
-use crate::cluster::protocol::sticky_identity::ErrandError;
+use crate::cluster::cilium::socket::{EndpointAnswer, EndpointInfo};
+use crate::cluster::objects::StickyKey;
+use crate::cluster::protocol::apply::{ApiWriter, WriteObserver};
+use crate::cluster::protocol::bind::BindError;
+use crate::cluster::protocol::detach::DetachError;
+use crate::cluster::protocol::sticky_identity::StickyIdentityError;
 use crate::cni::{Attachment, ContainerId, IfName};
 use crate::runtime::client::IN_CLUSTER;
-use crate::store::{Claimant, Disk, Moment, Store, StoreError, Turn};
+use crate::store::{Claimant, ClaimantLock, Disk, NodeTime, Store, StoreError};
 
 /// How long the API server may take over one action.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ pub(super) const INTERFACE: &str = "eth0";
 
 /// Why an action did not come to its end. It is planned again as long as its cause stands.
 #[derive(Debug, Error)]
-pub enum ActError {
+pub enum ActionError {
     /// The node's store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -57,16 +57,16 @@ pub enum ActError {
     Api(#[from] ApiError),
     /// A pod's way to its address.
     #[error(transparent)]
-    Walk(#[from] WalkError),
+    Walk(#[from] BindError),
     /// What a pod asks for.
     #[error(transparent)]
-    Errand(#[from] ErrandError),
+    Errand(#[from] StickyIdentityError),
     /// The node's CiliumNode.
     #[error(transparent)]
-    Projection(#[from] ProjectionError),
+    Projection(#[from] PublishError),
     /// The way out.
     #[error(transparent)]
-    Leave(#[from] LeaveError),
+    Leave(#[from] DetachError),
     /// Cilium's socket.
     #[error("cannot ask Cilium about {subject}: {why}; is Cilium's agent running on this node?")]
     Cilium {
@@ -80,16 +80,16 @@ pub enum ActError {
     Name(String),
 }
 
-impl ActError {
+impl ActionError {
     /// The API server's part in it.
     #[must_use]
     pub fn api(&self) -> Option<&ApiError> {
         match self {
             Self::Api(error)
-            | Self::Walk(WalkError::Api(error))
-            | Self::Errand(ErrandError::Api(error))
-            | Self::Projection(ProjectionError::Api(error))
-            | Self::Leave(LeaveError::Api(error) | LeaveError::Projection(ProjectionError::Api(error))) => {
+            | Self::Walk(BindError::Api(error))
+            | Self::Errand(StickyIdentityError::Api(error))
+            | Self::Projection(PublishError::Api(error))
+            | Self::Leave(DetachError::Api(error) | DetachError::Projection(PublishError::Api(error))) => {
                 Some(error)
             }
             _ => None,
@@ -99,64 +99,64 @@ impl ActError {
 
 /// What came of an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ActionOutcome {
     /// It is done, and why.
     Done(String),
     /// Nothing was to be done: the world has moved on.
-    Needless(String),
+    NotNeeded(String),
     /// Not now: somebody else is at it, or has to go first.
-    Later(String),
+    Postponed(String),
     /// A person must look.
-    Odd(String),
+    NeedsAttention(String),
 }
 
 /// Everything an action works with.
-pub struct Hands<'a, D: Disk + Clone> {
+pub struct ActionContext<'a, D: Disk + Clone> {
     /// What the operator has set.
-    pub settings: &'a Settings,
+    pub settings: &'a AgentSettings,
     /// The same, as decisions need it.
-    pub terms: &'a Terms,
+    pub options: &'a PlanOptions,
     /// What the watches have told.
-    pub index: &'a Index,
+    pub index: &'a NodeIndex,
     /// The way to the API server.
     pub client: kube::Client,
     /// The way to the disk.
     pub disk: D,
     /// Who is told of every write to the API server.
-    pub witness: &'a dyn Witness,
+    pub observer: &'a dyn WriteObserver,
     /// What is counted.
-    pub metrics: &'a Metrics,
+    pub metrics: &'a AgentMetrics,
 }
 
-impl<D: Disk + Clone> Hands<'_, D> {
+impl<D: Disk + Clone> ActionContext<'_, D> {
     /// Carries an action out.
     ///
     /// # Errors
     /// Why it did not come to its end.
-    pub async fn carry_out(&self, action: &Action) -> Result<Outcome, ActError> {
+    pub async fn perform(&self, action: &Action) -> Result<ActionOutcome, ActionError> {
         match action {
-            Action::Tell { name, note } => self.tell(name, note).await,
+            Action::SendUpdate { name, note } => self.send_update(name, note).await,
             Action::Prepare { pod, uid } => match self.index.pods.get(pod) {
                 Some(seen) if seen.runtime_uid == *uid => self.prepare(seen).await,
-                _ => Ok(Outcome::Needless("the pod is another one by now".into())),
+                _ => Ok(ActionOutcome::NotNeeded("the pod is another one by now".into())),
             },
             Action::Withdraw { uid } => self.withdraw(uid).await,
-            Action::Rejudge { pod, uid, .. } => match self.index.pods.get(pod) {
-                Some(seen) if seen.runtime_uid == *uid => self.rejudge(seen).await,
-                _ => Ok(Outcome::Needless("the pod is another one by now".into())),
+            Action::Reevaluate { pod, uid, .. } => match self.index.pods.get(pod) {
+                Some(seen) if seen.runtime_uid == *uid => self.reevaluate(seen).await,
+                _ => Ok(ActionOutcome::NotNeeded("the pod is another one by now".into())),
             },
-            Action::Answer { address, .. } => self.answer(*address).await,
-            Action::Forget { address } => self.forget_pod(*address).await,
-            Action::Show { key } => self.show(key).await,
-            Action::Hide { address } => self.hide(*address).await,
-            Action::Unsign => self.unsign().await,
+            Action::Grant { address, .. } => self.answer(*address).await,
+            Action::FinishAdoption { address } => self.finish_adoption(*address).await,
+            Action::Publish { key } => self.publish(key).await,
+            Action::Unpublish { address } => self.unpublish(*address).await,
+            Action::RemoveBarriers => self.remove_barriers().await,
             Action::Attach { key, attachment } => self.attach(key, attachment).await,
             Action::Detach { key, container } => self.detach(key, container).await,
-            Action::Mac { key } => self.record_mac(key).await,
-            Action::End { record } => self.end(record).await,
-            Action::Free { record } => self.free(record).await,
-            Action::Mark { addresses } => self.mark(addresses),
-            Action::Offer => self.offer().await,
+            Action::RecordMac { key } => self.record_mac(key).await,
+            Action::EndAttachment { record } => self.end_attachment(record).await,
+            Action::ReleaseRecord { record } => self.free(record).await,
+            Action::RecordUnowned { addresses } => self.record_unowned(addresses),
+            Action::Refill => self.refill().await,
         }
     }
 
@@ -170,33 +170,41 @@ impl<D: Disk + Clone> Hands<'_, D> {
         Connection::with_client(self.client.clone(), &file, API_TIMEOUT)
     }
 
-    pub(super) fn carrier(&self) -> Carrier<'_> {
-        Carrier::new(self.connection(), self.witness)
+    pub(super) fn api_writer(&self) -> ApiWriter<'_> {
+        ApiWriter::new(self.connection(), self.observer)
     }
 
     /// The turn at a pod, if nobody has it.
-    pub(super) fn try_turn(&self, store: &Store<D>, claimant: &Claimant) -> Result<Option<Turn>, StoreError> {
+    pub(super) fn try_claimant_lock(
+        &self,
+        store: &Store<D>,
+        claimant: &Claimant,
+    ) -> Result<Option<ClaimantLock>, StoreError> {
         // The turns lie in the store's own folder, which a first lock makes.
         drop(store.lock()?);
-        match store.turn(claimant, Duration::ZERO) {
-            Ok(turn) => Ok(Some(turn)),
-            Err(StoreError::Locked { .. }) => Ok(None),
+        match store.claimant_lock(claimant, Duration::ZERO) {
+            Ok(claimant_lock) => Ok(Some(claimant_lock)),
+            Err(StoreError::LockTimeout { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// The turn at what the CiliumNode shows of a StickyIP; none if others take long.
-    pub(super) fn pool_turn(&self, store: &Store<D>, key: &Holder) -> Result<Option<Turn>, ActError> {
+    pub(super) fn pool_lock(
+        &self,
+        store: &Store<D>,
+        key: &StickyKey,
+    ) -> Result<Option<ClaimantLock>, ActionError> {
         drop(store.lock()?);
-        match store.pool_turn(&bound(key)?, POOL_PATIENCE) {
-            Ok(turn) => Ok(Some(turn)),
-            Err(StoreError::Locked { .. }) => Ok(None),
+        match store.pool_lock(&bound(key)?, POOL_PATIENCE) {
+            Ok(claimant_lock) => Ok(Some(claimant_lock)),
+            Err(StoreError::LockTimeout { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Whether a path of the node is there, or nobody can tell.
-    pub(super) fn may_be_there(&self, path: &Path) -> bool {
+    pub(super) fn may_exist(&self, path: &Path) -> bool {
         self.settings.on_host(path).try_exists().unwrap_or(true)
     }
 }
@@ -205,23 +213,23 @@ impl<D: Disk + Clone> Hands<'_, D> {
 ///
 /// # Errors
 /// The boot id cannot be read.
-pub fn open_store<D: Disk>(settings: &Settings, disk: D) -> Result<Store<D>, StoreError> {
-    let now = Moment::now(Path::new(BOOT_ID))?;
+pub fn open_store<D: Disk>(settings: &AgentSettings, disk: D) -> Result<Store<D>, StoreError> {
+    let now = NodeTime::now(Path::new(BOOT_ID))?;
     let data_dir = settings.on_host(&settings.data_dir);
     Ok(Store::new(disk, &data_dir, &settings.network, now, LOCK_PATIENCE))
 }
 
-pub(super) fn interface() -> Result<IfName, ActError> {
-    IfName::new(INTERFACE).map_err(ActError::Name)
+pub(super) fn interface() -> Result<IfName, ActionError> {
+    IfName::new(INTERFACE).map_err(ActionError::Name)
 }
 
 /// The claimant whose addresses a StickyIP binds.
-pub(super) fn bound(key: &Holder) -> Result<Claimant, ActError> {
+pub(super) fn bound(key: &StickyKey) -> Result<Claimant, ActionError> {
     Ok(Claimant::bound(&key.namespace, &key.name, &interface()?))
 }
 
-pub(super) fn sandbox(container: &str) -> Result<Attachment, ActError> {
-    let container = ContainerId::new(container).map_err(ActError::Name)?;
+pub(super) fn sandbox(container: &str) -> Result<Attachment, ActionError> {
+    let container = ContainerId::new(container).map_err(ActionError::Name)?;
     Ok(Attachment { container, interface: interface()? })
 }
 
@@ -229,24 +237,29 @@ pub(super) fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-impl<D: Disk + Clone> Hands<'_, D> {
+impl<D: Disk + Clone> ActionContext<'_, D> {
     /// That Cilium on this node has to let go of one of these addresses first, if it has an endpoint with it. Only where Cilium
     /// picks addresses: elsewhere the store knows.
-    pub(super) async fn waits_for_cilium(&self, addresses: &[IpAddr]) -> Result<Option<Outcome>, ActError> {
-        for address in addresses.iter().filter(|_| self.terms.shape.pool) {
+    pub(super) async fn postponed_by_cilium(
+        &self,
+        addresses: &[IpAddr],
+    ) -> Result<Option<ActionOutcome>, ActionError> {
+        for address in addresses.iter().filter(|_| self.options.shape.pool) {
             if self.endpoint_of(*address).await?.is_some() {
-                return Ok(Some(Outcome::Later(format!("Cilium still has an endpoint with {address}"))));
+                return Ok(Some(ActionOutcome::Postponed(format!(
+                    "Cilium still has an endpoint with {address}"
+                ))));
             }
         }
         Ok(None)
     }
 
     /// What Cilium on this node says of the endpoint with this address.
-    pub(super) async fn endpoint_of(&self, address: IpAddr) -> Result<Option<About>, ActError> {
+    pub(super) async fn endpoint_of(&self, address: IpAddr) -> Result<Option<EndpointInfo>, ActionError> {
         let asked = move |socket: &Path| socket::endpoint(socket, address);
         match self.ask_cilium(&address.to_string(), asked).await? {
-            Endpoint::There(answer) => Ok(Some(About::parse(&answer))),
-            Endpoint::Absent => Ok(None),
+            EndpointAnswer::There(answer) => Ok(Some(EndpointInfo::parse(&answer))),
+            EndpointAnswer::Absent => Ok(None),
         }
     }
 
@@ -255,12 +268,12 @@ impl<D: Disk + Clone> Hands<'_, D> {
         &self,
         subject: &str,
         question: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
-    ) -> Result<T, ActError> {
+    ) -> Result<T, ActionError> {
         let path = self.settings.on_host(&self.settings.cilium_socket);
         let socket = path.clone();
         // Cilium may hang, and nobody else shall wait for it.
         let asked = tokio::task::spawn_blocking(move || question(&socket)).await;
-        asked.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| ActError::Cilium {
+        asked.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| ActionError::Cilium {
             subject: subject.to_owned(),
             why: format!("{}: {error}", path.display()),
         })

@@ -11,15 +11,17 @@ use ipnet::IpNet;
 use kube::api::{Api, ListParams};
 
 use crate::agent::actions::adopt::Bound;
-use crate::agent::actions::{ActError, Hands, Outcome, bound, list, sandbox};
-use crate::agent::metrics::Metrics;
+use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, bound, list, sandbox};
+use crate::agent::metrics::AgentMetrics;
 use crate::agent::plan::{contains, count_pool, families_of};
 use crate::alloc::{Family, RangeSet};
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool;
 use crate::cluster::cilium::pool::{NodePatch, home_blocks};
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
-use crate::cluster::protocol::apply::Carried;
+use crate::cluster::objects::{
+    AddressClaim, ClaimName, ClaimPhase, IPPool, PoolUse, StickyKey, Validate, labels,
+};
+use crate::cluster::protocol::apply::Applied;
 use crate::cluster::protocol::step;
 use crate::cluster::protocol::view::ClaimView;
 use crate::store::{Disk, Record};
@@ -27,41 +29,41 @@ use crate::store::{Disk, Record};
 /// How many addresses that others hold are passed over before the node counts as full.
 const MOST_PASSED: usize = 4096;
 
-impl<D: Disk + Clone> Hands<'_, D> {
+impl<D: Disk + Clone> ActionContext<'_, D> {
     /// Marks addresses that stand unowned in the pool and of which the store does not know.
-    pub(crate) fn mark(&self, addresses: &[IpAddr]) -> Result<Outcome, ActError> {
+    pub(crate) fn record_unowned(&self, addresses: &[IpAddr]) -> Result<ActionOutcome, ActionError> {
         let store = self.store()?;
         let mut locked = store.lock()?;
         let mut marked = Vec::new();
         for address in addresses {
             if locked.at(*address)?.is_none() {
-                locked.put(&Record::offered(*address, store.now()).map_err(ActError::Name)?, None)?;
+                locked.put(&Record::offered(*address, store.now()).map_err(ActionError::Name)?, None)?;
                 marked.push(*address);
             }
         }
         locked.commit()?;
-        Ok(Outcome::Done(format!("{} may be given to anybody", list(&marked))))
+        Ok(ActionOutcome::Done(format!("{} may be given to anybody", list(&marked))))
     }
 
     /// Fills the pool up to the lower watermark, and puts back what was offered and is missing.
-    pub(crate) async fn offer(&self) -> Result<Outcome, ActError> {
-        let mut carrier = self.carrier();
-        let Some(node) = pool::read_node(carrier.api(), &self.settings.node).await? else {
-            return Ok(Outcome::Later(format!("there is no CiliumNode {}", self.settings.node)));
+    pub(crate) async fn refill(&self) -> Result<ActionOutcome, ActionError> {
+        let mut api_writer = self.api_writer();
+        let Some(node) = pool::read_node(api_writer.api(), &self.settings.node).await? else {
+            return Ok(ActionOutcome::Postponed(format!("there is no CiliumNode {}", self.settings.node)));
         };
         let blocks = home_blocks(&node);
         let claimed = self.claimed(&blocks).await?;
         let pool = &node.spec.ipam.pool;
         let in_pool = |address: &IpAddr| pool.contains_key(&address.to_string());
         let store = self.store()?;
-        let marks: BTreeSet<IpAddr> = store
+        let unowned_records: BTreeSet<IpAddr> = store
             .walk()?
             .into_iter()
-            .filter(|look| look.record.as_ref().is_some_and(Record::is_offered))
+            .filter(|look| look.record.as_ref().is_some_and(Record::is_unowned))
             .map(|look| look.address)
             .collect();
         // What was offered once may be with a pod.
-        let mut offered: Vec<IpAddr> = marks
+        let mut offered: Vec<IpAddr> = unowned_records
             .iter()
             .copied()
             .filter(|address| contains(&blocks, *address) && !in_pool(address) && !claimed.contains(address))
@@ -71,26 +73,26 @@ impl<D: Disk + Clone> Hands<'_, D> {
             let (total, free) = counts.get(&family).copied().unwrap_or_default();
             let back = offered.iter().filter(|address| Family::of(**address) == family).count();
             let (total, free) = (total + back, free + back);
-            let missing = self.terms.fewest_free.saturating_sub(free);
-            let room = self.terms.most.saturating_sub(total);
+            let missing = self.options.min_free.saturating_sub(free);
+            let room = self.options.max_entries.saturating_sub(total);
             let fresh = self.mark_fresh(&blocks, family, missing.min(room), |address| {
                 claimed.contains(&address) || in_pool(&address) || node.uses(&address.to_string())
             })?;
             offered.extend(fresh);
         }
         if offered.is_empty() {
-            return Ok(Outcome::Later("no address of the blocks is free to be offered".into()));
+            return Ok(ActionOutcome::Postponed("no address of the blocks is free to be offered".into()));
         }
         let keys: BTreeMap<String, Option<PoolEntry>> =
             offered.iter().map(|address| (address.to_string(), Some(PoolEntry::default()))).collect();
-        pool::change(&mut carrier, &self.settings.node, Some(node), |object| {
+        pool::change(&mut api_writer, &self.settings.node, Some(node), |object| {
             let mut missing = keys.clone();
             missing.retain(|key, _| !object.spec.ipam.pool.contains_key(key));
             (!missing.is_empty()).then(|| NodePatch::of_keys(object, missing))
         })
         .await?;
-        Metrics::count(&self.metrics.pool_writes, "offered");
-        Ok(Outcome::Done(format!("offered {}", list(&offered))))
+        AgentMetrics::count(&self.metrics.pool_writes, "offered");
+        Ok(ActionOutcome::Done(format!("offered {}", list(&offered))))
     }
 
     /// Marks fresh addresses of the blocks, durably, before they are offered.
@@ -100,7 +102,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         family: Family,
         count: usize,
         taken: impl Fn(IpAddr) -> bool,
-    ) -> Result<Vec<IpAddr>, ActError> {
+    ) -> Result<Vec<IpAddr>, ActionError> {
         let store = self.store()?;
         let mut fresh = Vec::new();
         if count == 0 {
@@ -114,9 +116,9 @@ impl<D: Disk + Clone> Hands<'_, D> {
                     break;
                 }
                 let Some(address) = locked.next_free(index, set)? else { break };
-                locked.move_cursor(index, address);
+                locked.set_cursor(index, address);
                 if !taken(address) && set.contains(address).is_some_and(|range| range.usable(address)) {
-                    locked.put(&Record::offered(address, store.now()).map_err(ActError::Name)?, None)?;
+                    locked.put(&Record::offered(address, store.now()).map_err(ActionError::Name)?, None)?;
                     fresh.push(address);
                 }
             }
@@ -126,7 +128,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// The addresses that somebody claims of these blocks or of this node, by a live look.
-    async fn claimed(&self, blocks: &[IpNet]) -> Result<BTreeSet<IpAddr>, ActError> {
+    async fn claimed(&self, blocks: &[IpNet]) -> Result<BTreeSet<IpAddr>, ActionError> {
         let api = self.connection();
         let claims: Api<AddressClaim> = Api::all(api.client());
         let mut asked = vec![ListParams::default().fields(&format!("spec.homeNode={}", self.settings.node))];
@@ -152,73 +154,77 @@ impl<D: Disk + Clone> Hands<'_, D> {
     }
 
     /// Answers a claim on an address of this node: reserves it for the holder first, or says who has it.
-    pub(crate) async fn answer(&self, address: IpAddr) -> Result<Outcome, ActError> {
-        let mut carrier = self.carrier();
+    pub(crate) async fn answer(&self, address: IpAddr) -> Result<ActionOutcome, ActionError> {
+        let mut api_writer = self.api_writer();
         let Some(claim) = self.claim_on(address).await? else {
-            return Ok(Outcome::Needless("nobody asks any more".into()));
+            return Ok(ActionOutcome::NotNeeded("nobody asks any more".into()));
         };
-        if let Some(why) = claim.unsound() {
-            return Ok(Outcome::Odd(format!("the claim on {address} breaks its own rules: {why}")));
+        if let Some(why) = claim.validation_error() {
+            return Ok(ActionOutcome::NeedsAttention(format!(
+                "the claim on {address} breaks its own rules: {why}"
+            )));
         }
         let view = ClaimView::from(&claim);
         if view.phase != ClaimPhase::Requested {
             return self.reserve_again(&view);
         }
         let reserved = match &view.pod {
-            Some(pod) => match self.bind_to_its_pod(&mut carrier, &view, pod).await? {
+            Some(pod) => match self.bind_to_its_pod(&mut api_writer, &view, pod).await? {
                 Bound::Yes => Ok(()),
                 Bound::No(why) => Err(why),
-                Bound::NotYet(why) => return Ok(Outcome::Later(why)),
+                Bound::NotYet(why) => return Ok(ActionOutcome::Postponed(why)),
             },
             None => {
-                let node = pool::read_node(carrier.api(), &self.settings.node).await?;
+                let node = pool::read_node(api_writer.api(), &self.settings.node).await?;
                 self.reserve_for(address, &view.holder, node.as_ref())?
             }
         };
         let Some(write) = step::answer(&self.settings.node, &view, reserved.clone()) else {
-            return Ok(Outcome::Needless("it is another node's to answer".into()));
+            return Ok(ActionOutcome::NotNeeded("it is another node's to answer".into()));
         };
-        if let Carried::Lost = carrier.carry(&write, None, "").await? {
+        if let Applied::Conflict = api_writer.carry(&write, None, "").await? {
             // What was reserved is found as kept for nobody if the claim is gone.
-            return Ok(Outcome::Later("the claim changed meanwhile".into()));
+            return Ok(ActionOutcome::Postponed("the claim changed meanwhile".into()));
         }
         Ok(match reserved {
             Ok(()) => {
-                Metrics::count(&self.metrics.claims, "granted");
-                Outcome::Done(format!("{address} is granted to StickyIP {}", view.holder))
+                AgentMetrics::count(&self.metrics.claims, "granted");
+                ActionOutcome::Done(format!("{address} is granted to StickyIP {}", view.holder))
             }
             Err(why) => {
-                Metrics::count(&self.metrics.claims, "refused");
-                Outcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.holder))
+                AgentMetrics::count(&self.metrics.claims, "refused");
+                ActionOutcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.holder))
             }
         })
     }
 
     /// Reserves what is claimed and of which the store does not know any more. Where Cilium picks the addresses, claims are
     /// looked up before anything is offered, and nothing rests on this.
-    fn reserve_again(&self, view: &ClaimView) -> Result<Outcome, ActError> {
+    fn reserve_again(&self, view: &ClaimView) -> Result<ActionOutcome, ActionError> {
         let (address, key) = (view.address, &view.holder);
         let ours = view.home_node.as_deref() == Some(&self.settings.node);
-        if view.phase == ClaimPhase::Refused || !ours || !contains(&self.terms.shape.ranges, address) {
-            return Ok(Outcome::Needless("it is answered".into()));
+        if view.phase == ClaimPhase::Refused || !ours || !contains(&self.options.shape.ranges, address) {
+            return Ok(ActionOutcome::NotNeeded("it is answered".into()));
         }
         if self.keep_beside_a_living_one(address, key)? {
-            return Ok(Outcome::Done(format!(
+            return Ok(ActionOutcome::Done(format!(
                 "{address} is kept for StickyIP {key}, which lives here with another"
             )));
         }
         Ok(match self.reserve_for(address, key, None)? {
-            Ok(()) => Outcome::Done(format!("{address} is kept for StickyIP {key} again")),
-            Err(why) => Outcome::Odd(format!("{address} is claimed for StickyIP {key}, and {why}")),
+            Ok(()) => ActionOutcome::Done(format!("{address} is kept for StickyIP {key} again")),
+            Err(why) => {
+                ActionOutcome::NeedsAttention(format!("{address} is claimed for StickyIP {key}, and {why}"))
+            }
         })
     }
 
     /// Reserves an address that is claimed for a StickyIP which a sandbox here has with other ones: as if it had been left here.
-    fn keep_beside_a_living_one(&self, address: IpAddr, key: &Holder) -> Result<bool, ActError> {
+    fn keep_beside_a_living_one(&self, address: IpAddr, key: &StickyKey) -> Result<bool, ActionError> {
         let store = self.store()?;
         let mut locked = store.lock()?;
         let claimant = bound(key)?;
-        let living = locked.of_claimant(&claimant)?.filter(|kept| kept.record.is_attached(store.now()));
+        let living = locked.find_by_claimant(&claimant)?.filter(|kept| kept.record.is_attached(store.now()));
         let Some(living) = living.filter(|kept| !kept.record.addresses.contains(&address)) else {
             return Ok(false);
         };
@@ -234,16 +240,16 @@ impl<D: Disk + Clone> Hands<'_, D> {
     fn reserve_for(
         &self,
         address: IpAddr,
-        holder: &Holder,
+        holder: &StickyKey,
         node: Option<&CiliumNode>,
-    ) -> Result<Result<(), String>, ActError> {
-        let sets = self.own_sets(node);
+    ) -> Result<Result<(), String>, ActionError> {
+        let sets = self.node_ranges(node);
         let usable =
             sets.iter().find_map(|set| set.contains(address)).is_some_and(|range| range.usable(address));
         if !usable {
             return Ok(Err(format!("node {} has no such address for pods", self.settings.node)));
         }
-        if self.terms.shape.pool
+        if self.options.shape.pool
             && node.is_none_or(|node| node.barred_to(&holder.to_string()).contains(&address))
         {
             return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
@@ -251,7 +257,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
         let store = self.store()?;
         let mut locked = store.lock()?;
         let claimant = bound(holder)?;
-        let kept = locked.of_claimant(&claimant)?;
+        let kept = locked.find_by_claimant(&claimant)?;
         let granted = sandbox("granted")?;
         match locked.at(address)? {
             // In the name of this grant from now on: a refused walk of this node that reserved it, and saw no claim, must not free it.
@@ -261,7 +267,7 @@ impl<D: Disk + Clone> Hands<'_, D> {
                 locked.commit()?;
                 return Ok(Ok(()));
             }
-            Some(there) if there.record.is_offered() => {
+            Some(there) if there.record.is_unowned() => {
                 return Ok(Err("Cilium may give it to any pod of this node".to_owned()));
             }
             Some(there) => return Ok(Err(format!("{} has it", there.record.holder()))),

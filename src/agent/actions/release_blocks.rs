@@ -7,48 +7,51 @@
 
 use std::net::IpAddr;
 
-use crate::agent::actions::{ActError, Hands, Outcome, list};
-use crate::agent::metrics::Metrics;
+use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, list};
+use crate::agent::metrics::AgentMetrics;
 use crate::agent::snapshot::is_bound_to;
 use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool;
-use crate::cluster::objects::Holder;
-use crate::cluster::protocol::apply::Carrier;
+use crate::cluster::objects::StickyKey;
+use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::view::ClaimView;
-use crate::store::{Disk, Record, Store, Stored};
+use crate::store::{Disk, Record, Store, StoredRecord};
 
-impl<D: Disk + Clone> Hands<'_, D> {
+impl<D: Disk + Clone> ActionContext<'_, D> {
     /// The marks of these addresses as anybody's.
-    pub(crate) fn marks(store: &Store<D>, addresses: &[IpAddr]) -> Result<Vec<Record>, ActError> {
-        let mark = |address: &IpAddr| Record::offered(*address, store.now()).map_err(ActError::Name);
+    pub(crate) fn unowned_records(
+        store: &Store<D>,
+        addresses: &[IpAddr],
+    ) -> Result<Vec<Record>, ActionError> {
+        let mark = |address: &IpAddr| Record::offered(*address, store.now()).map_err(ActionError::Name);
         addresses.iter().map(mark).collect()
     }
 
     /// Takes the owner from these keys, where it is of this kind.
     pub(crate) async fn disown(
         &self,
-        carrier: &mut Carrier<'_>,
+        api_writer: &mut ApiWriter<'_>,
         addresses: &[IpAddr],
         whose: impl Fn(&PoolEntry) -> bool,
-    ) -> Result<(), ActError> {
-        pool::change(carrier, &self.settings.node, None, |object| pool::disown(object, addresses, &whose))
+    ) -> Result<(), ActionError> {
+        pool::change(api_writer, &self.settings.node, None, |object| pool::disown(object, addresses, &whose))
             .await?;
         Ok(())
     }
 
     /// Undoes what was done to mark a pod, which cannot be granted the address any more: until Cilium saw the owner it could give the
     /// address to anybody. False if the claim or the record is not what it was: then there is something else to answer.
-    pub(crate) async fn unmark(
+    pub(crate) async fn undo_adoption(
         &self,
-        carrier: &mut Carrier<'_>,
+        api_writer: &mut ApiWriter<'_>,
         view: &ClaimView,
         owner: &str,
-    ) -> Result<bool, ActError> {
+    ) -> Result<bool, ActionError> {
         let address = view.address;
         let store = self.store()?;
         let there = store.lock()?.at(address)?;
-        if there.as_ref().is_some_and(|there| !is_marked_for(&there.record, &view.holder)) {
+        if there.as_ref().is_some_and(|there| !is_adopted_for(&there.record, &view.holder)) {
             return Ok(true);
         }
         // After the look at the record: what is asked for now was asked for when it stood so.
@@ -61,48 +64,51 @@ impl<D: Disk + Clone> Hands<'_, D> {
             return Ok(false);
         }
         match &there {
-            Some(there) if there.record.is_offered() => {}
+            Some(there) if there.record.is_unowned() => {}
             Some(there) => {
                 let mut others = there.record.addresses.clone();
                 others.retain(|other| *other != address);
-                locked.keep_only(there, others, &Self::marks(&store, &[address])?)?;
+                locked.keep_only(there, others, &Self::unowned_records(&store, &[address])?)?;
             }
             None => {
-                for mark in Self::marks(&store, &[address])? {
+                for mark in Self::unowned_records(&store, &[address])? {
                     locked.put(&mark, None)?;
                 }
             }
         }
         locked.commit()?;
-        self.disown(carrier, &[address], |entry| entry.owner == owner).await?;
+        self.disown(api_writer, &[address], |entry| entry.owner == owner).await?;
         Ok(true)
     }
 
     /// Takes the owner from a key whose address is anybody's, and claimed by nobody: whoever gave it back ended in between. None if the
     /// address is not anybody's.
-    pub(crate) async fn disown_what_is_anybodys(&self, address: IpAddr) -> Result<Option<Outcome>, ActError> {
+    pub(crate) async fn remove_stale_owner(
+        &self,
+        address: IpAddr,
+    ) -> Result<Option<ActionOutcome>, ActionError> {
         let there = self.store()?.lock()?.at(address)?;
-        if !there.is_some_and(|there| there.record.is_offered()) {
+        if !there.is_some_and(|there| there.record.is_unowned()) {
             return Ok(None);
         }
-        let mut carrier = self.carrier();
-        self.disown(&mut carrier, &[address], |entry| !barrier::is_sign(entry)).await?;
-        if carrier.count() == 0 {
+        let mut api_writer = self.api_writer();
+        self.disown(&mut api_writer, &[address], |entry| !barrier::is_barrier(entry)).await?;
+        if api_writer.count() == 0 {
             return Ok(None);
         }
-        Metrics::count(&self.metrics.leaks, "key");
-        Ok(Some(Outcome::Done(format!("{} is anybody's, and had an owner", list(&[address])))))
+        AgentMetrics::count(&self.metrics.leaks, "key");
+        Ok(Some(ActionOutcome::Done(format!("{} is anybody's, and had an owner", list(&[address])))))
     }
 }
 
 /// Whether an address is kept for no other than this StickyIP: for it, or it is anybody's already.
-fn is_marked_for(record: &Record, key: &Holder) -> bool {
-    record.is_offered() || is_bound_to(record, key)
+fn is_adopted_for(record: &Record, key: &StickyKey) -> bool {
+    record.is_unowned() || is_bound_to(record, key)
 }
 
 /// Those of these addresses of a record that are anybody's once the record is gone, because they stand in the pool: unowned, or for a
 /// pod of the record's StickyIP. Its pods are of its namespace, and nobody else keeps the address here.
-pub(crate) fn of_the_pool(node: &CiliumNode, stored: &Stored, addresses: &[IpAddr]) -> Vec<IpAddr> {
+pub(crate) fn in_the_pool(node: &CiliumNode, stored: &StoredRecord, addresses: &[IpAddr]) -> Vec<IpAddr> {
     let stands = |address: &&IpAddr| {
         let entry = node.spec.ipam.pool.get(&address.to_string());
         entry.is_some_and(|entry| entry.owner.is_empty() || is_of_its_namespace(&stored.record, entry))

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use crate::agent::install::error::InstallError;
-use crate::agent::install::kubeconfig::{Server, token_in};
+use crate::agent::install::kubeconfig::{ApiServerAccess, token_in};
 use crate::agent::install::place;
-use crate::agent::install::place::{Content, Done};
+use crate::agent::install::place::{Content, FileChange};
 use crate::agent::install::settings::{InstallSettings, ServiceAccountRef};
 use crate::agent::install::token;
-use crate::agent::install::token::Claims;
+use crate::agent::install::token::TokenClaims;
 use crate::cluster::api::client::Connection;
 
 /// Between two tries to get a token: from the first to the last of these, doubling.
@@ -25,7 +25,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What keeping them came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct CredentialsUpdate {
     /// A new token was written.
     pub(super) renewed: bool,
     /// The file was put back without a new token.
@@ -35,25 +35,25 @@ pub(super) struct Kept {
 /// The plugin's credentials.
 pub(super) struct Credentials {
     client: kube::Client,
-    server: Server,
+    server: ApiServerAccess,
     account: ServiceAccountRef,
     node: String,
     lifetime: Duration,
     path: PathBuf,
-    held: Option<Held>,
+    current: Option<CurrentToken>,
     checked: Option<SystemTime>,
     not_before: Option<SystemTime>,
     failures: u32,
 }
 
-struct Held {
+struct CurrentToken {
     token: String,
-    claims: Claims,
+    claims: TokenClaims,
     /// By this node's clock.
     since: SystemTime,
 }
 
-impl Held {
+impl CurrentToken {
     fn is_due(&self, now: SystemTime) -> bool {
         // A clock that was set back says nothing about the token's age.
         let age = now.duration_since(self.since).ok();
@@ -66,7 +66,7 @@ impl Credentials {
         settings: &InstallSettings,
         account: ServiceAccountRef,
         client: kube::Client,
-        server: Server,
+        server: ApiServerAccess,
     ) -> Self {
         Self {
             client,
@@ -75,7 +75,7 @@ impl Credentials {
             node: settings.node.clone(),
             lifetime: settings.token_lifetime,
             path: settings.kubeconfig_path(),
-            held: None,
+            current: None,
             checked: None,
             not_before: None,
             failures: 0,
@@ -84,8 +84,8 @@ impl Credentials {
 
     /// When the token ends, by the API server's clock.
     pub(super) fn expires(&self) -> Option<SystemTime> {
-        let held = self.held.as_ref()?;
-        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(held.claims.exp))
+        let current = self.current.as_ref()?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(current.claims.exp))
     }
 
     /// How many times in a row no token was to be had.
@@ -95,20 +95,24 @@ impl Credentials {
 
     /// Makes sure that the file is there, whole, private and good for a while. `asked` is somebody's word that the API
     /// server refused the token.
-    pub(super) async fn keep(&mut self, now: SystemTime, asked: bool) -> Result<Kept, InstallError> {
-        if self.held.is_none() {
-            self.held = self.found();
+    pub(super) async fn keep(
+        &mut self,
+        now: SystemTime,
+        asked: bool,
+    ) -> Result<CredentialsUpdate, InstallError> {
+        if self.current.is_none() {
+            self.current = self.found();
         }
         let refused = asked || self.was_refused(now).await;
-        let due = self.held.as_ref().is_none_or(|held| held.is_due(now)) || refused;
+        let due = self.current.as_ref().is_none_or(|current| current.is_due(now)) || refused;
         let paused = self.not_before.is_some_and(|then| now < then) && !asked;
-        if due && !(paused && self.held.is_some()) {
+        if due && !(paused && self.current.is_some()) {
             match token::request(&self.client, &self.account, &self.node, self.lifetime).await {
                 Ok((token, claims)) => {
-                    self.held = Some(Held { token, claims, since: now });
+                    self.current = Some(CurrentToken { token, claims, since: now });
                     self.write()?;
                     (self.not_before, self.failures, self.checked) = (None, 0, Some(now));
-                    return Ok(Kept { renewed: true, repaired: false });
+                    return Ok(CredentialsUpdate { renewed: true, repaired: false });
                 }
                 Err(error) => {
                     let pause = FIRST_PAUSE * 2u32.saturating_pow(self.failures.min(8));
@@ -120,26 +124,26 @@ impl Credentials {
                 }
             }
         }
-        Ok(Kept { renewed: false, repaired: self.write()? != Done::Nothing })
+        Ok(CredentialsUpdate { renewed: false, repaired: self.write()? != FileChange::Unchanged })
     }
 
     /// The file of an agent before this one, if it is exactly what this one would write.
-    fn found(&self) -> Option<Held> {
+    fn found(&self) -> Option<CurrentToken> {
         let text = fs::read_to_string(&self.path).ok()?;
         let token = token_in(&text)?;
-        let claims = Claims::of(&token).filter(|claims| claims.is_for(&self.account, &self.node))?;
+        let claims = TokenClaims::of(&token).filter(|claims| claims.is_for(&self.account, &self.node))?;
         let since = fs::metadata(&self.path).and_then(|meta| meta.modified()).ok()?;
         // How it was told to live may have changed since.
         let same_life = claims.lifetime() <= self.lifetime;
         let same_text = self.server.kubeconfig(&token).is_ok_and(|own| own == text);
-        (same_life && same_text).then_some(Held { token, claims, since })
+        (same_life && same_text).then_some(CurrentToken { token, claims, since })
     }
 
     /// Whether the API server refuses the token that the file holds; asked now and then.
     async fn was_refused(&mut self, now: SystemTime) -> bool {
-        let Some(held) = &self.held else { return false };
+        let Some(current) = &self.current else { return false };
         let fresh = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age < CHECK_EVERY);
-        if held.is_due(now) || self.checked.is_some_and(fresh) {
+        if current.is_due(now) || self.checked.is_some_and(fresh) {
             return false;
         }
         self.checked = Some(now);
@@ -160,9 +164,9 @@ impl Credentials {
         }
     }
 
-    fn write(&self) -> Result<Done, InstallError> {
-        let Some(held) = &self.held else { return Ok(Done::Nothing) };
-        let text = self.server.kubeconfig(&held.token)?;
+    fn write(&self) -> Result<FileChange, InstallError> {
+        let Some(current) = &self.current else { return Ok(FileChange::Unchanged) };
+        let text = self.server.kubeconfig(&current.token)?;
         if let Some(folder) = self.path.parent() {
             place::private_folder(folder)?;
         }

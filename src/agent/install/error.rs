@@ -67,7 +67,7 @@ pub enum InstallError {
     },
     /// The agent's own way to the API server cannot be written down for the plugin.
     #[error("cannot write the plugin's kubeconfig: {why}")]
-    Server {
+    ApiServerAccess {
         /// What is missing.
         why: String,
     },

@@ -10,7 +10,7 @@ use crate::agent::install::error::InstallError;
 
 /// The API server as the host reaches it, and how it proves who it is.
 #[derive(Debug, Clone)]
-pub(super) struct Server {
+pub(super) struct ApiServerAccess {
     url: String,
     authority: Authority,
     name: Option<String>,
@@ -25,7 +25,7 @@ enum Authority {
     File(PathBuf),
 }
 
-impl Server {
+impl ApiServerAccess {
     /// As the agent's own configuration has it; `url` if the host needs another way.
     pub(super) fn of(config: &kube::Config, url: Option<&str>) -> Result<Self, InstallError> {
         let own = config.cluster_url.to_string();
@@ -34,13 +34,13 @@ impl Server {
         if host.is_empty() || url.contains(char::is_whitespace) {
             let why =
                 format!("{url:?} is not the address of an API server; write --api-server https://host:port");
-            return Err(InstallError::Server { why });
+            return Err(InstallError::ApiServerAccess { why });
         }
         if config.accept_invalid_certs {
             let why = "the agent's own kubeconfig skips the check of the API server's certificate, and the plugin must not; \
                        give it a certificate-authority"
                 .to_owned();
-            return Err(InstallError::Server { why });
+            return Err(InstallError::ApiServerAccess { why });
         }
         let authority = match (&config.root_cert_file, &config.root_cert) {
             (Some(file), _) => Authority::File(file.clone()),
@@ -124,8 +124,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_reads_back_server_authority_and_token() {
-        let written =
-            Server::of(&config("https://10.0.0.1:6443/"), None).unwrap().kubeconfig("a.b.c").unwrap();
+        let written = ApiServerAccess::of(&config("https://10.0.0.1:6443/"), None)
+            .unwrap()
+            .kubeconfig("a.b.c")
+            .unwrap();
         assert_eq!(token_in(&written).as_deref(), Some("a.b.c"));
         let read = Kubeconfig::from_yaml(&written).unwrap();
         let read = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.unwrap();
@@ -136,24 +138,27 @@ mod tests {
     #[test]
     fn the_host_may_have_a_way_of_its_own_and_a_wrong_one_is_refused() {
         let own = config("https://10.96.0.1");
-        let written = Server::of(&own, Some("https://172.30.0.1:6443")).unwrap().kubeconfig("t").unwrap();
+        let written =
+            ApiServerAccess::of(&own, Some("https://172.30.0.1:6443")).unwrap().kubeconfig("t").unwrap();
         assert!(written.contains("\"server\": \"https://172.30.0.1:6443\""), "{written}");
         for wrong in ["172.30.0.1", "https://", "http://x", "https://a b"] {
-            let error = Server::of(&own, Some(wrong)).unwrap_err().to_string();
+            let error = ApiServerAccess::of(&own, Some(wrong)).unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains("--api-server"), "{error}");
         }
         let mut unchecked = config("https://x");
         unchecked.accept_invalid_certs = true;
-        assert!(Server::of(&unchecked, None).unwrap_err().to_string().contains("certificate-authority"));
+        assert!(
+            ApiServerAccess::of(&unchecked, None).unwrap_err().to_string().contains("certificate-authority")
+        );
     }
 
     #[test]
-    fn an_authority_that_is_replaced_is_read_anew() {
+    fn an_authority_that_is_replaced_is_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.crt");
         let mut own = config("https://x");
         own.root_cert_file = Some(file.clone());
-        let server = Server::of(&own, None).unwrap();
+        let server = ApiServerAccess::of(&own, None).unwrap();
         assert!(server.kubeconfig("t").unwrap_err().to_string().contains("ca.crt"));
         fs::write(&file, "one").unwrap();
         let one = server.kubeconfig("t").unwrap();

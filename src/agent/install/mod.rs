@@ -27,16 +27,16 @@ use tokio::sync::{Notify, watch};
 
 use credentials::Credentials;
 pub use error::InstallError;
-use kubeconfig::Server;
+use kubeconfig::ApiServerAccess;
 pub use place::copy;
-use place::{Content, Done, Fingerprint};
+use place::{Content, FileChange, Fingerprint};
 use render::Template;
 pub use render::home_blocks;
 pub use settings::{
     CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_LIFETIME,
     InstallSettings, Mode, PLUGIN, ServiceAccountRef,
 };
-pub use state::{InstallState, Part};
+pub use state::{InstallState, PartState};
 pub use uninstall::{Removed, uninstall};
 
 /// How often the host's files are looked at. No request is made for it.
@@ -63,15 +63,15 @@ pub struct Installer {
     plugin_seen: Option<Fingerprint>,
     conflist: Option<Vec<u8>>,
     conflist_seen: Option<Fingerprint>,
-    put_back: rivals::PutBack,
+    restore_limit: rivals::RestoreLimit,
     /// Which parts stood there once: from then on, what must be put there again is a repair.
-    stood: Stood,
+    installed_before: InstalledBefore,
     renewal: Renewal,
     state: watch::Sender<InstallState>,
 }
 
 #[derive(Debug, Default)]
-struct Stood {
+struct InstalledBefore {
     plugin: bool,
     conflist: bool,
 }
@@ -90,7 +90,7 @@ impl Installer {
         let credentials = match settings.plugin_service_account.clone() {
             None => None,
             Some(account) => {
-                let server = Server::of(config, settings.api_server.as_deref())?;
+                let server = ApiServerAccess::of(config, settings.api_server.as_deref())?;
                 Some(Credentials::new(&settings, account, client, server))
             }
         };
@@ -100,8 +100,8 @@ impl Installer {
             plugin_seen: None,
             conflist: None,
             conflist_seen: None,
-            put_back: rivals::PutBack::default(),
-            stood: Stood::default(),
+            restore_limit: rivals::RestoreLimit::default(),
+            installed_before: InstalledBefore::default(),
             renewal: Renewal::default(),
             state: watch::Sender::default(),
         })
@@ -181,7 +181,7 @@ impl Installer {
         let path = self.settings.plugin_path();
         check_plugin(from)?;
         let done = place::ensure(&path, Content::CopyOf(from), EXECUTABLE, &mut self.plugin_seen)?;
-        tell(done, &path, &mut self.stood.plugin, state);
+        tell(done, &path, &mut self.installed_before.plugin, state);
         Ok(true)
     }
 
@@ -200,7 +200,7 @@ impl Installer {
         }
         let kept = kept?;
         state.renewals += u64::from(kept.renewed);
-        if kept.repaired && state.kubeconfig == Part::Installed {
+        if kept.repaired && state.kubeconfig == PartState::Installed {
             state.repairs += 1;
             tracing::warn!(file = %self.settings.kubeconfig_path().display(), "another program changed or removed it; it is put back");
         }
@@ -218,7 +218,8 @@ impl Installer {
         let problem = match rendered {
             Ok(fresh) => {
                 if self.conflist.as_ref() != Some(&fresh) {
-                    (self.conflist, self.conflist_seen, self.stood.conflist) = (Some(fresh), None, false);
+                    (self.conflist, self.conflist_seen, self.installed_before.conflist) =
+                        (Some(fresh), None, false);
                 }
                 None
             }
@@ -271,7 +272,7 @@ impl Installer {
         let renamed = rivals::renamed(path);
         let displaced = !there && place::look(&renamed)?.is_some();
         if displaced {
-            if !self.put_back.once_more(now) {
+            if !self.restore_limit.may_restore(now) {
                 if !state.outnumbered {
                     tracing::error!(file = %path.display(), "{}", rivals::EXCLUSIVE);
                 }
@@ -287,7 +288,7 @@ impl Installer {
         if displaced {
             place::remove(&renamed)?;
         }
-        tell(done, path, &mut self.stood.conflist, state);
+        tell(done, path, &mut self.installed_before.conflist, state);
         Ok(())
     }
 
@@ -307,27 +308,31 @@ impl Installer {
     }
 }
 
-fn part(kept: &Result<bool, InstallError>) -> Part {
+fn part(kept: &Result<bool, InstallError>) -> PartState {
     match kept {
-        Ok(true) => Part::Installed,
-        Ok(false) => Part::NotOurs,
-        Err(error) => Part::Failed(error.to_string()),
+        Ok(true) => PartState::Installed,
+        Ok(false) => PartState::NotManaged,
+        Err(error) => PartState::Failed(error.to_string()),
     }
 }
 
-fn tell(done: Done, path: &Path, stood: &mut bool, state: &mut InstallState) {
-    match (done, *stood) {
-        (Done::Nothing, _) => {}
-        (Done::Made | Done::Replaced, false) => tracing::info!(file = %path.display(), "installed"),
-        (Done::Made, true) => tracing::warn!(file = %path.display(), "it was removed; it is put back"),
-        (Done::Replaced, true) => {
+fn tell(done: FileChange, path: &Path, installed_before: &mut bool, state: &mut InstallState) {
+    match (done, *installed_before) {
+        (FileChange::Unchanged, _) => {}
+        (FileChange::Created | FileChange::Replaced, false) => {
+            tracing::info!(file = %path.display(), "installed")
+        }
+        (FileChange::Created, true) => {
+            tracing::warn!(file = %path.display(), "it was removed; it is put back")
+        }
+        (FileChange::Replaced, true) => {
             tracing::warn!(file = %path.display(), "another program changed it; it is put back")
         }
     }
-    if done != Done::Nothing && *stood {
+    if done != FileChange::Unchanged && *installed_before {
         state.repairs += 1;
     }
-    *stood = true;
+    *installed_before = true;
 }
 
 fn check_plugin(path: &Path) -> Result<(), InstallError> {

@@ -35,11 +35,11 @@ pub(super) enum Content<'a> {
 
 /// Whether anything had to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum FileChange {
     /// It is as it should be.
-    Nothing,
+    Unchanged,
     /// It was not there.
-    Made,
+    Created,
     /// It was another, or had other rights.
     Replaced,
 }
@@ -65,21 +65,21 @@ pub(super) fn ensure(
     content: Content<'_>,
     mode: u32,
     seen: &mut Option<Fingerprint>,
-) -> Result<Done, InstallError> {
+) -> Result<FileChange, InstallError> {
     let meta = look(path)?;
     if let Some(meta) = &meta {
         let now = Fingerprint::of(meta);
         if seen.as_ref() == Some(&now) {
-            return Ok(Done::Nothing);
+            return Ok(FileChange::Unchanged);
         }
         if is_right(meta, mode) && holds(path, content)? {
             *seen = Some(now);
-            return Ok(Done::Nothing);
+            return Ok(FileChange::Unchanged);
         }
     }
     put(path, content, mode)?;
     *seen = look(path)?.as_ref().map(Fingerprint::of);
-    Ok(if meta.is_some() { Done::Replaced } else { Done::Made })
+    Ok(if meta.is_some() { FileChange::Replaced } else { FileChange::Created })
 }
 
 /// The file itself, not what a link leads to.

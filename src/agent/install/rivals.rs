@@ -22,11 +22,11 @@ pub(super) fn renamed(conflist: &Path) -> PathBuf {
 
 /// When the conflist was put back.
 #[derive(Debug, Default)]
-pub(super) struct PutBack(Vec<SystemTime>);
+pub(super) struct RestoreLimit(Vec<SystemTime>);
 
-impl PutBack {
+impl RestoreLimit {
     /// Whether it may be put back once more now; if so, that counts.
-    pub(super) fn once_more(&mut self, now: SystemTime) -> bool {
+    pub(super) fn may_restore(&mut self, now: SystemTime) -> bool {
         // A clock that was set back must not forbid it for long: what lies ahead is forgotten.
         self.0.retain(|then| now.duration_since(*then).is_ok_and(|age| age < WINDOW));
         let may = self.0.len() < PATIENCE;
@@ -55,13 +55,16 @@ mod tests {
 
     #[test]
     fn it_is_put_back_three_times_and_then_only_after_a_while() {
-        let mut put_back = PutBack::default();
+        let mut restore_limit = RestoreLimit::default();
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!([0, 10, 20, 30, 590].map(|s| put_back.once_more(at(s))), [true, true, true, false, false]);
-        assert!(put_back.once_more(at(601)), "the first is forgotten");
-        assert!(!put_back.once_more(at(602)));
-        assert!(put_back.once_more(start - WINDOW), "a clock that was set back forbids nothing");
+        assert_eq!(
+            [0, 10, 20, 30, 590].map(|s| restore_limit.may_restore(at(s))),
+            [true, true, true, false, false]
+        );
+        assert!(restore_limit.may_restore(at(601)), "the first is forgotten");
+        assert!(!restore_limit.may_restore(at(602)));
+        assert!(restore_limit.may_restore(start - WINDOW), "a clock that was set back forbids nothing");
     }
 
     #[test]

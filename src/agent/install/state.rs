@@ -4,12 +4,12 @@ use std::time::SystemTime;
 
 /// How one part stands on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Part {
+pub enum PartState {
     /// Not looked at yet.
     #[default]
     Unknown,
     /// Somebody else's business: no flag asks for it.
-    NotOurs,
+    NotManaged,
     /// As it should be.
     Installed,
     /// It cannot be put there. What was there before still is.
@@ -20,11 +20,11 @@ pub enum Part {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InstallState {
     /// The plugin's binary.
-    pub plugin: Part,
+    pub plugin: PartState,
     /// The plugin's credentials.
-    pub kubeconfig: Part,
+    pub kubeconfig: PartState,
     /// The conflist.
-    pub conflist: Part,
+    pub conflist: PartState,
     /// How many files were put back because another program changed or removed them.
     pub repairs: u64,
     /// How often Cilium renamed the conflist.
@@ -50,9 +50,9 @@ impl InstallState {
             [("plugin", &self.plugin), ("kubeconfig", &self.kubeconfig), ("conflist", &self.conflist)]
         {
             match part {
-                Part::Unknown => problems.push(format!("{name}: not installed yet")),
-                Part::Failed(why) => problems.push(format!("{name}: {why}")),
-                Part::NotOurs | Part::Installed => {}
+                PartState::Unknown => problems.push(format!("{name}: not installed yet")),
+                PartState::Failed(why) => problems.push(format!("{name}: {why}")),
+                PartState::NotManaged | PartState::Installed => {}
             }
         }
         if self.outnumbered {

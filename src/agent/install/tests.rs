@@ -1,6 +1,6 @@
 use super::*;
 use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
-use crate::store::{Keep, Moment, Phase, RealDisk, Record, Store};
+use crate::store::{Keep, NodeTime, Phase, RealDisk, Record, Store};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ async fn plugin_and_conflist_are_there_with_their_modes_and_nothing_else() {
     let state = installer.state().borrow().clone();
     assert_eq!(
         (&state.plugin, &state.kubeconfig, &state.conflist),
-        (&Part::Installed, &Part::NotOurs, &Part::Installed)
+        (&PartState::Installed, &PartState::NotManaged, &PartState::Installed)
     );
     assert!(state.is_ready() && state.repairs == 0, "{state:?}");
 }
@@ -135,7 +135,7 @@ async fn whoever_reads_while_it_is_replaced_sees_the_old_plugin_or_the_new_one()
 }
 
 #[tokio::test]
-async fn the_running_task_follows_blocks_and_ends_when_told() {
+async fn the_running_task_follows_blocks_and_ends_when_asked() {
     let host = Host::new();
     let (blocks_now, seen) = watch::channel(Vec::new());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -145,7 +145,7 @@ async fn the_running_task_follows_blocks_and_ends_when_told() {
         let _ = stopped.await;
     }));
     let patience = Duration::from_secs(60);
-    let without = state.wait_for(|state| matches!(state.conflist, Part::Failed(_)));
+    let without = state.wait_for(|state| matches!(state.conflist, PartState::Failed(_)));
     tokio::time::timeout(patience, without).await.unwrap().unwrap();
     blocks_now.send(blocks()).unwrap();
     tokio::time::timeout(patience, state.wait_for(InstallState::is_ready)).await.unwrap().unwrap();
@@ -185,7 +185,7 @@ async fn what_another_program_changed_removed_or_opened_up_is_put_back() {
 }
 
 #[tokio::test]
-async fn a_bad_template_changes_nothing_and_is_told() {
+async fn a_bad_template_changes_nothing_and_is_reported() {
     let mut host = Host::new();
     host.installer().install_once(&blocks()).await.unwrap();
     let before = identity(&host.settings.conflist_path());
@@ -243,7 +243,7 @@ async fn a_conflist_never_comes_before_its_plugin() {
 }
 
 #[tokio::test]
-async fn a_conflist_that_cilium_renames_is_put_back_three_times_and_told() {
+async fn a_conflist_that_cilium_renames_is_put_back_three_times_and_reported() {
     let host = Host::new();
     let mut installer = host.installer();
     installer.install_once(&blocks()).await.unwrap();
@@ -318,7 +318,7 @@ async fn a_failed_write_leaves_what_was_there() {
 }
 
 fn attach(host: &Host) -> PathBuf {
-    let now = Moment::now(Path::new(crate::cni::config::sticky::DEFAULT_BOOT_ID_FILE)).unwrap();
+    let now = NodeTime::now(Path::new(crate::cni::config::sticky::DEFAULT_BOOT_ID_FILE)).unwrap();
     let data_dir = host.settings.on_host(&host.settings.data_dir);
     let store = Store::new(RealDisk, &data_dir, &host.settings.network, now.clone(), Duration::from_secs(5));
     let mut locked = store.lock().unwrap();

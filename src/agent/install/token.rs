@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a token says of itself. It is read, not verified: that is the API server's business.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Claims {
+pub(super) struct TokenClaims {
     /// When it was made, in seconds since 1970 by the API server's clock.
     pub(super) iat: u64,
     /// When it ends.
@@ -47,7 +47,7 @@ pub(super) struct Named {
     pub(super) name: String,
 }
 
-impl Claims {
+impl TokenClaims {
     /// What a token says; none for what is no token.
     pub(super) fn of(token: &str) -> Option<Self> {
         let body = token.split('.').nth(1)?;
@@ -98,7 +98,7 @@ pub(super) async fn request(
     account: &ServiceAccountRef,
     node: &str,
     lifetime: Duration,
-) -> Result<(String, Claims), InstallError> {
+) -> Result<(String, TokenClaims), InstallError> {
     let failed =
         |why: String| InstallError::Token { account: account.to_string(), node: node.to_owned(), why };
     let late = || failed(format!("the API server did not answer within {TIMEOUT:?}"));
@@ -132,7 +132,7 @@ pub(super) async fn request(
         failed(explain(&error, missing, "create serviceaccounts/token"))
     })?;
     let token = made.status.map(|status| status.token).unwrap_or_default();
-    match Claims::of(&token) {
+    match TokenClaims::of(&token) {
         Some(claims) if !claims.is_for(account, node) => Err(failed(
             "the API server made one that is not bound to the Node; it needs Kubernetes 1.31 or newer"
                 .to_owned(),
@@ -180,19 +180,19 @@ mod tests {
     }
 
     #[test]
-    fn a_token_tells_its_life_its_account_and_its_node() {
+    fn a_token_has_its_lifetime_its_account_and_its_node() {
         let text = token(
             r#"{"iat":1000,"exp":4600,"aud":["x"],"kubernetes.io":{"namespace":"kube-system","node":{"name":"n1","uid":"u"},
                 "serviceaccount":{"name":"sticky-ipam-node","uid":"??>>"}}}"#,
         );
-        let claims = Claims::of(&text).unwrap();
+        let claims = TokenClaims::of(&text).unwrap();
         assert_eq!(claims.lifetime(), Duration::from_secs(3600));
         let account: ServiceAccountRef = "kube-system/sticky-ipam-node".parse().unwrap();
         assert!(claims.is_for(&account, "n1"));
         assert!(!claims.is_for(&account, "n2"));
         assert!(!claims.is_for(&"kube-system/other".parse().unwrap(), "n1"));
         for nonsense in ["", "a.b.c", "one", &token("[]"), &token("{}")] {
-            assert_eq!(Claims::of(nonsense), None, "{nonsense:?}");
+            assert_eq!(TokenClaims::of(nonsense), None, "{nonsense:?}");
         }
     }
 

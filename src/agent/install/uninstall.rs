@@ -10,7 +10,7 @@ use crate::agent::install::error::InstallError;
 use crate::agent::install::settings::InstallSettings;
 use crate::agent::install::{place, rivals};
 use crate::cni::config::sticky::DEFAULT_BOOT_ID_FILE;
-use crate::store::{Moment, RealDisk, Store};
+use crate::store::{NodeTime, RealDisk, Store};
 
 /// What became of what was installed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,10 +90,10 @@ fn remove_empty_folder(kubeconfig: &Path) {
 
 /// How many addresses of the network a container has.
 fn attached(settings: &InstallSettings) -> Result<usize, InstallError> {
-    let now = Moment::now(Path::new(DEFAULT_BOOT_ID_FILE))?;
+    let now = NodeTime::now(Path::new(DEFAULT_BOOT_ID_FILE))?;
     let data_dir = settings.on_host(&settings.data_dir);
     // The walk takes no lock, so there is nothing to be patient about.
     let store = Store::new(RealDisk, &data_dir, &settings.network, now, Duration::ZERO);
-    let records = store.walk()?.into_iter().filter(|look| !look.host_locals).filter_map(|look| look.record);
+    let records = store.walk()?.into_iter().filter(|look| !look.is_host_local).filter_map(|look| look.record);
     Ok(records.filter(|record| record.is_attached(store.now())).count())
 }

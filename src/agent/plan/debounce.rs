@@ -11,14 +11,14 @@ pub const SHORT: Duration = Duration::from_secs(2);
 
 /// Everything that looked wrong at the last look.
 #[derive(Debug, Clone, Default)]
-pub struct Suspects {
+pub struct Debounce {
     before: BTreeMap<String, (String, Duration)>,
     seen: BTreeMap<String, (String, Duration)>,
 }
 
-impl Suspects {
+impl Debounce {
     /// Whether `what` has looked wrong in exactly this state for `long`, in at least two looks.
-    pub fn ripe(&mut self, what: String, state: String, long: Duration, now: Duration) -> bool {
+    pub fn stable_for(&mut self, what: String, state: String, long: Duration, now: Duration) -> bool {
         let since = match self.before.get(&what) {
             Some((before, since)) if *before == state => *since,
             _ => now,
@@ -28,7 +28,7 @@ impl Suspects {
     }
 
     /// Ends a look: what was not named in it does not look wrong any more.
-    pub fn end_look(&mut self) {
+    pub fn end_round(&mut self) {
         self.before = std::mem::take(&mut self.seen);
     }
 }
@@ -39,12 +39,13 @@ mod tests {
 
     #[test]
     fn only_what_looks_wrong_twice_unchanged_and_for_long_is_wrong() {
-        let mut suspects = Suspects::default();
+        let mut debounce = Debounce::default();
         let mut look = |state: Option<&str>, at: u64| {
-            let ripe = state
-                .is_some_and(|state| suspects.ripe("a".into(), state.into(), LONG, Duration::from_secs(at)));
-            suspects.end_look();
-            ripe
+            let stable_for = state.is_some_and(|state| {
+                debounce.stable_for("a".into(), state.into(), LONG, Duration::from_secs(at))
+            });
+            debounce.end_round();
+            stable_for
         };
         assert!(!look(Some("1"), 0));
         assert!(!look(Some("1"), 14));

@@ -4,24 +4,31 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::agent::index::Told as Word;
-use crate::agent::snapshot::Held;
-use crate::agent::watch::Update;
+use crate::agent::snapshot::NodeRecord;
+use crate::agent::watch::IndexUpdate;
 use crate::cni::{ContainerId, IfName, PodIdentity};
-use crate::store::{Binding, Keep, Moment, Phase, Prepared};
+use crate::store::{Keep, NodeTime, Phase, PreparedSticky, StickyBinding};
 
-fn terms(pool: bool) -> Terms {
-    let shape = Shape { pool, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
-    Terms { node: "n1".into(), shape, ranges: Vec::new(), fewest_free: 2, most: 4, rules: Rules::default() }
+fn options(pool: bool) -> PlanOptions {
+    let shape = PublishConfig { pool, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
+    PlanOptions {
+        node: "n1".into(),
+        shape,
+        ranges: Vec::new(),
+        min_free: 2,
+        max_entries: 4,
+        rules: Rules::default(),
+    }
 }
 
 /// Every kind is listed, and nothing is there.
-fn listed() -> Index {
-    let mut index = Index::default();
+fn listed() -> NodeIndex {
+    let mut index = NodeIndex::default();
     for update in [
-        Update::Pod(Word::Complete),
-        Update::Sticky(Word::Complete),
-        Update::Claim(Word::Complete),
-        Update::Node(Word::Complete),
+        IndexUpdate::Pod(Word::Complete),
+        IndexUpdate::Sticky(Word::Complete),
+        IndexUpdate::Claim(Word::Complete),
+        IndexUpdate::Node(Word::Complete),
     ] {
         index.take(update);
     }
@@ -29,49 +36,56 @@ fn listed() -> Index {
 }
 
 fn store() -> Snapshot {
-    Snapshot { held: Vec::new(), decisions: Vec::new(), notes: Vec::new(), now: now() }
+    Snapshot { held: Vec::new(), decisions: Vec::new(), pending_updates: Vec::new(), now: now() }
 }
 
-fn now() -> Moment {
-    Moment::new(100, 100, "boot")
+fn now() -> NodeTime {
+    NodeTime::new(100, 100, "boot")
 }
 
 fn look(
-    terms: &Terms,
-    index: &Index,
+    options: &PlanOptions,
+    index: &NodeIndex,
     store: &Snapshot,
-    suspects: &mut Suspects,
+    debounce: &mut Debounce,
     at: u64,
 ) -> Vec<&'static str> {
-    let sight = Sight { terms, index, store, now: Duration::from_secs(at) };
+    let input = PlanInput { options, index, store, now: Duration::from_secs(at) };
     // Of every living pod, and no concern of these tests.
-    plan(&sight, suspects).iter().map(Action::name).filter(|name| *name != "mac").collect()
+    plan(&input, debounce).iter().map(Action::name).filter(|name| *name != "mac").collect()
 }
 
 /// What is planned at a first look, and at one long after it.
-fn twice(terms: &Terms, index: &Index, store: &Snapshot) -> (Vec<&'static str>, Vec<&'static str>) {
-    let mut suspects = Suspects::default();
-    (look(terms, index, store, &mut suspects, 0), look(terms, index, store, &mut suspects, 60))
+fn twice(
+    options: &PlanOptions,
+    index: &NodeIndex,
+    store: &Snapshot,
+) -> (Vec<&'static str>, Vec<&'static str>) {
+    let mut debounce = Debounce::default();
+    (look(options, index, store, &mut debounce, 0), look(options, index, store, &mut debounce, 60))
 }
 
-fn put_pod(index: &mut Index, name: &str, uid: &str, status: Value) {
+fn put_pod(index: &mut NodeIndex, name: &str, uid: &str, status: Value) {
     let pod = json!({"metadata": {"name": name, "namespace": "db", "uid": uid}, "status": status});
-    let seen = super::super::index::PodSeen::from(&serde_json::from_value(pod).unwrap());
-    index.take(Update::Pod(Word::Here((format!("db/{name}"), seen))));
+    let seen = super::super::index::NodePod::from(&serde_json::from_value(pod).unwrap());
+    index.take(IndexUpdate::Pod(Word::Here((format!("db/{name}"), seen))));
 }
 
-fn put_sticky(index: &mut Index, name: &str, address: &str, uid: &str, container: &str) {
+fn put_sticky(index: &mut NodeIndex, name: &str, address: &str, uid: &str, container: &str) {
     let sticky = json!({"metadata": {"name": name, "namespace": "db", "uid": "s", "resourceVersion": "1"},
         "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
                  "workload": {"apiVersion": "v1", "kind": "Pod", "name": name}},
         "status": {"attachment": {"node": "n1", "podName": name, "podUid": uid, "containerId": container,
                                   "since": "2026-01-01T00:00:00Z"}}});
-    index.take(Update::Sticky(Word::Here((format!("db/{name}"), serde_json::from_value(sticky).unwrap()))));
+    index.take(IndexUpdate::Sticky(Word::Here((
+        format!("db/{name}"),
+        serde_json::from_value(sticky).unwrap(),
+    ))));
 }
 
-fn put_node(index: &mut Index, pool: Value, pod_cidrs: Value) {
+fn put_node(index: &mut NodeIndex, pool: Value, pod_cidrs: Value) {
     let node = json!({"metadata": {"name": "n1"}, "spec": {"ipam": {"pool": pool, "podCIDRs": pod_cidrs}}});
-    index.take(Update::Node(Word::Here(("n1".into(), serde_json::from_value(node).unwrap()))));
+    index.take(IndexUpdate::Node(Word::Here(("n1".into(), serde_json::from_value(node).unwrap()))));
 }
 
 fn record(address: &str, container: &str, uid: &str, phase: Phase, sticky: Option<&str>) -> Record {
@@ -85,7 +99,7 @@ fn record(address: &str, container: &str, uid: &str, phase: Phase, sticky: Optio
         netns: Some(PathBuf::from("/run/netns/x")),
         pod: Some(PodIdentity::new("db", "db-0", Some(uid)).unwrap()),
         keep: if sticky.is_some() { Keep::Forever } else { Keep::No },
-        binding: sticky.map(|name| Binding {
+        binding: sticky.map(|name| StickyBinding {
             namespace: "db".into(),
             name: name.into(),
             container: container.into(),
@@ -95,212 +109,216 @@ fn record(address: &str, container: &str, uid: &str, phase: Phase, sticky: Optio
 }
 
 #[test]
-fn before_everything_is_listed_only_notes_are_told() {
-    let mut index = Index::default();
+fn before_the_initial_sync_only_pending_updates_are_written() {
+    let mut index = NodeIndex::default();
     put_pod(&mut index, "db-0", "u1", json!({}));
     let mut store = store();
     let leak = record("10.0.0.5", "c1", "u9", Phase::Attached, Some("db-9"));
-    store.held.push(Held { record: leak, netns: Netns::Gone });
-    store.notes.push(("n".into(), note(Told::Ended)));
-    assert_eq!(twice(&terms(true), &index, &store), (vec!["tell"], vec!["tell"]));
+    store.held.push(NodeRecord { record: leak, netns: Netns::Gone });
+    store.pending_updates.push(("n".into(), note(Told::Ended)));
+    assert_eq!(twice(&options(true), &index, &store), (vec!["tell"], vec!["tell"]));
 }
 
-fn note(what: Told) -> Note {
-    Note {
+fn note(what: Told) -> PendingUpdate {
+    PendingUpdate {
         what,
         container: "c".into(),
         interface: "eth0".into(),
         namespace: Some("db".into()),
         name: Some("db-0".into()),
-        known_as: None,
+        attachment_id: None,
         uid: None,
         at: now(),
     }
 }
 
 #[test]
-fn who_took_anothers_place_is_told_before_the_others_end() {
+fn an_attachment_that_replaces_another_is_written_before_the_others_detach() {
     let mut store = store();
-    store.notes = vec![("a".into(), note(Told::Ended)), ("b".into(), note(Told::Attached))];
-    let (index, terms) = (listed(), terms(false));
-    let sight = Sight { terms: &terms, index: &index, store: &store, now: Duration::ZERO };
-    let told: Vec<String> = plan(&sight, &mut Suspects::default()).iter().map(Action::subject).collect();
+    store.pending_updates = vec![("a".into(), note(Told::Ended)), ("b".into(), note(Told::Attached))];
+    let (index, options) = (listed(), options(false));
+    let input = PlanInput { options: &options, index: &index, store: &store, now: Duration::ZERO };
+    let told: Vec<String> = plan(&input, &mut Debounce::default()).iter().map(Action::subject).collect();
     assert_eq!(told, ["b", "a"]);
 }
 
 #[test]
 fn only_a_pod_that_waits_and_is_not_decided_or_attached_is_prepared() {
-    let plan_of = |status: Value, change: &dyn Fn(&mut Index, &mut Snapshot)| {
+    let plan_of = |status: Value, change: &dyn Fn(&mut NodeIndex, &mut Snapshot)| {
         let (mut index, mut store) = (listed(), store());
         put_pod(&mut index, "db-0", "u1", status);
         change(&mut index, &mut store);
-        twice(&terms(false), &index, &store).0
+        twice(&options(false), &index, &store).0
     };
-    let nothing = |_: &mut Index, _: &mut Snapshot| {};
+    let nothing = |_: &mut NodeIndex, _: &mut Snapshot| {};
     assert_eq!(plan_of(json!({"phase": "Pending"}), &nothing), ["prepare"]);
     assert!(plan_of(json!({"phase": "Running", "podIP": "10.0.0.5"}), &nothing).is_empty());
     assert!(plan_of(json!({"phase": "Failed"}), &nothing).is_empty());
     let pending = || json!({"phase": "Pending"});
-    let lives = |_: &mut Index, store: &mut Snapshot| {
+    let lives = |_: &mut NodeIndex, store: &mut Snapshot| {
         let record = record("10.0.0.5", "c1", "u1", Phase::Attached, None);
-        store.held.push(Held { record, netns: Netns::MayBeThere });
+        store.held.push(NodeRecord { record, netns: Netns::MayExist });
     };
     assert!(plan_of(pending(), &lives).is_empty());
-    let by_plugin = |index: &mut Index, _: &mut Snapshot| put_sticky(index, "db-0", "10.0.0.5", "u1", "c1");
+    let by_plugin =
+        |index: &mut NodeIndex, _: &mut Snapshot| put_sticky(index, "db-0", "10.0.0.5", "u1", "c1");
     assert!(plan_of(pending(), &by_plugin).is_empty());
     let by_us =
-        |index: &mut Index, _: &mut Snapshot| put_sticky(index, "db-0", "10.0.0.5", "u1", "prepared-u1");
+        |index: &mut NodeIndex, _: &mut Snapshot| put_sticky(index, "db-0", "10.0.0.5", "u1", "prepared-u1");
     assert_eq!(plan_of(pending(), &by_us), ["prepare"], "it ended before the decision was on the disk");
 }
 
 #[test]
-fn a_decision_is_withdrawn_when_its_pod_will_not_come_the_node_was_rebooted_or_its_stickyip_is_not_attached()
-{
+fn a_decision_is_withdrawn_when_its_pod_its_boot_or_its_attachment_is_gone() {
     let decision = |boot: &str| {
         let pod = PodIdentity::new("db", "db-0", Some("u1")).unwrap();
-        let sticky = Prepared {
+        let sticky = PreparedSticky {
             namespace: "db".into(),
             name: "db-0".into(),
             addresses: vec!["10.0.0.5".parse().unwrap()],
             resource: "db/Pod/db-0".into(),
-            known_as: "prepared-u1".into(),
+            attachment_id: "prepared-u1".into(),
         };
-        Decision::about(&pod, Some(sticky), "test", Moment::new(1, 1, boot)).unwrap()
+        Decision::about(&pod, Some(sticky), "test", NodeTime::new(1, 1, boot)).unwrap()
     };
     let (mut index, mut store) = (listed(), store());
     store.decisions = vec![decision("boot")];
-    assert_eq!(twice(&terms(false), &index, &store).0, ["withdraw"]);
+    assert_eq!(twice(&options(false), &index, &store).0, ["withdraw"]);
     put_pod(&mut index, "db-0", "u1", json!({}));
-    assert_eq!(twice(&terms(false), &index, &store), (vec![], vec!["withdraw"]), "the watch may lag");
+    assert_eq!(twice(&options(false), &index, &store), (vec![], vec!["withdraw"]), "the watch may lag");
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "prepared-u1");
-    assert!(!twice(&terms(false), &index, &store).1.contains(&"withdraw"));
+    assert!(!twice(&options(false), &index, &store).1.contains(&"withdraw"));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Failed"}));
-    assert_eq!(twice(&terms(false), &index, &store).0, ["withdraw"], "the kubelet turned it away");
+    assert_eq!(twice(&options(false), &index, &store).0, ["withdraw"], "the kubelet turned it away");
     put_pod(&mut index, "db-0", "u1", json!({}));
     store.decisions = vec![decision("earlier")];
-    assert_eq!(twice(&terms(false), &index, &store).0, ["withdraw"]);
+    assert_eq!(twice(&options(false), &index, &store).0, ["withdraw"]);
 }
 
 #[test]
-fn a_sandbox_is_ended_on_the_second_look_and_only_without_its_pod() {
+fn a_sandbox_is_released_on_the_second_check_and_only_without_its_pod() {
     let (mut index, mut store) = (listed(), store());
     let plain = record("10.0.0.5", "c1", "u1", Phase::Attached, None);
-    store.held.push(Held { record: plain, netns: Netns::Gone });
-    assert_eq!(twice(&terms(false), &index, &store), (vec![], vec!["end"]));
+    store.held.push(NodeRecord { record: plain, netns: Netns::Gone });
+    assert_eq!(twice(&options(false), &index, &store), (vec![], vec!["end"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-    assert_eq!(twice(&terms(false), &index, &store), (vec![], vec![]), "the runtime may still come");
-    store.held[0].netns = Netns::MayBeThere;
-    assert_eq!(twice(&terms(false), &listed(), &store), (vec![], vec![]));
+    assert_eq!(twice(&options(false), &index, &store), (vec![], vec![]), "the runtime may still come");
+    store.held[0].netns = Netns::MayExist;
+    assert_eq!(twice(&options(false), &listed(), &store), (vec![], vec![]));
 }
 
 #[test]
-fn an_attachment_without_sandbox_decision_or_pod_is_let_go_on_the_second_look() {
+fn an_attachment_without_sandbox_decision_or_pod_is_released_on_the_second_check() {
     let mut index = listed();
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
-    assert_eq!(twice(&terms(false), &index, &store()), (vec![], vec!["detach"]));
+    assert_eq!(twice(&options(false), &index, &store()), (vec![], vec!["detach"]));
     let mut lives = store();
     let record = record("10.0.0.5", "c1", "u1", Phase::Attached, Some("db-0"));
-    lives.held.push(Held { record, netns: Netns::MayBeThere });
-    assert_eq!(twice(&terms(false), &index, &lives), (vec![], vec![]));
+    lives.held.push(NodeRecord { record, netns: Netns::MayExist });
+    assert_eq!(twice(&options(false), &index, &lives), (vec![], vec![]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-    assert_eq!(twice(&terms(false), &index, &store()), (vec![], vec![]));
+    assert_eq!(twice(&options(false), &index, &store()), (vec![], vec![]));
 }
 
 #[test]
-fn a_sandbox_that_the_api_server_does_not_know_is_attached_on_the_second_look() {
+fn a_sandbox_unknown_to_the_api_server_is_attached_on_the_second_check() {
     let mut store = store();
     let lives = record("10.0.0.5", "c2", "u1", Phase::Attached, Some("db-0"));
-    store.held.push(Held { record: lives, netns: Netns::MayBeThere });
-    assert_eq!(twice(&terms(false), &listed(), &store), (vec![], vec!["attach"]));
+    store.held.push(NodeRecord { record: lives, netns: Netns::MayExist });
+    assert_eq!(twice(&options(false), &listed(), &store), (vec![], vec!["attach"]));
     let mut index = listed();
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c2");
-    assert_eq!(twice(&terms(false), &index, &store), (vec![], vec![]));
+    assert_eq!(twice(&options(false), &index, &store), (vec![], vec![]));
 }
 
 #[test]
-fn what_is_kept_stays_as_long_as_it_is_claimed_and_from_elsewhere_as_long_as_its_pod() {
+fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_lives() {
     let kept = |address: &str| {
         let mut store = store();
         let record = record(address, "c1", "u1", Phase::Kept, Some("db-0"));
-        store.held.push(Held { record, netns: Netns::MayBeThere });
+        store.held.push(NodeRecord { record, netns: Netns::MayExist });
         store
     };
     let mut index = listed();
-    assert_eq!(twice(&terms(false), &index, &kept("10.0.0.5")), (vec![], vec!["free"]));
-    assert_eq!(twice(&terms(false), &index, &kept("10.7.0.5")), (vec![], vec!["free"]));
+    assert_eq!(twice(&options(false), &index, &kept("10.0.0.5")), (vec![], vec!["free"]));
+    assert_eq!(twice(&options(false), &index, &kept("10.7.0.5")), (vec![], vec!["free"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-    assert_eq!(twice(&terms(false), &index, &kept("10.7.0.5")), (vec![], vec![]));
+    assert_eq!(twice(&options(false), &index, &kept("10.7.0.5")), (vec![], vec![]));
     put_claim(&mut index, "10.0.0.5");
-    assert_eq!(twice(&terms(false), &index, &kept("10.0.0.5")), (vec![], vec![]));
-    let mut homeless = terms(false);
+    assert_eq!(twice(&options(false), &index, &kept("10.0.0.5")), (vec![], vec![]));
+    let mut homeless = options(false);
     homeless.shape.ranges.clear();
     assert_eq!(twice(&homeless, &listed(), &kept("10.0.0.5")), (vec![], vec![]), "home is not known");
 }
 
 /// A claim of db-0's, whose home is this node.
-fn put_claim(index: &mut Index, address: &str) {
+fn put_claim(index: &mut NodeIndex, address: &str) {
     let claim = crate::cluster::protocol::view::ClaimView {
         address: address.parse().unwrap(),
         uid: "c".into(),
         resource_version: "1".into(),
         phase: ClaimPhase::Bound,
-        holder: Holder { namespace: "db".into(), name: "db-0".into() },
+        holder: StickyKey { namespace: "db".into(), name: "db-0".into() },
         sticky_uid: Some("s".into()),
         home_node: Some("n1".into()),
         reason: None,
         pod: None,
         released: false,
     };
-    index.take(Update::Claim(Word::Here((address.into(), claim))));
+    index.take(IndexUpdate::Claim(Word::Here((address.into(), claim))));
 }
 
 #[test]
-fn what_nobody_claims_is_freed_beside_what_is_claimed_or_from_elsewhere_once_its_pod_is_gone() {
+fn unclaimed_addresses_are_freed_once_their_pod_is_gone_and_claimed_ones_are_kept() {
     for wanted in ["10.0.0.5", "10.7.0.5"] {
         let mut store = store();
         let mut both = record(wanted, "c1", "u1", Phase::Kept, Some("db-0"));
         both.addresses.push("10.0.0.6".parse().unwrap());
-        store.held.push(Held { record: both, netns: Netns::MayBeThere });
+        store.held.push(NodeRecord { record: both, netns: Netns::MayExist });
         let mut index = listed();
         if wanted == "10.0.0.5" {
             put_claim(&mut index, wanted);
         }
-        assert_eq!(twice(&terms(false), &index, &store), (vec![], vec!["free"]), "{wanted}");
+        assert_eq!(twice(&options(false), &index, &store), (vec![], vec!["free"]), "{wanted}");
         put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-        assert_eq!(twice(&terms(false), &index, &store), (vec![], vec![]), "{wanted}: for its next sandbox");
+        assert_eq!(
+            twice(&options(false), &index, &store),
+            (vec![], vec![]),
+            "{wanted}: for its next sandbox"
+        );
     }
 }
 
 #[test]
-fn the_pool_is_filled_marked_and_cleared() {
+fn the_pool_is_filled_owned_and_cleared() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&terms(true), &index, &store()).0, ["offer"]);
+    assert_eq!(twice(&options(true), &index, &store()).0, ["offer"]);
     put_node(&mut index, json!({"10.0.0.5": {}, "10.0.0.6": {}}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&terms(true), &index, &store()).0, ["mark"]);
+    assert_eq!(twice(&options(true), &index, &store()).0, ["mark"]);
     let mut marked = store();
     for address in ["10.0.0.5", "10.0.0.6"] {
         let record = Record::offered(address.parse().unwrap(), &now()).unwrap();
-        marked.held.push(Held { record, netns: Netns::MayBeThere });
+        marked.held.push(NodeRecord { record, netns: Netns::MayExist });
     }
-    assert_eq!(twice(&terms(true), &index, &marked), (vec![], vec![]));
+    assert_eq!(twice(&options(true), &index, &marked), (vec![], vec![]));
     put_node(&mut index, json!({"10.0.0.5": {}}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&terms(true), &index, &marked).0, ["offer"], "what was offered is missing");
+    assert_eq!(twice(&options(true), &index, &marked).0, ["offer"], "what was offered is missing");
     let stale = json!({"10.0.0.5": {}, "10.0.0.6": {}, "10.0.0.9": {"owner": "db/db-0"}});
     put_node(&mut index, stale, json!(["10.0.0.0/24", "10.9.0.1/32"]));
-    assert_eq!(twice(&terms(true), &index, &marked), (vec![], vec!["hide", "hide"]));
+    assert_eq!(twice(&options(true), &index, &marked), (vec![], vec!["hide", "hide"]));
 }
 
 #[test]
 fn an_attached_stickyip_is_shown_once_its_sandbox_stands() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
-    let terms = Terms { fewest_free: 0, ..terms(true) };
+    let options = PlanOptions { min_free: 0, ..options(true) };
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
-    assert_eq!(twice(&terms, &index, &store()), (vec![], vec![]), "an ADD or a DEL is on its way");
+    assert_eq!(twice(&options, &index, &store()), (vec![], vec![]), "an ADD or a DEL is on its way");
     let mut lives = store();
     let record = record("10.0.0.5", "c1", "u1", Phase::Attached, Some("db-0"));
-    lives.held.push(Held { record, netns: Netns::MayBeThere });
-    assert_eq!(twice(&terms, &index, &lives), (vec![], vec!["show"]));
+    lives.held.push(NodeRecord { record, netns: Netns::MayExist });
+    assert_eq!(twice(&options, &index, &lives), (vec![], vec!["show"]));
 }

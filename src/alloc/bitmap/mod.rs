@@ -120,17 +120,17 @@ pub fn next_free<E>(
     let start =
         after.and_then(|at| ranges.iter().position(|range| range.contains(at)).map(|index| (index, at)));
     let Some((index, at)) = start else {
-        return first_of(ranges.iter().map(|range| (range, range.first(), range.last())), &mut bitmap);
+        return first_free_in(ranges.iter().map(|range| (range, range.first(), range.last())), &mut bitmap);
     };
     let (before, from_here) = ranges.split_at(index);
     let here = &ranges[index];
-    let rest = (at < here.last()).then(|| (here, following(at), here.last()));
+    let rest = (at < here.last()).then(|| (here, next_address(at), here.last()));
     let spans = rest
         .into_iter()
         .chain(from_here.iter().skip(1).map(|range| (range, range.first(), range.last())))
         .chain(before.iter().map(|range| (range, range.first(), range.last())))
         .chain([(here, here.first(), at)]);
-    first_of(spans, &mut bitmap)
+    first_free_in(spans, &mut bitmap)
 }
 
 /// How many addresses of `set` are still free, counted no further than `enough`.
@@ -176,13 +176,13 @@ pub fn count_free<E>(
             if end >= range.last() {
                 break;
             }
-            at = following(end);
+            at = next_address(end);
         }
     }
     Ok(free)
 }
 
-fn first_of<'a, E>(
+fn first_free_in<'a, E>(
     spans: impl Iterator<Item = (&'a Range, IpAddr, IpAddr)>,
     bitmap: &mut impl FnMut(Group) -> Result<Option<Bitmap>, E>,
 ) -> Result<Option<IpAddr>, E> {
@@ -203,12 +203,12 @@ fn first_of<'a, E>(
                 if found >= end {
                     break;
                 }
-                from = following(found);
+                from = next_address(found);
             }
             if end >= last {
                 break;
             }
-            at = following(end);
+            at = next_address(end);
         }
     }
     Ok(None)
@@ -233,7 +233,7 @@ fn end_of_group(address: IpAddr) -> IpAddr {
 }
 
 /// The address behind this one. Callers have seen that it is not the last of its range, so nothing wraps.
-fn following(address: IpAddr) -> IpAddr {
+fn next_address(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits().saturating_add(1))),
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits().saturating_add(1))),

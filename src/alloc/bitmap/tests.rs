@@ -8,9 +8,9 @@ use crate::alloc::range::RangeSpec;
 
 /// Bitmaps in memory, as the store has them on the disk.
 #[derive(Default)]
-struct Memory(BTreeMap<Group, Bitmap>);
+struct InMemoryBitmaps(BTreeMap<Group, Bitmap>);
 
-impl Memory {
+impl InMemoryBitmaps {
     fn of(taken: &BTreeSet<IpAddr>) -> Self {
         let mut memory = Self::default();
         for address in taken {
@@ -71,7 +71,7 @@ proptest! {
         let ranges = if second_first { vec![two, one] } else { vec![one, two] };
         let set = RangeSet::new(ranges.clone()).unwrap();
         let taken: BTreeSet<IpAddr> = taken.into_iter().map(at).collect();
-        let memory = Memory::of(&taken);
+        let memory = InMemoryBitmaps::of(&taken);
 
         let all: Vec<IpAddr> = ranges.iter().flat_map(every).collect();
         let free = |ip: &IpAddr| *ip != at(gateway) && !taken.contains(ip);
@@ -111,7 +111,7 @@ fn the_last_address_of_all_does_not_wrap() {
         let range = Range::from_spec(&RangeSpec { subnet, ..RangeSpec::default() }).unwrap();
         let set = RangeSet::new(vec![range.clone()]).unwrap();
         let all: BTreeSet<IpAddr> = every(&range).collect();
-        let mut memory = Memory::of(&all);
+        let mut memory = InMemoryBitmaps::of(&all);
         assert_eq!((memory.next(&set, Some(last)), memory.count(&set, 9)), (None, 0));
         memory.0.entry(Group::of(last)).or_default().set(position(last), false);
         assert_eq!(memory.next(&set, None), Some(last));

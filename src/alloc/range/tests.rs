@@ -27,7 +27,7 @@ fn a_bare_subnet_gives_every_address_that_a_pod_may_have_and_its_first_as_gatewa
 }
 
 #[test]
-fn blocks_become_one_set_a_family_without_their_edges() {
+fn blocks_become_one_set_per_family_without_their_edges() {
     let blocks: Vec<IpNet> =
         ["10.0.0.0/29", "fd00::/120", "10.0.1.0/29"].iter().map(|text| text.parse().unwrap()).collect();
     let sets = RangeSet::over(&blocks);
@@ -85,7 +85,7 @@ fn an_ipv6_range_below_two_to_the_32_keeps_its_family_in_print() {
 }
 
 #[test]
-fn every_mistake_is_told_with_its_field_and_value_and_what_would_be_right() {
+fn every_mistake_is_reported_with_its_field_and_value_and_what_would_be_right() {
     for (subnet, start, end, gateway, parts) in [
         ("10.1.0.0", "", "", "", ["subnet", "10.1.0.0", "CIDR"]),
         ("10.1.0.0/33", "", "", "", ["subnet", "10.1.0.0/33", "CIDR"]),

@@ -1,7 +1,7 @@
 //! `store check`: verify a store, and with `--fix` put it in order.
 
-use crate::cli::store::{CommandError, Options, Outcome, networks, open};
-use crate::store::Finding;
+use crate::cli::store::{CommandError, CommandOutput, Options, networks, open};
+use crate::store::VerifyFinding;
 
 pub(super) const OPTIONS: &[&str] = &["--fix"];
 pub(super) const HELP: &str = "\
@@ -15,8 +15,8 @@ Exit status: 0 nothing is wrong, 1 something is (with --fix: still is), 2 the co
 A line that starts with 'notice' is worth a look, and is not wrong.
 ";
 
-pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
-    let mut outcome = Outcome::default();
+pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
+    let mut outcome = CommandOutput::default();
     for network in networks(options, &options.dir)? {
         let store = open(options, &options.dir, &network)?;
         let mut findings = store.verify()?;
@@ -44,7 +44,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
     Ok(outcome)
 }
 
-fn tell(text: &mut String, findings: &[Finding], word: &str) {
+fn tell(text: &mut String, findings: &[VerifyFinding], word: &str) {
     for finding in findings {
         // What is told as found is told again as a notice if it stays.
         let word = match (finding.wrong, word) {

@@ -1,7 +1,7 @@
 //! `store import-host-local`: take over host-local's addresses.
 
-use crate::cli::store::{CommandError, Options, Outcome, networks, open};
-use crate::store::{Fate, Step};
+use crate::cli::store::{CommandError, CommandOutput, Options, networks, open};
+use crate::store::{ImportAction, ImportStep};
 
 pub(super) const OPTIONS: &[&str] = &["--from", "--dry-run"];
 pub(super) const HELP: &str = "\
@@ -18,14 +18,14 @@ host-local does not know pods, so what it gave out goes back with its container;
 Exit status: 0 done (or could be), 1 conflict or failure, 2 the command was not understood.
 ";
 
-pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
-    let mut outcome = Outcome::default();
+pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
+    let mut outcome = CommandOutput::default();
     let source = options.from.as_deref().unwrap_or(&options.dir);
     for network in networks(options, source)? {
         let store = open(options, &options.dir, &network)?;
         let steps = match &options.from {
             None => {
-                let steps = store.plan_takeover()?;
+                let steps = store.plan_import_in_place()?;
                 if !options.dry_run {
                     store.take_over()?;
                 }
@@ -33,14 +33,14 @@ pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
             }
             Some(from) => {
                 let from = open(options, from, &network)?;
-                if options.dry_run { store.plan_copy(&from)? } else { store.copy(&from)? }
+                if options.dry_run { store.plan_import_from(&from)? } else { store.copy(&from)? }
             }
         };
         for step in &steps {
             outcome.stdout += &format!("{network}: {}\n", sentence(step, options));
         }
-        let refused = steps.iter().any(|step| matches!(step.fate, Fate::Conflict(_)));
-        let count = steps.iter().filter(|step| matches!(step.fate, Fate::TakenOver(_))).count();
+        let refused = steps.iter().any(|step| matches!(step.fate, ImportAction::Conflict(_)));
+        let count = steps.iter().filter(|step| matches!(step.fate, ImportAction::TakenOver(_))).count();
         outcome.stdout += &match (refused, options.dry_run) {
             (true, _) => format!("{network}: refused, nothing is changed\n"),
             (false, true) => {
@@ -55,16 +55,18 @@ pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
     Ok(outcome)
 }
 
-fn sentence(step: &Step, options: &Options) -> String {
+fn sentence(step: &ImportStep, options: &Options) -> String {
     let address = step.address;
     let verb = |would: &'static str, done: &'static str| if options.dry_run { would } else { done };
     match &step.fate {
-        Fate::TakenOver(attachment) => {
+        ImportAction::TakenOver(attachment) => {
             format!("{address} {} from {attachment}", verb("would be taken over", "taken over"))
         }
-        Fate::Ours(attachment) => format!("{address} is here already, with {attachment}"),
-        Fate::NoRecord if options.from.is_some() => format!("{address} is no record, passed over"),
-        Fate::NoRecord => format!("{address} is no record, {}", verb("would be set aside", "set aside")),
-        Fate::Conflict(why) => format!("{address} conflict: {why}"),
+        ImportAction::Ours(attachment) => format!("{address} is here already, with {attachment}"),
+        ImportAction::NoRecord if options.from.is_some() => format!("{address} is no record, passed over"),
+        ImportAction::NoRecord => {
+            format!("{address} is no record, {}", verb("would be set aside", "set aside"))
+        }
+        ImportAction::Conflict(why) => format!("{address} conflict: {why}"),
     }
 }

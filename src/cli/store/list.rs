@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::cli::store::{CommandError, Options, Outcome, networks, open};
+use crate::cli::store::{CommandError, CommandOutput, Options, networks, open};
 use crate::cni::NetworkName;
-use crate::store::{Keep, Look, Moment, Phase, RealDisk, Record, Store};
+use crate::store::{AddressFile, Keep, NodeTime, Phase, RealDisk, Record, Store};
 
 pub(super) const OPTIONS: &[&str] = &["-o"];
 pub(super) const HELP: &str = "\
@@ -44,26 +44,31 @@ struct Row {
     keep: Option<String>,
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome, CommandError> {
+pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
     let mut rows = Vec::new();
     for network in networks(options, &options.dir)? {
         let store = open(options, &options.dir, &network)?;
-        let first_look = store.glance_first_look().unwrap_or_else(|| store.now().clone());
-        rows.extend(store.walk()?.iter().map(|look| row(&store, &network, look, &first_look)));
+        let first_opened_at = store.first_opened().unwrap_or_else(|| store.now().clone());
+        rows.extend(store.walk()?.iter().map(|look| row(&store, &network, look, &first_opened_at)));
     }
     let stdout = if options.json { serde_json::to_string_pretty(&rows)? + "\n" } else { table(&rows) };
-    Ok(Outcome { stdout, ..Outcome::default() })
+    Ok(CommandOutput { stdout, ..CommandOutput::default() })
 }
 
-fn row(store: &Store<RealDisk>, network: &NetworkName, look: &Look, first_look: &Moment) -> Row {
+fn row(
+    store: &Store<RealDisk>,
+    network: &NetworkName,
+    look: &AddressFile,
+    first_opened_at: &NodeTime,
+) -> Row {
     let record = look.record.as_ref();
     let phase = match record {
         None => "unreadable",
-        Some(_) if look.host_locals => "host-local",
-        Some(record) => phase(record, store.now(), first_look),
+        Some(_) if look.is_host_local => "host-local",
+        Some(record) => phase(record, store.now(), first_opened_at),
     };
     // Of when host-local wrote its record nothing is known.
-    let ours = record.filter(|_| !look.host_locals);
+    let ours = record.filter(|_| !look.is_host_local);
     Row {
         network: network.to_string(),
         address: look.address.to_string(),
@@ -81,12 +86,12 @@ fn row(store: &Store<RealDisk>, network: &NetworkName, look: &Look, first_look: 
     }
 }
 
-fn phase(record: &Record, now: &Moment, first_look: &Moment) -> &'static str {
+fn phase(record: &Record, now: &NodeTime, first_opened_at: &NodeTime) -> &'static str {
     if record.is_attached(now) {
         "attached"
     } else if record.keep == Keep::No && record.phase == Phase::Attached {
         "stale"
-    } else if record.has_expired(now, first_look) {
+    } else if record.has_expired(now, first_opened_at) {
         "expired"
     } else {
         "kept"

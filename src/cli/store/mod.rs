@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::cli::Outcome;
+use crate::cli::CommandOutput;
 use crate::cni::NetworkName;
-use crate::store::{Moment, RealDisk, Store, StoreError};
+use crate::store::{NodeTime, RealDisk, Store, StoreError};
 use options::Options;
 
 /// How long a command waits for a store's lock, as the plugin does by default.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The help of `sticky-ipam store`.
 pub const HELP: &str = "\
@@ -76,7 +76,7 @@ fn names(networks: &[NetworkName]) -> String {
 }
 
 /// Runs `sticky-ipam store` with what stands behind it.
-pub fn run(arguments: &[OsString]) -> Outcome {
+pub fn run(arguments: &[OsString]) -> CommandOutput {
     let outcome = match arguments.first().map(|argument| argument.to_string_lossy()).as_deref() {
         Some("list") => {
             Options::parse(&arguments[1..], list::OPTIONS, list::HELP).and_then(answer(list::run))
@@ -87,7 +87,7 @@ pub fn run(arguments: &[OsString]) -> Outcome {
         Some("import-host-local") => {
             Options::parse(&arguments[1..], import::OPTIONS, import::HELP).and_then(answer(import::run))
         }
-        Some("-h" | "--help") => Ok(Outcome { stdout: HELP.to_owned(), ..Outcome::default() }),
+        Some("-h" | "--help") => Ok(CommandOutput { stdout: HELP.to_owned(), ..CommandOutput::default() }),
         Some(other) => Err(CommandError::Usage(format!(
             "there is no command '{other}'; there are: list, check, import-host-local"
         ))),
@@ -96,16 +96,20 @@ pub fn run(arguments: &[OsString]) -> Outcome {
     outcome.unwrap_or_else(|error| {
         let status = if matches!(error, CommandError::Usage(_)) { 2 } else { 1 };
         let hint = if status == 2 { " (sticky-ipam store --help)" } else { "" };
-        Outcome { stderr: format!("sticky-ipam store: {error}{hint}\n"), status, ..Outcome::default() }
+        CommandOutput {
+            stderr: format!("sticky-ipam store: {error}{hint}\n"),
+            status,
+            ..CommandOutput::default()
+        }
     })
 }
 
 /// A command, unless only its help is asked for. What the store logs meanwhile goes to standard error.
 fn answer(
-    command: impl FnOnce(&Options) -> Result<Outcome, CommandError>,
-) -> impl FnOnce(Options) -> Result<Outcome, CommandError> {
+    command: impl FnOnce(&Options) -> Result<CommandOutput, CommandError>,
+) -> impl FnOnce(Options) -> Result<CommandOutput, CommandError> {
     move |options| match options.help {
-        Some(help) => Ok(Outcome { stdout: help.to_owned(), ..Outcome::default() }),
+        Some(help) => Ok(CommandOutput { stdout: help.to_owned(), ..CommandOutput::default() }),
         None => {
             let log = tracing_subscriber::fmt().with_target(false).with_ansi(false).with_writer(io::stderr);
             tracing::subscriber::with_default(log.finish(), || command(&options))
@@ -115,8 +119,8 @@ fn answer(
 
 /// The store of a network, as of now.
 fn open(options: &Options, dir: &Path, network: &NetworkName) -> Result<Store<RealDisk>, CommandError> {
-    let now = Moment::now(&options.boot_id_file)?;
-    Ok(Store::new(RealDisk, dir, network, now, PATIENCE))
+    let now = NodeTime::now(&options.boot_id_file)?;
+    Ok(Store::new(RealDisk, dir, network, now, LOCK_TIMEOUT))
 }
 
 /// The networks asked for: the one named, or all below `dir`.

@@ -13,8 +13,8 @@ use kube::api::{Api, GetParams};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::objects::{AddressClaim, ClaimName, Sound, StickyIP};
-use crate::cluster::protocol::bind::Claims;
+use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
+use crate::cluster::protocol::bind::ClaimsByAddress;
 use crate::cluster::protocol::view::ClaimView;
 
 /// One object.
@@ -48,16 +48,16 @@ pub async fn annotations(api: &Connection, namespace: &str) -> Result<BTreeMap<S
 }
 
 /// The claims on these addresses; none if one is not there or cannot be read: whoever reads it live has words for it.
-pub async fn claims(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<Claims> {
+pub async fn claims(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<ClaimsByAddress> {
     let all: Api<AddressClaim> = Api::all(api.client());
-    let mut claims = Claims::new();
+    let mut claims = ClaimsByAddress::new();
     for read in futures_util::future::join_all(addresses.iter().map(async |address| {
         let what = format!("get AddressClaim {address}");
         object(api, &what, &all, &ClaimName::of(*address).to_string()).await
     }))
     .await
     {
-        let claim = read.ok()?.filter(|claim| claim.unsound().is_none())?;
+        let claim = read.ok()?.filter(|claim| claim.validation_error().is_none())?;
         claims.insert(claim.spec.address, ClaimView::from(&claim));
     }
     Some(claims)
@@ -71,7 +71,7 @@ pub fn is_free(sticky: &StickyIP) -> bool {
 
 /// Whether these are all the claims of this StickyIP, and sealed to it.
 #[must_use]
-pub fn are_all(claims: &Claims, sticky: &StickyIP) -> bool {
+pub fn are_all(claims: &ClaimsByAddress, sticky: &StickyIP) -> bool {
     let Some(uid) = &sticky.metadata.uid else { return false };
     claims.len() == sticky.spec.addresses.len()
         && sticky.spec.addresses.iter().all(|of| claims.get(of).is_some_and(|claim| claim.sealed_to(uid)))

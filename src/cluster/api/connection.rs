@@ -236,14 +236,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_of_the_first_version_is_asked_one_thing_after_the_other_on_one_connection() {
+    async fn an_http1_server_gets_one_request_after_the_other_on_one_connection() {
         let (client, _) = client(of_the_first_version(usize::MAX).await).unwrap();
         let answers = tokio::join!(ask(&client, "/a"), ask(&client, "/b"), ask(&client, "/c"));
         assert_eq!(answers, ("1 /a".into(), "1 /b".into(), "1 /c".into()));
     }
 
     #[tokio::test]
-    async fn a_connection_that_has_ended_is_opened_anew() {
+    async fn a_connection_that_has_ended_is_opened_again() {
         let (client, _) = client(of_the_first_version(2).await).unwrap();
         let mut answers = Vec::new();
         for _ in 0..4 {

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{IPPool, Skipped, StickyIP};
-use crate::cluster::protocol::apply::{Carrier, FIELD_MANAGER, Sent};
+use crate::cluster::protocol::apply::{ApiWriter, FIELD_MANAGER, SentWrite};
 use crate::policy::selection::facts::PodFacts;
 
 /// How long a told event may take away from a verb.
@@ -109,7 +109,7 @@ pub fn skipped(object: &Skipped) -> ObjectReference {
 /// What is told when this very attachment moved the address from another node: from, to, and why. `before` is the
 /// StickyIP as it was read before, where it was: two attachments of one second look alike.
 #[must_use]
-pub fn move_of(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
+pub fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
     let status = object.status.as_ref()?;
     let known = before.and_then(|before| before.status.as_ref()?.handovers.first());
     if known.is_some() && known == status.handovers.first() {
@@ -133,17 +133,17 @@ pub fn move_of(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
 }
 
 /// Tells whoever looks at the StickyIP or at the pod that the address came from another node, if it did.
-pub async fn tell_of_the_move(
-    carrier: &mut Carrier<'_>,
+pub async fn emit_move_events(
+    api_writer: &mut ApiWriter<'_>,
     before: Option<&StickyIP>,
     object: &StickyIP,
     facts: &PodFacts,
 ) {
-    let Some(message) = move_of(before, object) else { return };
+    let Some(message) = move_message(before, object) else { return };
     let pod = pod(&facts.namespace, &facts.name, &facts.uid);
     for about in [sticky_ip(object), pod] {
         let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
-        tell(carrier, &told).await;
+        tell(api_writer, &told).await;
     }
 }
 
@@ -186,8 +186,8 @@ impl Told {
 }
 
 /// Tells it, if that is quickly done. Whether it stands there now.
-pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) -> bool {
-    let api = carrier.api().clone();
+pub async fn tell(api_writer: &mut ApiWriter<'_>, told: &Told) -> bool {
+    let api = api_writer.api().clone();
     let events: Api<Event> = Api::namespaced(api.client(), told.namespace());
     let (name, event) = (told.name(), told.event());
     let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -199,7 +199,7 @@ pub async fn tell(carrier: &mut Carrier<'_>, told: &Told) -> bool {
             Err(_) => Err(ApiError::TooLate { what: what.clone(), timeout: PATIENCE }),
         }
     };
-    match carrier.witnessed(Sent::Event(&name), create).await {
+    match api_writer.observed(SentWrite::Event(&name), create).await {
         // It stands there already.
         Ok(()) | Err(ApiError::Refused { code: 409, .. }) => true,
         Err(error) => {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_thing_told_twice_has_one_name_and_other_things_have_others() {
+    fn the_same_event_twice_has_one_name_and_other_events_have_others() {
         let told = |message: &str| Told {
             about: pod("db", "db-0", "u1"),
             reason: "AddressRefused",
@@ -240,12 +240,12 @@ mod tests {
             .unwrap()
         };
         let moved = sticky("n1", "2026-01-01T00:00:05Z");
-        let told = move_of(None, &moved).unwrap();
+        let told = move_message(None, &moved).unwrap();
         assert!(told.contains("10.0.0.7 moved from node n1 to node n2"), "{told}");
-        assert_eq!(move_of(Some(&sticky("n3", "2026-01-01T00:00:05Z")), &moved), Some(told));
-        assert_eq!(move_of(Some(&moved), &moved), None);
-        assert_eq!(move_of(None, &sticky("n1", "2026-01-01T00:00:04Z")), None);
-        assert_eq!(move_of(None, &sticky("", "2026-01-01T00:00:05Z")), None);
-        assert_eq!(move_of(None, &sticky("n2", "2026-01-01T00:00:05Z")), None);
+        assert_eq!(move_message(Some(&sticky("n3", "2026-01-01T00:00:05Z")), &moved), Some(told));
+        assert_eq!(move_message(Some(&moved), &moved), None);
+        assert_eq!(move_message(None, &sticky("n1", "2026-01-01T00:00:04Z")), None);
+        assert_eq!(move_message(None, &sticky("", "2026-01-01T00:00:05Z")), None);
+        assert_eq!(move_message(None, &sticky("n2", "2026-01-01T00:00:05Z")), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Leader election on a Lease: one of several replicas works, the others wait. Must never be what safety rests on: every write
 //! has a precondition of its own, and two leaders at once only get in each other's way.
 //!
-//! [`Candidate`] decides from what was read and a time of this machine's own that is handed in; times written by other
-//! machines are never compared. [`Seat`] carries it out, each write with the resourceVersion that was read.
+//! [`ElectionCandidate`] decides from what was read and a time of this machine's own that is handed in; times written by other
+//! machines are never compared. [`LeaderElection`] carries it out, each write with the resourceVersion that was read.
 
 use std::future::Future;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::cluster::api::client::{ApiError, Connection};
 
 /// The times of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub struct LeaseTimes {
     /// How long a lease that nobody renews is respected.
     pub lease_duration: Duration,
     /// How long a leader that cannot renew goes on; shorter, so that it has stopped before another begins.
@@ -28,7 +28,7 @@ pub struct Terms {
     pub retry_period: Duration,
 }
 
-impl Default for Terms {
+impl Default for LeaseTimes {
     fn default() -> Self {
         Self {
             lease_duration: Duration::from_secs(15),
@@ -40,7 +40,7 @@ impl Default for Terms {
 
 /// Times that contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum BadTerms {
+pub enum BadLeaseTimes {
     /// A leader would go on after another has begun.
     #[error("the renew deadline {renew:?} must be shorter than the lease duration {lease:?}")]
     RenewTooLong {
@@ -64,21 +64,21 @@ pub enum BadTerms {
     TooShort(Duration),
 }
 
-impl Terms {
+impl LeaseTimes {
     /// Checks that the times fit each other.
     ///
     /// # Errors
     /// Names both times that do not.
-    pub fn check(self) -> Result<Self, BadTerms> {
+    pub fn check(self) -> Result<Self, BadLeaseTimes> {
         let Self { lease_duration: lease, renew_deadline: renew, retry_period: retry } = self;
         if lease < Duration::from_secs(1) {
-            return Err(BadTerms::TooShort(lease));
+            return Err(BadLeaseTimes::TooShort(lease));
         }
         if renew >= lease {
-            return Err(BadTerms::RenewTooLong { renew, lease });
+            return Err(BadLeaseTimes::RenewTooLong { renew, lease });
         }
         if retry.is_zero() || retry >= renew {
-            return Err(BadTerms::RetryTooLong { retry, renew });
+            return Err(BadLeaseTimes::RetryTooLong { retry, renew });
         }
         Ok(self)
     }
@@ -86,7 +86,7 @@ impl Terms {
 
 /// A Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct LeaseState {
     /// Who holds it; nobody, if it was given back.
     pub holder: Option<String>,
     /// The state that it was read in: uid and resourceVersion.
@@ -97,7 +97,7 @@ pub struct Seen {
 
 /// What to write next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Move {
+pub enum LeaseAction {
     /// There is no Lease: create it, which fails if somebody else does.
     Create,
     /// Take it over.
@@ -110,24 +110,24 @@ pub enum Move {
 
 /// One replica's view of the election. Times are since any fixed point of this machine.
 #[derive(Debug)]
-pub struct Candidate {
+pub struct ElectionCandidate {
     me: String,
-    terms: Terms,
+    lease_times: LeaseTimes,
     /// The state of the Lease that was last seen, and when it was first seen so.
     observed: Option<(String, Duration)>,
     renewed: Option<Duration>,
 }
 
-impl Candidate {
+impl ElectionCandidate {
     /// A candidate that has seen nothing yet.
     #[must_use]
-    pub fn new(me: impl Into<String>, terms: Terms) -> Self {
-        Self { me: me.into(), terms, observed: None, renewed: None }
+    pub fn new(me: impl Into<String>, lease_times: LeaseTimes) -> Self {
+        Self { me: me.into(), lease_times, observed: None, renewed: None }
     }
 
     /// Decides on a fresh read.
-    pub fn next(&mut self, seen: Option<&Seen>, now: Duration) -> Move {
-        let Some(seen) = seen else { return Move::Create };
+    pub fn next(&mut self, seen: Option<&LeaseState>, now: Duration) -> LeaseAction {
+        let Some(seen) = seen else { return LeaseAction::Create };
         let since = match &self.observed {
             Some((version, since)) if *version == seen.version => *since,
             _ => {
@@ -137,13 +137,13 @@ impl Candidate {
         };
         match seen.holder.as_deref() {
             // Also a lease that this very name held in an earlier life: names are unique to a process.
-            Some(holder) if holder == self.me => Move::Renew,
-            None | Some("") => Move::Take,
+            Some(holder) if holder == self.me => LeaseAction::Renew,
+            None | Some("") => LeaseAction::Take,
             // Its own word counts, but never less than ours: a leader of shorter times must not be overtaken early.
-            Some(_) if now.saturating_sub(since) >= seen.duration.max(self.terms.lease_duration) => {
-                Move::Take
+            Some(_) if now.saturating_sub(since) >= seen.duration.max(self.lease_times.lease_duration) => {
+                LeaseAction::Take
             }
-            Some(_) => Move::Wait,
+            Some(_) => LeaseAction::Wait,
         }
     }
 
@@ -166,28 +166,28 @@ impl Candidate {
     /// When the right to work ends unless it is renewed.
     #[must_use]
     pub fn leads_until(&self) -> Option<Duration> {
-        self.renewed.map(|renewed| renewed + self.terms.renew_deadline)
+        self.renewed.map(|renewed| renewed + self.lease_times.renew_deadline)
     }
 }
 
 /// Where the election takes place, and who stands for it.
-pub struct Seat {
+pub struct LeaderElection {
     api: Connection,
     namespace: String,
     name: String,
     me: String,
-    terms: Terms,
+    lease_times: LeaseTimes,
 }
 
 /// A time of leadership that has begun.
-pub struct Term {
-    candidate: Candidate,
+pub struct Leadership {
+    candidate: ElectionCandidate,
     started: Instant,
 }
 
 /// How a time of leadership ended.
 #[derive(Debug, Error)]
-pub enum Ended {
+pub enum LeaseLost {
     /// The lease could not be renewed in time, or another took it.
     #[error("the lease {lease} is lost: {why}; this process must end")]
     Lost {
@@ -198,12 +198,12 @@ pub enum Ended {
     },
 }
 
-impl Seat {
+impl LeaderElection {
     /// A seat at the Lease `namespace/name`. `me` must be unique to this process.
     #[must_use]
-    pub fn new(client: kube::Client, namespace: &str, name: &str, me: &str, terms: Terms) -> Self {
-        let api = Connection::with_client(client, Path::new("the controller's"), terms.retry_period);
-        Self { api, namespace: namespace.into(), name: name.into(), me: me.into(), terms }
+    pub fn new(client: kube::Client, namespace: &str, name: &str, me: &str, lease_times: LeaseTimes) -> Self {
+        let api = Connection::with_client(client, Path::new("the controller's"), lease_times.retry_period);
+        Self { api, namespace: namespace.into(), name: name.into(), me: me.into(), lease_times }
     }
 
     fn leases(&self) -> Api<Lease> {
@@ -214,32 +214,36 @@ impl Seat {
     /// `work` ends by itself.
     ///
     /// # Errors
-    /// [`Ended::Lost`]: whatever `work` was doing was dropped in the middle.
-    pub async fn lead<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
+    /// [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
+    pub async fn lead<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
         let term = self.win().await;
         self.hold(term, work).await
     }
 
-    /// Waits until this replica leads. Whoever stops waiting calls [`Seat::give_back`]: the last write may have won.
-    pub async fn win(&mut self) -> Term {
+    /// Waits until this replica leads. Whoever stops waiting calls [`LeaderElection::give_back`]: the last write may have won.
+    pub async fn win(&mut self) -> Leadership {
         let started = Instant::now();
-        let mut candidate = Candidate::new(&self.me, self.terms);
+        let mut candidate = ElectionCandidate::new(&self.me, self.lease_times);
         while !self.attempt(&mut candidate, started).await {
-            tokio::time::sleep(self.terms.retry_period).await;
+            tokio::time::sleep(self.lease_times.retry_period).await;
         }
         tracing::info!(lease = %self.lease(), me = self.me, "leading");
-        Term { candidate, started }
+        Leadership { candidate, started }
     }
 
     /// Does `work` until it ends by itself or the lease is lost. The lease is given back when `work` ends by itself.
     ///
     /// # Errors
-    /// [`Ended::Lost`]: whatever `work` was doing was dropped in the middle.
-    pub async fn hold<T>(&mut self, mut term: Term, work: impl Future<Output = T>) -> Result<T, Ended> {
+    /// [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
+    pub async fn hold<T>(
+        &mut self,
+        mut term: Leadership,
+        work: impl Future<Output = T>,
+    ) -> Result<T, LeaseLost> {
         let outcome = tokio::select! {
             // Looked at first: work that is always busy must not keep the process from seeing that its time is over.
             biased;
-            why = self.renew(&mut term.candidate, term.started) => Err(Ended::Lost { lease: self.lease(), why }),
+            why = self.renew(&mut term.candidate, term.started) => Err(LeaseLost::Lost { lease: self.lease(), why }),
             done = work => Ok(done),
         };
         if outcome.is_ok() {
@@ -253,14 +257,14 @@ impl Seat {
     }
 
     /// Renews for as long as it can; tells why it cannot any more.
-    async fn renew(&mut self, candidate: &mut Candidate, started: Instant) -> String {
+    async fn renew(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> String {
         loop {
             let until = started + candidate.leads_until().unwrap_or_default();
             tokio::select! {
                 // A renewal that hangs must not outlive the right to work.
                 () = tokio::time::sleep_until(until) => return "it could not be renewed in time".to_owned(),
                 renewed = async {
-                    tokio::time::sleep(self.terms.retry_period).await;
+                    tokio::time::sleep(self.lease_times.retry_period).await;
                     self.attempt(candidate, started).await
                 } => if !renewed && candidate.leads_until().is_none() {
                     return "another replica holds it".to_owned();
@@ -270,7 +274,7 @@ impl Seat {
     }
 
     /// One look and at most one write. Whether the lease is this replica's now, by this very write.
-    async fn attempt(&mut self, candidate: &mut Candidate, started: Instant) -> bool {
+    async fn attempt(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> bool {
         self.api.restart_time();
         let leases = self.leases();
         let what = format!("get Lease {}", self.lease());
@@ -284,16 +288,16 @@ impl Seat {
         let now = started.elapsed();
         let next = candidate.next(read.as_ref().map(seen).as_ref(), now);
         let written = match (next, &read) {
-            (Move::Wait, _) => {
+            (LeaseAction::Wait, _) => {
                 candidate.lost();
                 return false;
             }
-            (Move::Create, _) | (_, None) => {
+            (LeaseAction::Create, _) | (_, None) => {
                 let lease = self.written(None);
                 let what = format!("create Lease {}", self.lease());
                 self.api.once(&what, leases.create(&PostParams::default(), &lease)).await
             }
-            (Move::Take | Move::Renew, Some(read)) => {
+            (LeaseAction::Take | LeaseAction::Renew, Some(read)) => {
                 let lease = self.written(Some(read));
                 let what = format!("replace Lease {}", self.lease());
                 // The object carries the resourceVersion that was read: the server refuses any other.
@@ -317,7 +321,7 @@ impl Seat {
         let now = MicroTime(Timestamp::now());
         let before = read.and_then(|read| read.spec.clone()).unwrap_or_default();
         let renews = before.holder_identity.as_deref() == Some(&self.me);
-        let seconds = i32::try_from(self.terms.lease_duration.as_secs()).unwrap_or(i32::MAX);
+        let seconds = i32::try_from(self.lease_times.lease_duration.as_secs()).unwrap_or(i32::MAX);
         Lease {
             metadata: match read {
                 Some(read) => read.metadata.clone(),
@@ -355,7 +359,7 @@ impl Seat {
     }
 }
 
-fn seen(lease: &Lease) -> Seen {
+fn seen(lease: &Lease) -> LeaseState {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     let version = format!(
@@ -363,7 +367,11 @@ fn seen(lease: &Lease) -> Seen {
         lease.metadata.uid.as_deref().unwrap_or_default(),
         lease.metadata.resource_version.as_deref().unwrap_or_default()
     );
-    Seen { holder: spec.holder_identity, version, duration: Duration::from_secs(seconds.unwrap_or_default()) }
+    LeaseState {
+        holder: spec.holder_identity,
+        version,
+        duration: Duration::from_secs(seconds.unwrap_or_default()),
+    }
 }
 
 #[cfg(test)]
@@ -375,34 +383,34 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn held(by: &str, version: &str) -> Seen {
-        Seen { holder: Some(by.into()), version: version.into(), duration: at(15) }
+    fn held(by: &str, version: &str) -> LeaseState {
+        LeaseState { holder: Some(by.into()), version: version.into(), duration: at(15) }
     }
 
     #[test]
     fn a_lease_is_taken_only_after_it_stood_unchanged_before_our_own_eyes() {
-        let mut me = Candidate::new("me", Terms::default());
-        assert_eq!(me.next(None, at(0)), Move::Create);
+        let mut me = ElectionCandidate::new("me", LeaseTimes::default());
+        assert_eq!(me.next(None, at(0)), LeaseAction::Create);
         // However old it may be by its own clock: we have just begun to look.
-        assert_eq!(me.next(Some(&held("other", "1")), at(1000)), Move::Wait);
-        assert_eq!(me.next(Some(&held("other", "1")), at(1014)), Move::Wait);
-        assert_eq!(me.next(Some(&held("other", "2")), at(1015)), Move::Wait, "it was renewed");
-        assert_eq!(me.next(Some(&held("other", "2")), at(1029)), Move::Wait);
-        assert_eq!(me.next(Some(&held("other", "2")), at(1030)), Move::Take);
+        assert_eq!(me.next(Some(&held("other", "1")), at(1000)), LeaseAction::Wait);
+        assert_eq!(me.next(Some(&held("other", "1")), at(1014)), LeaseAction::Wait);
+        assert_eq!(me.next(Some(&held("other", "2")), at(1015)), LeaseAction::Wait, "it was renewed");
+        assert_eq!(me.next(Some(&held("other", "2")), at(1029)), LeaseAction::Wait);
+        assert_eq!(me.next(Some(&held("other", "2")), at(1030)), LeaseAction::Take);
     }
 
     #[test]
-    fn a_lease_that_was_given_back_is_taken_at_once_and_ones_own_is_renewed() {
-        let mut me = Candidate::new("me", Terms::default());
-        assert_eq!(me.next(Some(&held("", "1")), at(0)), Move::Take);
-        assert_eq!(me.next(Some(&Seen { holder: None, ..held("", "1") }), at(0)), Move::Take);
-        assert_eq!(me.next(Some(&held("me", "2")), at(100)), Move::Renew);
+    fn a_released_lease_is_taken_at_once_and_ones_own_is_renewed() {
+        let mut me = ElectionCandidate::new("me", LeaseTimes::default());
+        assert_eq!(me.next(Some(&held("", "1")), at(0)), LeaseAction::Take);
+        assert_eq!(me.next(Some(&LeaseState { holder: None, ..held("", "1") }), at(0)), LeaseAction::Take);
+        assert_eq!(me.next(Some(&held("me", "2")), at(100)), LeaseAction::Renew);
     }
 
     #[test]
     fn a_leader_that_cannot_renew_stops_before_anyone_may_follow() {
-        let terms = Terms::default();
-        let mut me = Candidate::new("me", terms);
+        let lease_times = LeaseTimes::default();
+        let mut me = ElectionCandidate::new("me", lease_times);
         me.wrote(at(100));
         assert!(me.leads(at(109)));
         assert!(!me.leads(at(110)));
@@ -413,7 +421,8 @@ mod tests {
     #[test]
     fn times_that_contradict_each_other_are_refused_by_both_names() {
         let with = |lease, renew, retry| {
-            Terms { lease_duration: at(lease), renew_deadline: at(renew), retry_period: at(retry) }.check()
+            LeaseTimes { lease_duration: at(lease), renew_deadline: at(renew), retry_period: at(retry) }
+                .check()
         };
         assert!(with(15, 10, 2).is_ok());
         assert!(with(10, 10, 2).unwrap_err().to_string().contains("renew deadline 10s"));
@@ -425,17 +434,17 @@ mod tests {
         /// Two candidates with clocks of their own, looks at any time, writes that may be lost: never two leaders.
         #[test]
         fn two_candidates_never_lead_at_once(steps in proptest::collection::vec((0u8..2, 1u64..9, prop::bool::ANY), 1..200)) {
-            let terms = Terms::default();
+            let lease_times = LeaseTimes::default();
             let skew = [at(0), at(5_000)];
-            let mut both = [Candidate::new("a", terms), Candidate::new("b", terms)];
-            let mut lease: Option<Seen> = None;
+            let mut both = [ElectionCandidate::new("a", lease_times), ElectionCandidate::new("b", lease_times)];
+            let mut lease: Option<LeaseState> = None;
             let (mut now, mut version) = (at(0), 0);
             for (who, pause, arrives) in steps {
                 now += at(pause);
                 let who = usize::from(who);
                 let local = now + skew[who];
                 let next = both[who].next(lease.as_ref(), local);
-                if next == Move::Wait {
+                if next == LeaseAction::Wait {
                     both[who].lost();
                 } else {
                     version += 1;

@@ -17,7 +17,7 @@ const V6: u128 = 0x0100 << 112;
 
 /// Whether a key of the pool is a sign.
 #[must_use]
-pub fn is_sign(entry: &PoolEntry) -> bool {
+pub fn is_barrier(entry: &PoolEntry) -> bool {
     entry.owner == OWNER
 }
 
@@ -43,13 +43,13 @@ pub fn fresh(node: &CiliumNode, owned: IpAddr) -> (IpAddr, PoolEntry) {
 #[must_use]
 pub fn of(node: &CiliumNode, owned: IpAddr) -> Option<IpAddr> {
     let owned = owned.to_string();
-    let standing = node.spec.ipam.pool.iter().find(|(_, entry)| is_sign(entry) && entry.resource == owned);
+    let standing = node.spec.ipam.pool.iter().find(|(_, entry)| is_barrier(entry) && entry.resource == owned);
     standing.and_then(|(key, _)| key.parse().ok())
 }
 
 /// The keys of all signs that stand.
 pub fn keys(node: &CiliumNode) -> impl Iterator<Item = &String> {
-    node.spec.ipam.pool.iter().filter(|(_, entry)| is_sign(entry)).map(|(key, _)| key)
+    node.spec.ipam.pool.iter().filter(|(_, entry)| is_barrier(entry)).map(|(key, _)| key)
 }
 
 #[cfg(test)]
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_has_a_sign_of_its_own_that_is_nobodys_address() {
+    fn every_version_has_a_barrier_entry_of_its_own_that_is_no_address() {
         let (four, six): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
         let sign = |version: &str, owned| fresh(&node(version, json!({})), owned).0.to_string();
         assert_eq!((sign("258", four), sign("258", six)), ("240.0.1.2".into(), "100::102".into()));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_stands_for_the_address_that_it_was_put_with_alone() {
+    fn a_barrier_entry_stands_for_its_own_address_alone() {
         let owned: IpAddr = "10.0.0.1".parse().unwrap();
         let (sign, entry) = fresh(&node("7", json!({})), owned);
         let pool = json!({"10.0.0.1": {"owner": "db/db-0"}, sign.to_string(): entry});

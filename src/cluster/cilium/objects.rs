@@ -10,7 +10,7 @@ use kube::CustomResource;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use crate::cluster::objects::lenient::Sound;
+use crate::cluster::objects::lenient::Validate;
 
 /// A node as Cilium sees it.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -172,14 +172,14 @@ where
     Ok(Option::<T>::deserialize(reader)?.unwrap_or_default())
 }
 
-impl Sound for CiliumNode {
-    fn unsound(&self) -> Option<String> {
+impl Validate for CiliumNode {
+    fn validation_error(&self) -> Option<String> {
         None
     }
 }
 
-impl Sound for CiliumEndpoint {
-    fn unsound(&self) -> Option<String> {
+impl Validate for CiliumEndpoint {
+    fn validation_error(&self) -> Option<String> {
         None
     }
 }

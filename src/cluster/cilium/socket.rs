@@ -19,7 +19,7 @@ const LONGEST_ANSWER: u64 = 1 << 20;
 
 /// What Cilium says of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum EndpointAnswer {
     /// It has an endpoint with it; this is what it says of it.
     There(String),
     /// It has none.
@@ -28,7 +28,7 @@ pub enum Endpoint {
 
 /// What Cilium says of an endpoint, as far as we ask. Empty where it says nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct About {
+pub struct EndpointInfo {
     /// The sandbox.
     pub container: String,
     /// The pod's namespace.
@@ -39,7 +39,7 @@ pub struct About {
     pub mac: String,
 }
 
-impl About {
+impl EndpointInfo {
     /// Reads an answer.
     #[must_use]
     pub fn parse(answer: &str) -> Self {
@@ -66,7 +66,7 @@ impl About {
 ///
 /// # Errors
 /// The agent is not there, does not answer in time, or answers with something else.
-pub fn endpoint(socket: &Path, address: IpAddr) -> io::Result<Endpoint> {
+pub fn endpoint(socket: &Path, address: IpAddr) -> io::Result<EndpointAnswer> {
     let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
     look_up(socket, &format!("{family}:{address}"))
 }
@@ -75,15 +75,15 @@ pub fn endpoint(socket: &Path, address: IpAddr) -> io::Result<Endpoint> {
 ///
 /// # Errors
 /// As [`endpoint`].
-pub fn endpoint_of_pod(socket: &Path, namespace: &str, name: &str) -> io::Result<Endpoint> {
+pub fn endpoint_of_pod(socket: &Path, namespace: &str, name: &str) -> io::Result<EndpointAnswer> {
     look_up(socket, &format!("pod-name:{namespace}%2F{name}"))
 }
 
-fn look_up(socket: &Path, id: &str) -> io::Result<Endpoint> {
+fn look_up(socket: &Path, id: &str) -> io::Result<EndpointAnswer> {
     let (status, body) = ask(socket, "GET", &format!("/v1/endpoint/{id}"))?;
     match status {
-        200 => Ok(Endpoint::There(body)),
-        404 => Ok(Endpoint::Absent),
+        200 => Ok(EndpointAnswer::There(body)),
+        404 => Ok(EndpointAnswer::Absent),
         other => Err(io::Error::other(format!("Cilium's agent answered {other} for {id}"))),
     }
 }
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    fn answering(answer: &'static [u8]) -> (io::Result<Endpoint>, String) {
+    fn answering(answer: &'static [u8]) -> (io::Result<EndpointAnswer>, String) {
         let address = "fd00::7".parse().unwrap();
         let (said, asked) = asked_in_turn(vec![answer], |path| endpoint(path, address));
         (said, asked.concat())
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_known_or_not_and_what_was_taken_to_find_out_is_given_back() {
+    fn an_entry_is_known_or_not_and_the_probes_address_is_released() {
         let key: IpAddr = "240.0.1.2".parse().unwrap();
         let taken: &[u8] = b"HTTP/1.0 200 OK\r\n\r\n";
         let in_use: &[u8] = b"HTTP/1.0 500 Oh\r\n\r\n\"IP already in use\"";
@@ -184,20 +184,20 @@ mod tests {
     fn an_answer_names_sandbox_pod_and_mac_or_nothing() {
         let whole = r#"{"id": 7, "status": {"external-identifiers": {"container-id": "c1", "k8s-namespace": "db",
             "k8s-pod-name": "db-0"}, "networking": {"mac": "0a:00:00:00:00:01", "host-mac": "0a:00:00:00:00:02"}}}"#;
-        let about = About::parse(whole);
+        let about = EndpointInfo::parse(whole);
         assert_eq!((about.container.as_str(), about.namespace.as_str()), ("c1", "db"));
         assert_eq!((about.pod.as_str(), about.mac.as_str()), ("db-0", "0a:00:00:00:00:01"));
         let newer = r#"{"status": {"external-identifiers": {"cni-attachment-id": "c2:eth0"}}}"#;
-        assert_eq!(About::parse(newer).container, "c2");
-        assert_eq!(About::parse("nonsense"), About::default());
+        assert_eq!(EndpointInfo::parse(newer).container, "c2");
+        assert_eq!(EndpointInfo::parse("nonsense"), EndpointInfo::default());
     }
 
     #[test]
-    fn an_endpoint_is_there_or_absent_or_nobody_knows() {
+    fn an_endpoint_is_present_absent_or_unknown() {
         let (said, asked) = answering(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\n{\"id\": 7}");
-        assert_eq!(said.unwrap(), Endpoint::There("{\"id\": 7}".into()));
+        assert_eq!(said.unwrap(), EndpointAnswer::There("{\"id\": 7}".into()));
         assert!(asked.starts_with("GET /v1/endpoint/ipv6:fd00::7 HTTP/1.0\r\n"), "{asked}");
-        assert_eq!(answering(b"HTTP/1.0 404 Not Found\r\n\r\n").0.unwrap(), Endpoint::Absent);
+        assert_eq!(answering(b"HTTP/1.0 404 Not Found\r\n\r\n").0.unwrap(), EndpointAnswer::Absent);
         assert!(answering(b"HTTP/1.0 429 Too Many\r\n\r\n").0.is_err());
         assert!(answering(b"nonsense").0.is_err());
         assert!(endpoint(Path::new("/nowhere/at/all"), "10.0.0.1".parse().unwrap()).is_err());

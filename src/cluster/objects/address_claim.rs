@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cluster::objects::lenient::Sound;
+use crate::cluster::objects::lenient::Validate;
 
 /// Who holds one address.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ use crate::cluster::objects::lenient::Sound;
          (oldSelf.phase == 'Granted' && self.phase == 'Bound') || \
          (oldSelf.phase == 'Bound' && self.phase == 'Resting') || \
          (oldSelf.phase == 'Resting' && self.phase == 'Bound')"
-    ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Resting, Resting back to Bound")
+    ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Quarantined, Quarantined back to Bound")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
@@ -79,7 +79,7 @@ pub struct AddressClaimSpec {
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
     #[x_kube(validation = Rule::new("self == oldSelf").message("the holder cannot change: a claim is freed, then claimed anew"))]
-    pub holder: Holder,
+    pub holder: StickyKey,
     /// The uid of that StickyIP: the seal. An address may be used only through the StickyIP with this uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
@@ -128,12 +128,12 @@ pub enum ClaimPhase {
     /// Sealed to the StickyIP with `stickyUid`.
     Bound,
     /// Its StickyIP is gone; it rests before another gets the address.
-    Resting,
+    Quarantined,
 }
 
 /// The StickyIP that a claim is for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-pub struct Holder {
+pub struct StickyKey {
     /// Its namespace.
     #[schemars(length(min = 1, max = 63))]
     pub namespace: String,
@@ -142,7 +142,7 @@ pub struct Holder {
     pub name: String,
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for StickyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
@@ -200,8 +200,8 @@ impl FromStr for ClaimName {
     }
 }
 
-impl Sound for AddressClaim {
-    fn unsound(&self) -> Option<String> {
+impl Validate for AddressClaim {
+    fn validation_error(&self) -> Option<String> {
         let name = self.metadata.name.as_deref().unwrap_or_default();
         match ClaimName::from_str(name) {
             Err(error) => Some(error.to_string()),

@@ -57,11 +57,11 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
 
     #[test]
-    fn a_condition_has_the_time_of_its_status_and_not_of_its_words() {
+    fn a_condition_has_the_time_of_its_status_and_not_of_its_message() {
         let at = |second: i64, status: &str, message: &str| Condition {
             kind: "Releasing".into(),
             status: status.into(),
-            reason: "TimeRuns".into(),
+            reason: "TTLRunning".into(),
             message: message.into(),
             last_transition_time: Time(Timestamp::from_second(second).unwrap()),
             observed_generation: None,

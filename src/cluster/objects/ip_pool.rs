@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::objects::condition::Condition;
-use crate::cluster::objects::lenient::Sound;
+use crate::cluster::objects::lenient::Validate;
 use crate::policy::selection::selector::LabelSelector;
 
 /// Ranges and what they are for.
@@ -209,8 +209,8 @@ pub fn overlaps(pools: &[IPPool]) -> Vec<Overlap> {
     found
 }
 
-impl Sound for IPPool {
-    fn unsound(&self) -> Option<String> {
+impl Validate for IPPool {
+    fn validation_error(&self) -> Option<String> {
         let cidrs = &self.spec.cidrs;
         if let Some(ragged) = cidrs.iter().find(|cidr| **cidr != cidr.trunc()) {
             return Some(format!("range {ragged} has host bits; write {}", ragged.trunc()));
@@ -249,9 +249,11 @@ mod tests {
 
     #[test]
     fn a_pool_that_overlaps_itself_is_unsound() {
-        assert!(pool("p", 0, &["10.0.0.0/8", "10.1.0.0/16"]).unsound().unwrap().contains("10.1.0.0/16"));
-        assert!(pool("p", 0, &["10.0.0.1/8"]).unsound().unwrap().contains("host bits"));
-        assert_eq!(pool("p", 0, &["10.0.0.0/16", "10.1.0.0/16"]).unsound(), None);
+        assert!(
+            pool("p", 0, &["10.0.0.0/8", "10.1.0.0/16"]).validation_error().unwrap().contains("10.1.0.0/16")
+        );
+        assert!(pool("p", 0, &["10.0.0.1/8"]).validation_error().unwrap().contains("host bits"));
+        assert_eq!(pool("p", 0, &["10.0.0.0/16", "10.1.0.0/16"]).validation_error(), None);
     }
 
     #[test]

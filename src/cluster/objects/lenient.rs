@@ -7,14 +7,14 @@ use kube::core::DeserializeGuard;
 use kube::{Resource, ResourceExt};
 
 /// An object's own rules, checked again after the API server: its schema may not have been there yet.
-pub trait Sound {
+pub trait Validate {
     /// What is wrong with it, if anything.
-    fn unsound(&self) -> Option<String>;
+    fn validation_error(&self) -> Option<String>;
 }
 
 /// The API server vouches for its own kinds.
-impl Sound for k8s_openapi::api::core::v1::Pod {
-    fn unsound(&self) -> Option<String> {
+impl Validate for k8s_openapi::api::core::v1::Pod {
+    fn validation_error(&self) -> Option<String> {
         None
     }
 }
@@ -39,7 +39,7 @@ pub struct Skipped {
 /// Otherwise who it is and what is wrong, for an event.
 pub fn readable<K>(guarded: DeserializeGuard<K>) -> Result<K, Skipped>
 where
-    K: Resource<DynamicType = ()> + Sound,
+    K: Resource<DynamicType = ()> + Validate,
 {
     let name = match guarded.namespace() {
         Some(namespace) => format!("{namespace}/{}", guarded.name_any()),
@@ -48,7 +48,7 @@ where
     let uid = guarded.uid();
     let skip = |why| Skipped { kind: K::kind(&()).into_owned(), name: name.clone(), uid: uid.clone(), why };
     let object = guarded.0.map_err(|error| skip(error.error))?;
-    match object.unsound() {
+    match object.validation_error() {
         Some(why) => Err(skip(why)),
         None => Ok(object),
     }
@@ -62,7 +62,7 @@ mod tests {
 
     fn read<K>(object: Value) -> Result<K, Skipped>
     where
-        K: Resource<DynamicType = ()> + Sound + serde::de::DeserializeOwned,
+        K: Resource<DynamicType = ()> + Validate + serde::de::DeserializeOwned,
     {
         readable(serde_json::from_value::<DeserializeGuard<K>>(object).unwrap())
     }

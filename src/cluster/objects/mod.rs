@@ -13,10 +13,10 @@ pub mod labels;
 pub mod lenient;
 pub mod sticky_ip;
 
-pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, ClaimedPod, Holder};
+pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, ClaimedPod, StickyKey};
 pub use condition::Condition;
 pub use ip_pool::{BlockSize, IPPool, IPPoolSpec, IPPoolStatus, PoolUse};
-pub use lenient::{Skipped, Sound};
+pub use lenient::{Skipped, Validate};
 pub use sticky_ip::{
     Attachment, ClaimantKind, ClaimantRef, HandoverRecord, StickyIP, StickyIPSpec, StickyIPStatus,
     StickyPhase, WorkloadRef,

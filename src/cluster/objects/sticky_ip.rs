@@ -10,14 +10,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::objects::condition::Condition;
-use crate::cluster::objects::lenient::Sound;
+use crate::cluster::objects::lenient::Validate;
 use crate::policy::lifetime::retention::Retention;
 use crate::policy::selection::facts::Owner;
 
 /// The condition of an address that nobody has and that will be let go at a time to come.
 pub const RELEASING: &str = "Releasing";
 /// The condition of an address that nobody has and that is kept because its workload cannot be looked at.
-pub const KEPT_IN_DOUBT: &str = "KeptInDoubt";
+pub const RELEASE_BLOCKED: &str = "ReleaseBlocked";
 /// The annotation of a StickyIP with the retention that one of us wrote: another one in its spec is a person's word.
 pub const RETENTION_SET: &str = "sticky-ipam.io/retention-set";
 /// How many handovers a StickyIP remembers.
@@ -248,8 +248,8 @@ impl StickyIPStatus {
     }
 }
 
-impl Sound for StickyIP {
-    fn unsound(&self) -> Option<String> {
+impl Validate for StickyIP {
+    fn validation_error(&self) -> Option<String> {
         match self.spec.addresses.as_slice() {
             [_] => None,
             [a, b] if a.is_ipv4() != b.is_ipv4() => None,

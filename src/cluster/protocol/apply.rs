@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::pool::NodePatch;
-use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING, retention_set};
+use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING, retention_set};
 use crate::cluster::objects::{
-    AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, Holder,
-    StickyIP, StickyIPSpec, StickyIPStatus, StickyPhase, condition, labels,
+    AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, StickyIP,
+    StickyIPSpec, StickyIPStatus, StickyKey, StickyPhase, condition, labels,
 };
-use crate::cluster::protocol::write::{Unchanged, Write};
+use crate::cluster::protocol::write::{Precondition, Write};
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::lifetime::retention::Retention;
 
@@ -26,11 +26,11 @@ pub const FIELD_MANAGER: &str = "sticky-ipam";
 /// The condition of a StickyIP whose address another holds.
 const CONFLICT: &str = "Conflict";
 /// Conditions that end when a pod is attached.
-const OF_UNATTACHED: &[&str] = &[CONFLICT, KEPT_IN_DOUBT, RELEASING];
+const OF_UNATTACHED: &[&str] = &[CONFLICT, RELEASE_BLOCKED, RELEASING];
 
 /// A write to the API server on its way.
 #[derive(Debug, Clone, Copy)]
-pub enum Sent<'a> {
+pub enum SentWrite<'a> {
     /// One of the protocol.
     Protocol(&'a Write),
     /// One to the node's own CiliumNode.
@@ -42,26 +42,26 @@ pub enum Sent<'a> {
 }
 
 /// Told of every write, by number from 1. Tests stop a process there.
-pub trait Witness {
+pub trait WriteObserver {
     /// The write is about to be sent.
-    fn before(&self, number: usize, write: Sent<'_>) {
+    fn before(&self, number: usize, write: SentWrite<'_>) {
         let _ = (number, write);
     }
     /// The write was sent, whatever came of it.
-    fn after(&self, number: usize, write: Sent<'_>) {
+    fn after(&self, number: usize, write: SentWrite<'_>) {
         let _ = (number, write);
     }
 }
 
 /// Watches nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Nobody;
+pub struct NoObserver;
 
-impl Witness for Nobody {}
+impl WriteObserver for NoObserver {}
 
 /// What came of a write.
 #[derive(Debug)]
-pub enum Carried {
+pub enum Applied {
     /// A StickyIP was written; this is how it stands now.
     Sticky(Box<StickyIP>),
     /// A claim was written; this is how it stands now.
@@ -69,21 +69,21 @@ pub enum Carried {
     /// The object is gone, or going.
     Deleted,
     /// The world has moved on: the precondition did not hold. Read again.
-    Lost,
+    Conflict,
 }
 
 /// Carries writes out, one at a time.
-pub struct Carrier<'a> {
+pub struct ApiWriter<'a> {
     api: Connection,
-    witness: &'a dyn Witness,
+    observer: &'a dyn WriteObserver,
     count: usize,
 }
 
-impl<'a> Carrier<'a> {
+impl<'a> ApiWriter<'a> {
     /// A carrier over this connection.
     #[must_use]
-    pub fn new(api: Connection, witness: &'a dyn Witness) -> Self {
-        Self { api, witness, count: 0 }
+    pub fn new(api: Connection, observer: &'a dyn WriteObserver) -> Self {
+        Self { api, observer, count: 0 }
     }
 
     /// How many writes were sent.
@@ -113,18 +113,18 @@ impl<'a> Carrier<'a> {
         write: &Write,
         known: Option<&StickyIP>,
         pod: &str,
-    ) -> Result<Carried, ApiError> {
+    ) -> Result<Applied, ApiError> {
         if let Some((holder, uid)) = write.must_be_gone()
             && self.is_there(holder, uid).await?
         {
-            return Ok(Carried::Lost);
+            return Ok(Applied::Conflict);
         }
-        self.before(Sent::Protocol(write));
+        self.before(SentWrite::Protocol(write));
         let sent = self.send(write, known, pod).await;
-        self.witness.after(self.count, Sent::Protocol(write));
+        self.observer.after(self.count, SentWrite::Protocol(write));
         match sent {
             // Exists already, or changed; gone; not as the rules of the object's life want it: somebody was faster.
-            Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Carried::Lost),
+            Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Applied::Conflict),
             other => other,
         }
     }
@@ -133,24 +133,24 @@ impl<'a> Carrier<'a> {
     ///
     /// # Errors
     /// The request's.
-    pub async fn witnessed<T>(
+    pub async fn observed<T>(
         &mut self,
-        write: Sent<'_>,
+        write: SentWrite<'_>,
         request: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<T, ApiError> {
         self.before(write);
         let sent = request.await;
-        self.witness.after(self.count, write);
+        self.observer.after(self.count, write);
         sent
     }
 
-    fn before(&mut self, write: Sent<'_>) {
+    fn before(&mut self, write: SentWrite<'_>) {
         self.count += 1;
-        self.witness.before(self.count, write);
+        self.observer.before(self.count, write);
     }
 
     /// A live look whether the StickyIP with this uid exists.
-    async fn is_there(&self, holder: &Holder, uid: &str) -> Result<bool, ApiError> {
+    async fn is_there(&self, holder: &StickyKey, uid: &str) -> Result<bool, ApiError> {
         let api: Api<StickyIP> = Api::namespaced(self.api.client(), &holder.namespace);
         let what = format!("get StickyIP {holder}");
         match self.api.read(&what, || api.get_metadata(&holder.name)).await {
@@ -160,7 +160,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Carried, ApiError> {
+    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Applied, ApiError> {
         match write {
             Write::CreateClaim { address, holder, phase, sticky_uid, origin, pod } => {
                 let (home, block) = origin.home_and_block();
@@ -184,7 +184,7 @@ impl<'a> Carrier<'a> {
                 }
                 let what = format!("create AddressClaim {address}");
                 let made = self.api.once(&what, self.claims().create(&params(), &claim)).await?;
-                Ok(Carried::Claim(Box::new(made)))
+                Ok(Applied::Claim(Box::new(made)))
             }
             Write::AnswerClaim { address, at, refused } => {
                 let spec = match refused {
@@ -197,19 +197,19 @@ impl<'a> Carrier<'a> {
                 let spec = json!({"phase": ClaimPhase::Bound, "stickyUid": sticky_uid, "released": null});
                 self.patch_claim(*address, at, spec).await
             }
-            Write::RestClaim { address, at, released, .. } => {
-                let mut spec = json!({"phase": ClaimPhase::Resting});
+            Write::QuarantineClaim { address, at, released, .. } => {
+                let mut spec = json!({"phase": ClaimPhase::Quarantined});
                 if *released {
                     spec["released"] = true.into();
                 }
                 self.patch_claim(*address, at, spec).await
             }
-            Write::ForgetPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
+            Write::ClearPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
             Write::DeleteClaim { address, at } => {
                 let name = ClaimName::of(*address).to_string();
                 let what = format!("delete AddressClaim {address}");
                 self.api.once(&what, self.claims().delete(&name, &only_if(at))).await?;
-                Ok(Carried::Deleted)
+                Ok(Applied::Deleted)
             }
             Write::CreateSticky { key, addresses, claimant, workload, retention } => {
                 let spec = StickyIPSpec {
@@ -226,15 +226,15 @@ impl<'a> Carrier<'a> {
                 }
                 let what = format!("create StickyIP {key}");
                 let made = self.api.once(&what, self.stickies(key).create(&params(), &object)).await?;
-                Ok(Carried::Sticky(Box::new(made)))
+                Ok(Applied::Sticky(Box::new(made)))
             }
             Write::DeleteSticky { key, at } => {
                 let what = format!("delete StickyIP {key}");
                 self.api.once(&what, self.stickies(key).delete(&key.name, &only_if(at))).await?;
-                Ok(Carried::Deleted)
+                Ok(Applied::Deleted)
             }
             Write::Attach { key, at, attached, takeover } => {
-                let Some(known) = read_at(known, at) else { return Ok(Carried::Lost) };
+                let Some(known) = read_at(known, at) else { return Ok(Applied::Conflict) };
                 let status = known.status.clone().unwrap_or_default();
                 self.put_status(key, known, attached_status(status, attached, *takeover, pod, now())).await
             }
@@ -243,14 +243,14 @@ impl<'a> Carrier<'a> {
                 let mut status =
                     json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
                 if let Some(proof) = proof {
-                    let Some(known) = status_at(known, at) else { return Ok(Carried::Lost) };
+                    let Some(known) = status_at(known, at) else { return Ok(Applied::Conflict) };
                     status["handovers"] = json!(left_behind(known, *proof, now()).handovers);
                 }
                 self.patch_status(key, at, &status).await
             }
             Write::RecordMac { key, at, mac } => self.patch_status(key, at, &json!({"mac": mac})).await,
             Write::MarkConflict { key, at, address, held_by } => {
-                let Some(status) = status_at(known, at) else { return Ok(Carried::Lost) };
+                let Some(status) = status_at(known, at) else { return Ok(Applied::Conflict) };
                 let generation = known.and_then(|known| known.metadata.generation);
                 let status = conflict_status(status, generation, key, *address, held_by, now());
                 self.patch_status(key, at, &status).await
@@ -258,7 +258,12 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    async fn patch_claim(&self, address: IpAddr, at: &Unchanged, spec: Value) -> Result<Carried, ApiError> {
+    async fn patch_claim(
+        &self,
+        address: IpAddr,
+        at: &Precondition,
+        spec: Value,
+    ) -> Result<Applied, ApiError> {
         let name = ClaimName::of(address).to_string();
         let mut metadata = metadata(at);
         // Nobody but us writes claims, and keeping who wrote which field would be a quarter of the write (docs/decisions/0024).
@@ -266,17 +271,17 @@ impl<'a> Carrier<'a> {
         let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
         let what = format!("patch AddressClaim {address}");
         let made = self.api.once(&what, self.claims().patch(&name, &patch_params(), &patch)).await?;
-        Ok(Carried::Claim(Box::new(made)))
+        Ok(Applied::Claim(Box::new(made)))
     }
 
     /// Writes the whole status of an object as it was read, if it still stands so. Cheaper for the server than a patch, and every start
     /// of a pod waits for it (docs/decisions/0024).
     async fn put_status(
         &self,
-        key: &Holder,
+        key: &StickyKey,
         known: &StickyIP,
         status: StickyIPStatus,
-    ) -> Result<Carried, ApiError> {
+    ) -> Result<Applied, ApiError> {
         // By this path the server takes the status alone. All else is there as it was read, with uid and resourceVersion: before 1.36, what
         // a body lacks of the metadata would be nobody's any more.
         let mut object = StickyIP { status: Some(status), ..known.clone() };
@@ -284,22 +289,27 @@ impl<'a> Carrier<'a> {
         let what = format!("update the status of StickyIP {key}");
         let sent = self.stickies(key);
         let made = self.api.once(&what, sent.replace_status(&key.name, &params(), &object)).await?;
-        Ok(Carried::Sticky(Box::new(made)))
+        Ok(Applied::Sticky(Box::new(made)))
     }
 
-    async fn patch_status(&self, key: &Holder, at: &Unchanged, status: &Value) -> Result<Carried, ApiError> {
+    async fn patch_status(
+        &self,
+        key: &StickyKey,
+        at: &Precondition,
+        status: &Value,
+    ) -> Result<Applied, ApiError> {
         let patch = Patch::Merge(json!({"metadata": metadata(at), "status": status}));
         let what = format!("patch the status of StickyIP {key}");
         let sent = self.stickies(key);
         let made = self.api.once(&what, sent.patch_status(&key.name, &patch_params(), &patch)).await?;
-        Ok(Carried::Sticky(Box::new(made)))
+        Ok(Applied::Sticky(Box::new(made)))
     }
 
     fn claims(&self) -> Api<AddressClaim> {
         Api::all(self.api.client())
     }
 
-    fn stickies(&self, key: &Holder) -> Api<StickyIP> {
+    fn stickies(&self, key: &StickyKey) -> Api<StickyIP> {
         Api::namespaced(self.api.client(), &key.namespace)
     }
 }
@@ -314,11 +324,11 @@ pub(crate) fn patch_params() -> PatchParams {
 }
 
 /// In a merge patch these two make the server refuse it on any other state of the object.
-fn metadata(at: &Unchanged) -> Value {
+fn metadata(at: &Precondition) -> Value {
     json!({"uid": at.uid, "resourceVersion": at.resource_version})
 }
 
-fn only_if(at: &Unchanged) -> DeleteParams {
+fn only_if(at: &Precondition) -> DeleteParams {
     let preconditions =
         Preconditions { uid: Some(at.uid.clone()), resource_version: Some(at.resource_version.clone()) };
     DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
@@ -338,14 +348,14 @@ fn clip(text: &str) -> &str {
 }
 
 /// The object on which the write rests; none if another state of it is known.
-fn read_at<'a>(known: Option<&'a StickyIP>, at: &Unchanged) -> Option<&'a StickyIP> {
+fn read_at<'a>(known: Option<&'a StickyIP>, at: &Precondition) -> Option<&'a StickyIP> {
     known.filter(|known| {
         known.metadata.resource_version.as_deref() == Some(&at.resource_version)
             && known.metadata.uid.as_deref() == Some(&at.uid)
     })
 }
 
-fn status_at(known: Option<&StickyIP>, at: &Unchanged) -> Option<StickyIPStatus> {
+fn status_at(known: Option<&StickyIP>, at: &Precondition) -> Option<StickyIPStatus> {
     Some(read_at(known, at)?.status.clone().unwrap_or_default())
 }
 
@@ -412,9 +422,9 @@ fn reason_of(takeover: Takeover) -> &'static str {
 fn conflict_status(
     mut status: StickyIPStatus,
     generation: Option<i64>,
-    key: &Holder,
+    key: &StickyKey,
     address: IpAddr,
-    held_by: &Holder,
+    held_by: &StickyKey,
     now: Timestamp,
 ) -> Value {
     let conflict = Condition {
@@ -452,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_off_a_dead_node_keeps_its_reason_whoever_detached_first() {
+    fn a_move_off_a_dead_node_keeps_its_reason_whichever_part_detached_first() {
         let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
         let taken = attached_status(first.clone(), &on("n2", "c2"), Some(Takeover::OutOfService), "p", now());
         let left = left_behind(first, Takeover::OutOfService, now());
@@ -463,8 +473,8 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_ends_what_was_said_of_an_address_that_nobody_had() {
-        let key = |name: &str| Holder { namespace: "db".into(), name: name.into() };
+    fn an_attachment_clears_the_conflict_condition_and_no_other() {
+        let key = |name: &str| StickyKey { namespace: "db".into(), name: name.into() };
         let address = "10.0.0.1".parse().unwrap();
         let marked =
             conflict_status(StickyIPStatus::default(), Some(3), &key("a"), address, &key("b"), now());
@@ -504,7 +514,7 @@ mod tests {
         );
         known.metadata.uid = Some("u1".into());
         known.metadata.resource_version = Some("7".into());
-        let at = |version: &str| Unchanged { uid: "u1".into(), resource_version: version.into() };
+        let at = |version: &str| Precondition { uid: "u1".into(), resource_version: version.into() };
         assert!(status_at(Some(&known), &at("7")).is_some());
         assert!(status_at(Some(&known), &at("8")).is_none());
         assert!(status_at(None, &at("7")).is_none());

@@ -14,14 +14,14 @@ use thiserror::Error;
 use crate::alloc::range::Family;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{
-    AddressClaim, ClaimName, ClaimantRef, ClaimedPod, Holder, Sound, StickyIP, WorkloadRef,
+    AddressClaim, ClaimName, ClaimantRef, ClaimedPod, StickyIP, StickyKey, Validate, WorkloadRef,
 };
 use crate::cluster::pod;
-use crate::cluster::protocol::apply::{Carried, Carrier};
-use crate::cluster::protocol::candidates::Offer;
-use crate::cluster::protocol::stale_nodes::Lookout;
+use crate::cluster::protocol::apply::{ApiWriter, Applied};
+use crate::cluster::protocol::candidates::CandidateSources;
+use crate::cluster::protocol::stale_nodes::StaleNodeCheck;
 use crate::cluster::protocol::step;
-use crate::cluster::protocol::step::{Ask, Candidate, Refusal, Seen, Step, Waiting};
+use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, Refusal, Waiting};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
@@ -35,10 +35,10 @@ const SOON: Duration = Duration::from_secs(4);
 const LONG_PAUSE: Duration = Duration::from_millis(500);
 /// The most writes of one walk. Every one is either progress or a lost race; whoever loses more often than this gives the
 /// others a rest.
-const MOST_STEPS: usize = 64;
+const MAX_STEPS: usize = 64;
 
 /// What the node itself knows and does: its store.
-pub trait Ground {
+pub trait LocalNode {
     /// The node's name.
     fn node(&self) -> &str;
     /// The families of which the node's pods have an address.
@@ -49,7 +49,7 @@ pub trait Ground {
     ///
     /// # Errors
     /// The store fails.
-    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError>;
+    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, BindError>;
     /// Told while the write that attaches these addresses is under way: what takes the node time, and holds nothing, may be done
     /// now. Most likely the write succeeds.
     fn attaching(&mut self, _addresses: &[IpAddr]) {}
@@ -61,17 +61,17 @@ pub trait Ground {
         &mut self,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
-    ) -> Result<Option<Candidate>, WalkError>;
+    ) -> Result<Option<Candidate>, BindError>;
     /// Reserves this very address if it is of the node's own ranges, and says where it comes from.
     ///
     /// # Errors
     /// The store fails, or somebody on this node has it.
-    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError>;
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError>;
 }
 
 /// Why a walk did not arrive.
 #[derive(Debug, Error)]
-pub enum WalkError {
+pub enum BindError {
     /// The server was of no help.
     #[error(transparent)]
     Api(#[from] ApiError),
@@ -87,10 +87,10 @@ pub enum WalkError {
         patience: Duration,
     },
     /// Others were faster every time.
-    #[error("others changed StickyIP {key} or its claims {MOST_STEPS} times in a row")]
-    Outrun {
+    #[error("others changed StickyIP {key} or its claims {MAX_STEPS} times in a row")]
+    TooManyConflicts {
         /// The StickyIP.
-        key: Holder,
+        key: StickyKey,
     },
     /// Nothing is free.
     #[error("no {family} address is free, neither in a Sticky pool nor on this node; add a range to a pool")]
@@ -100,7 +100,7 @@ pub enum WalkError {
     },
     /// An object of ours breaks its own rules.
     #[error("{what} {name} breaks its own rules: {why}; correct or delete it")]
-    Unsound {
+    InvalidObject {
         /// Its kind.
         what: &'static str,
         /// Its name.
@@ -110,10 +110,10 @@ pub enum WalkError {
     },
     /// The node's store.
     #[error("{0}")]
-    Ground(String),
+    LocalNode(String),
     /// Somebody on this node has the address.
     #[error("{address} is held or kept on this node for {holder}")]
-    HeldHere {
+    HeldOnNode {
         /// The address.
         address: IpAddr,
         /// Who has it.
@@ -123,11 +123,11 @@ pub enum WalkError {
 
 /// How often the others of this thread are let go on until a request that was just made has left it: through the client's queue, then
 /// through the connection's.
-const TURNS_TO_SEND: usize = 4;
+const YIELDS_UNTIL_SENT: usize = 4;
 
 /// Does something that keeps this thread busy once the request that is under way beside it has left.
-pub async fn on_the_way(work: impl FnOnce()) {
-    for _ in 0..TURNS_TO_SEND {
+pub async fn after_sending(work: impl FnOnce()) {
+    for _ in 0..YIELDS_UNTIL_SENT {
         tokio::task::yield_now().await;
     }
     work();
@@ -138,19 +138,19 @@ pub async fn on_the_way(work: impl FnOnce()) {
 struct Start {
     /// The StickyIP, or that there is none.
     sticky: Option<Option<StickyIP>>,
-    claims: Option<Claims>,
-    offer: Option<Offer>,
+    claims: Option<ClaimsByAddress>,
+    sources: Option<CandidateSources>,
 }
 
 /// Who walks, and what for.
 #[derive(Debug, Clone)]
-pub struct Walker {
+pub struct Binder {
     /// The sandbox.
     pub asker: Attached,
     /// The pod's name.
     pub pod: String,
     /// The StickyIP's namespace and name.
-    pub key: Holder,
+    pub key: StickyKey,
     /// What the name stands for.
     pub claimant: ClaimantRef,
     /// The workload.
@@ -163,35 +163,35 @@ pub struct Walker {
     pub patience: Duration,
 }
 
-impl Walker {
+impl Binder {
     /// Walks until the pod is attached, and tells its addresses. `sticky` is the StickyIP if it was just read.
     ///
     /// # Errors
     /// Why it did not arrive. Whatever stands then is gone on with or undone by whoever comes next.
     pub async fn walk(
         &self,
-        carrier: &mut Carrier<'_>,
-        ground: &mut dyn Ground,
+        api_writer: &mut ApiWriter<'_>,
+        local_node: &mut dyn LocalNode,
         sticky: Option<Option<StickyIP>>,
-    ) -> Result<Vec<IpAddr>, WalkError> {
-        Ok(self.walk_to(carrier, ground, sticky, None).await?.spec.addresses)
+    ) -> Result<Vec<IpAddr>, BindError> {
+        Ok(self.bind(api_writer, local_node, sticky, None).await?.spec.addresses)
     }
 
     /// Walks until the pod is attached, and tells the StickyIP as it stands then. `claims` are those of the StickyIP's addresses if
     /// they were read after it, or beside it and are sealed to it: a seal stands as long as its StickyIP does.
     ///
     /// # Errors
-    /// As [`Walker::walk`].
-    pub async fn walk_to(
+    /// As [`Binder::walk`].
+    pub async fn bind(
         &self,
-        carrier: &mut Carrier<'_>,
-        ground: &mut dyn Ground,
+        api_writer: &mut ApiWriter<'_>,
+        local_node: &mut dyn LocalNode,
         sticky: Option<Option<StickyIP>>,
-        claims: Option<Claims>,
-    ) -> Result<StickyIP, WalkError> {
+        claims: Option<ClaimsByAddress>,
+    ) -> Result<StickyIP, BindError> {
         // Those of a pin are not among what was read beforehand.
         let claims = claims.filter(|_| matches!(sticky, Some(Some(_))) && self.pinned.is_empty());
-        self.go(carrier, ground, Start { sticky, claims, offer: None }, false).await
+        self.go(api_writer, local_node, Start { sticky, claims, sources: None }, false).await
     }
 
     /// Walks for a pod that runs already, and stops at any attachment of that pod: its own sandbox's is better than ours.
@@ -199,154 +199,159 @@ impl Walker {
     /// that is old the first write finds its name taken, and everything is read live.
     ///
     /// # Errors
-    /// As [`Walker::walk`].
+    /// As [`Binder::walk`].
     pub async fn adopt(
         &self,
-        carrier: &mut Carrier<'_>,
-        ground: &mut dyn Ground,
-        unknown: Option<Offer>,
-    ) -> Result<StickyIP, WalkError> {
+        api_writer: &mut ApiWriter<'_>,
+        local_node: &mut dyn LocalNode,
+        unknown: Option<CandidateSources>,
+    ) -> Result<StickyIP, BindError> {
         let start = match unknown {
-            Some(offer) => Start { sticky: Some(None), claims: Some(Claims::new()), offer: Some(offer) },
+            Some(sources) => {
+                Start { sticky: Some(None), claims: Some(ClaimsByAddress::new()), sources: Some(sources) }
+            }
             None => Start::default(),
         };
-        self.go(carrier, ground, start, true).await
+        self.go(api_writer, local_node, start, true).await
     }
 
     /// Whether this walk would begin with this write, if it found the StickyIP and these claims, which are all that there is to read.
     #[must_use]
-    pub fn would(&self, write: &Write, sticky: &StickyIP, claims: &Claims) -> bool {
+    pub fn would(&self, write: &Write, sticky: &StickyIP, claims: &ClaimsByAddress) -> bool {
         let Ok(Some(view)) = sound_view(Some(sticky)) else { return false };
         let mut ask = self.ask();
         ask.candidates = self.plain_pin();
-        let seen = Seen {
+        let seen = LiveState {
             sticky: Some(&view),
             claims,
             old_node: NodeState::Unknown,
             old_pod: OldPod::Unknown,
             old_sandbox: OldSandbox::MayLive,
         };
-        step::next(&ask, &seen) == Step::Do(write.clone())
+        step::next(&ask, &seen) == NextStep::Do(write.clone())
     }
 
     async fn go(
         &self,
-        carrier: &mut Carrier<'_>,
-        ground: &mut dyn Ground,
+        api_writer: &mut ApiWriter<'_>,
+        local_node: &mut dyn LocalNode,
         start: Start,
         yields: bool,
-    ) -> Result<StickyIP, WalkError> {
+    ) -> Result<StickyIP, BindError> {
         let started = Instant::now();
         // Claims that were read since the last write that could have changed them.
-        let Start { sticky, mut claims, mut offer } = start;
+        let Start { sticky, mut claims, mut sources } = start;
         let mut known = match sticky {
             Some(known) => known,
-            None => self.read_sticky(carrier).await?,
+            None => self.read_sticky(api_writer).await?,
         };
         let mut candidates: Option<Vec<Candidate>> = None;
         // What is still good of candidates of which one was lost.
         let mut kept = Vec::new();
         let mut avoid = BTreeSet::new();
-        let mut lookout = Lookout::default();
-        while carrier.count() < MOST_STEPS {
+        let mut stale_nodes = StaleNodeCheck::default();
+        while api_writer.count() < MAX_STEPS {
             let view = sound_view(known.as_ref())?;
             let attached = view.as_ref().and_then(|view| view.attached.as_ref());
             if yields && attached.is_some_and(|attached| attached.pod_uid == self.asker.pod_uid) {
-                return known.ok_or_else(|| WalkError::Outrun { key: self.key.clone() });
+                return known.ok_or_else(|| BindError::TooManyConflicts { key: self.key.clone() });
             }
             let mut ask = self.ask();
             ask.running =
                 yields.then(|| ClaimedPod { name: self.pod.clone(), uid: self.asker.pod_uid.clone() });
             if view.is_none() && candidates.is_none() {
-                let offer = match &mut offer {
-                    Some(offer) => offer,
-                    none => none.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
+                let sources = match &mut sources {
+                    Some(sources) => sources,
+                    none => none.insert(
+                        CandidateSources::read(api_writer.api(), &self.key, local_node.node()).await?,
+                    ),
                 };
                 candidates = Some(if self.pinned.is_empty() {
-                    offer.candidates(carrier.api(), &self.key, &kept, &avoid, ground).await?
+                    sources.candidates(api_writer.api(), &self.key, &kept, &avoid, local_node).await?
                 } else {
-                    offer.pinned(carrier.api(), &self.pinned, ground).await?
+                    sources.pinned(api_writer.api(), &self.pinned, local_node).await?
                 });
             }
             // Also when a StickyIP is there by now: what an attempt that lost has claimed is to be undone.
             ask.candidates = candidates.clone().unwrap_or_else(|| self.plain_pin());
             let mut read = match claims.take() {
                 Some(claims) => claims,
-                None => read_claims(carrier, &ask.claims_to_read(view.as_ref())).await?,
+                None => read_claims(api_writer, &ask.claims_to_read(view.as_ref())).await?,
             };
             if let Some(view) = &view {
                 let known = candidates.iter().flatten().map(|one| (one.address, one.origin.clone()));
                 ask.origins.extend(known);
-                self.find_origins(carrier, view, &read, &mut offer, &mut ask, ground).await?;
+                self.find_origins(api_writer, view, &read, &mut sources, &mut ask, local_node).await?;
             }
             let old = old_holder(known.as_ref(), view.as_ref(), &read);
-            let (old_node, old_pod, old_sandbox) = self.look_at(carrier, old.as_ref(), ground).await?;
-            let seen = Seen { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
+            let (old_node, old_pod, old_sandbox) = self.look_at(api_writer, old.as_ref(), local_node).await?;
+            let seen = LiveState { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
             let step = step::next(&ask, &seen);
-            let step = lookout.before(step, &seen, carrier.api(), ground.node()).await?;
+            let step = stale_nodes.before(step, &seen, api_writer.api(), local_node.node()).await?;
             match step {
-                Step::Done(_) => {
-                    return known.ok_or_else(|| WalkError::Outrun { key: self.key.clone() });
+                NextStep::Done(_) => {
+                    return known.ok_or_else(|| BindError::TooManyConflicts { key: self.key.clone() });
                 }
-                Step::Refuse { undo, why } => {
-                    self.undo(carrier, &undo).await;
+                NextStep::Refuse { undo, why } => {
+                    self.undo(api_writer, &undo).await;
                     return Err(why.into());
                 }
-                Step::TryAnother { undo, avoid: taken } => {
-                    self.undo(carrier, &undo).await;
+                NextStep::TryAnother { undo, avoid: taken } => {
+                    self.undo(api_writer, &undo).await;
                     avoid.extend(taken);
                     kept = candidates.take().unwrap_or_default();
-                    known = self.read_sticky(carrier).await?;
+                    known = self.read_sticky(api_writer).await?;
                 }
-                Step::Wait(waiting) => {
+                NextStep::Wait(waiting) => {
                     if started.elapsed() >= self.patience {
                         let what = tell(&waiting, old.as_ref().map(|(old, _)| old));
-                        return Err(WalkError::Waited { what, patience: self.patience });
+                        return Err(BindError::Waited { what, patience: self.patience });
                     }
-                    carrier.api_mut().restart_time();
+                    api_writer.api_mut().restart_time();
                     // A pod that nobody ended is not gone soon.
-                    let is_soon = started.elapsed() < SOON && !matches!(waiting, Waiting::Shown { .. });
+                    let is_soon =
+                        started.elapsed() < SOON && !matches!(waiting, Waiting::StillPublished { .. });
                     let pause = if is_soon { PAUSE } else { LONG_PAUSE };
                     tokio::time::sleep(pause).await;
-                    carrier.api_mut().restart_time();
-                    known = self.read_sticky(carrier).await?;
+                    api_writer.api_mut().restart_time();
+                    known = self.read_sticky(api_writer).await?;
                 }
-                Step::Do(write) => {
-                    let carried = carrier.carry(&write, known.as_ref(), &self.pod);
+                NextStep::Do(write) => {
+                    let carried = api_writer.carry(&write, known.as_ref(), &self.pod);
                     let carried = match (&write, &view) {
                         (Write::Attach { .. }, Some(view)) => {
-                            tokio::join!(carried, on_the_way(|| ground.attaching(&view.addresses))).0
+                            tokio::join!(carried, after_sending(|| local_node.attaching(&view.addresses))).0
                         }
                         _ => carried.await,
                     };
                     match carried {
                         // What was just written was just read. All else is as it was read, or the next write's precondition fails:
                         // a name that is free, a claim that is unchanged; and a seal stands as long as its StickyIP does.
-                        Ok(Carried::Sticky(object)) => {
+                        Ok(Applied::Sticky(object)) => {
                             claims = Some(read);
                             known = Some(*object);
                         }
-                        Ok(Carried::Claim(object)) => {
-                            lookout.has_written(&write);
+                        Ok(Applied::Claim(object)) => {
+                            stale_nodes.has_written(&write);
                             read.insert(object.spec.address, ClaimView::from(&*object));
                             claims = Some(read);
                         }
-                        Ok(_) => known = self.read_sticky(carrier).await?,
+                        Ok(_) => known = self.read_sticky(api_writer).await?,
                         // It may have happened: look.
                         Err(error) if error.leaves_doubt() => {
                             tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "in doubt about a write; looking again");
-                            known = self.read_sticky(carrier).await?;
+                            known = self.read_sticky(api_writer).await?;
                         }
                         Err(error) => return Err(error.into()),
                     }
                 }
             }
         }
-        Err(WalkError::Outrun { key: self.key.clone() })
+        Err(BindError::TooManyConflicts { key: self.key.clone() })
     }
 
-    fn ask(&self) -> Ask {
-        Ask {
+    fn ask(&self) -> BindInput {
+        BindInput {
             asker: self.asker.clone(),
             key: self.key.clone(),
             claimant: self.claimant,
@@ -365,30 +370,31 @@ impl Walker {
         self.pinned.iter().map(plain).collect()
     }
 
-    async fn read_sticky(&self, carrier: &Carrier<'_>) -> Result<Option<StickyIP>, WalkError> {
-        Ok(read_sticky(carrier, &self.key).await?)
+    async fn read_sticky(&self, api_writer: &ApiWriter<'_>) -> Result<Option<StickyIP>, BindError> {
+        Ok(read_sticky(api_writer, &self.key).await?)
     }
 
     /// Where the addresses of a StickyIP come from whose claim was lost, or never made by whoever made it. Rare, so it is looked up only
     /// then: what this walk itself has chosen is known.
     async fn find_origins(
         &self,
-        carrier: &Carrier<'_>,
+        api_writer: &ApiWriter<'_>,
         view: &StickyView,
         claims: &BTreeMap<IpAddr, ClaimView>,
-        offer: &mut Option<Offer>,
-        ask: &mut Ask,
-        ground: &mut dyn Ground,
-    ) -> Result<(), WalkError> {
+        sources: &mut Option<CandidateSources>,
+        ask: &mut BindInput,
+        local_node: &mut dyn LocalNode,
+    ) -> Result<(), BindError> {
         let missing = view.addresses.iter().filter(|address| !claims.contains_key(address));
         let unknown: Vec<IpAddr> =
             missing.filter(|address| !ask.origins.contains_key(address)).copied().collect();
         for address in unknown {
-            let offer = match offer {
-                Some(offer) => offer,
-                None => offer.insert(Offer::read(carrier.api(), &self.key, ground.node()).await?),
+            let sources = match sources {
+                Some(sources) => sources,
+                None => sources
+                    .insert(CandidateSources::read(api_writer.api(), &self.key, local_node.node()).await?),
             };
-            ask.origins.insert(address, offer.origin(carrier.api(), address, ground).await?);
+            ask.origins.insert(address, sources.origin(api_writer.api(), address, local_node).await?);
         }
         Ok(())
     }
@@ -396,14 +402,14 @@ impl Walker {
     /// A live look at whoever is attached, if it is somebody else.
     async fn look_at(
         &self,
-        carrier: &Carrier<'_>,
+        api_writer: &ApiWriter<'_>,
         old: Option<&(Attached, String)>,
-        ground: &mut dyn Ground,
-    ) -> Result<(NodeState, OldPod, OldSandbox), WalkError> {
+        local_node: &mut dyn LocalNode,
+    ) -> Result<(NodeState, OldPod, OldSandbox), BindError> {
         let Some((old, pod_name)) = old.filter(|(old, _)| old.pod_uid != self.asker.pod_uid) else {
             return Ok((NodeState::Unknown, OldPod::Unknown, OldSandbox::MayLive));
         };
-        let api = carrier.api();
+        let api = api_writer.api();
         let pods: Api<Pod> = Api::namespaced(api.client(), &self.key.namespace);
         let nodes: Api<Node> = Api::all(api.client());
         let (what_pod, what_node) =
@@ -414,17 +420,17 @@ impl Walker {
         )?;
         let old_pod = pod::old_pod(found.as_ref(), &old.pod_uid);
         let sandbox = if old.node == self.asker.node {
-            ground.old_sandbox(&old.container_id, old_pod)?
+            local_node.old_sandbox(&old.container_id, old_pod)?
         } else {
             OldSandbox::MayLive
         };
         Ok((pod::node_state(node.as_ref()), old_pod, sandbox))
     }
 
-    async fn undo(&self, carrier: &mut Carrier<'_>, writes: &[Write]) {
+    async fn undo(&self, api_writer: &mut ApiWriter<'_>, writes: &[Write]) {
         for write in writes {
             // Whoever comes next, or repair, finds what is left.
-            if let Err(error) = carrier.carry(write, None, &self.pod).await {
+            if let Err(error) = api_writer.carry(write, None, &self.pod).await {
                 tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "cannot undo a claim");
             }
         }
@@ -449,7 +455,7 @@ fn tell(waiting: &Waiting, old: Option<&Attached>) -> String {
     match waiting {
         Waiting::Grant { address, home } => format!("node {home} to grant {address}"),
         Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),
-        Waiting::Shown { address, node } => {
+        Waiting::StillPublished { address, node } => {
             format!("node {node}, which still shows {address} though its StickyIP was deleted")
         }
         Waiting::Handover(why) => {
@@ -459,12 +465,12 @@ fn tell(waiting: &Waiting, old: Option<&Attached>) -> String {
     }
 }
 
-fn sound_view(known: Option<&StickyIP>) -> Result<Option<StickyView>, WalkError> {
+fn sound_view(known: Option<&StickyIP>) -> Result<Option<StickyView>, BindError> {
     let Some(known) = known else { return Ok(None) };
-    match known.unsound() {
+    match known.validation_error() {
         Some(why) => {
             let name = known.metadata.name.clone().unwrap_or_default();
-            Err(WalkError::Unsound { what: "StickyIP", name, why })
+            Err(BindError::InvalidObject { what: "StickyIP", name, why })
         }
         None => Ok(Some(known.into())),
     }
@@ -474,21 +480,21 @@ fn sound_view(known: Option<&StickyIP>) -> Result<Option<StickyView>, WalkError>
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn read_sticky(carrier: &Carrier<'_>, key: &Holder) -> Result<Option<StickyIP>, ApiError> {
-    let api: Api<StickyIP> = Api::namespaced(carrier.api().client(), &key.namespace);
-    carrier.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
+pub async fn read_sticky(api_writer: &ApiWriter<'_>, key: &StickyKey) -> Result<Option<StickyIP>, ApiError> {
+    let api: Api<StickyIP> = Api::namespaced(api_writer.api().client(), &key.namespace);
+    api_writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
 }
 
 /// Whether any of these addresses is claimed, for whomever, by a live read.
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn is_any_claimed(carrier: &Carrier<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
-    let api: Api<AddressClaim> = Api::all(carrier.api().client());
+pub async fn is_any_claimed(api_writer: &ApiWriter<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
+    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
     for address in addresses {
         let name = ClaimName::of(*address).to_string();
         let what = format!("get AddressClaim {address}");
-        if carrier.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
+        if api_writer.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
             return Ok(true);
         }
     }
@@ -496,24 +502,27 @@ pub async fn is_any_claimed(carrier: &Carrier<'_>, addresses: &[IpAddr]) -> Resu
 }
 
 /// Claims as they were read, by address.
-pub type Claims = BTreeMap<IpAddr, ClaimView>;
+pub type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
 
 /// Reads the claims on these addresses, live; those that are there.
 ///
 /// # Errors
 /// The server is of no help, or a claim breaks its own rules.
-pub async fn read_claims(carrier: &Carrier<'_>, addresses: &BTreeSet<IpAddr>) -> Result<Claims, WalkError> {
-    let api: Api<AddressClaim> = Api::all(carrier.api().client());
+pub async fn read_claims(
+    api_writer: &ApiWriter<'_>,
+    addresses: &BTreeSet<IpAddr>,
+) -> Result<ClaimsByAddress, BindError> {
+    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
     let read = try_join_all(addresses.iter().map(async |address| {
         let name = ClaimName::of(*address).to_string();
         let what = format!("get AddressClaim {address}");
-        carrier.api().read(&what, || api.get_opt(&name)).await
+        api_writer.api().read(&what, || api.get_opt(&name)).await
     }));
     let mut claims = BTreeMap::new();
     for claim in read.await?.into_iter().flatten() {
-        if let Some(why) = claim.unsound() {
+        if let Some(why) = claim.validation_error() {
             let name = claim.metadata.name.unwrap_or_default();
-            return Err(WalkError::Unsound { what: "AddressClaim", name, why });
+            return Err(BindError::InvalidObject { what: "AddressClaim", name, why });
         }
         claims.insert(claim.spec.address, ClaimView::from(&claim));
     }
@@ -525,17 +534,17 @@ pub async fn read_claims(carrier: &Carrier<'_>, addresses: &BTreeSet<IpAddr>) ->
 /// # Errors
 /// The server is of no help.
 pub async fn detach(
-    carrier: &mut Carrier<'_>,
-    key: &Holder,
+    api_writer: &mut ApiWriter<'_>,
+    key: &StickyKey,
     container_id: &str,
 ) -> Result<Option<StickyIP>, ApiError> {
-    for _ in 0..MOST_STEPS {
-        let Some(object) = read_sticky(carrier, key).await? else { return Ok(None) };
+    for _ in 0..MAX_STEPS {
+        let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
         let Some(write) = step::detach(&StickyView::from(&object), container_id) else {
             return Ok(Some(object));
         };
-        match carrier.carry(&write, Some(&object), "").await {
-            Ok(Carried::Sticky(object)) => return Ok(Some(*object)),
+        match api_writer.carry(&write, Some(&object), "").await {
+            Ok(Applied::Sticky(object)) => return Ok(Some(*object)),
             Ok(_) => {}
             Err(error) if error.leaves_doubt() => {}
             Err(error) => return Err(error),

@@ -15,18 +15,18 @@ use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::ip_pool::overlaps;
-use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, IPPool, PoolUse, Sound, labels};
-use crate::cluster::protocol::bind::{Ground, WalkError};
+use crate::cluster::objects::{AddressClaim, ClaimPhase, IPPool, PoolUse, StickyKey, Validate, labels};
+use crate::cluster::protocol::bind::{BindError, LocalNode};
 use crate::cluster::protocol::step::Candidate;
 use crate::cluster::protocol::view::Origin;
 use crate::policy::selection::selector::Selector;
 
 /// How many addresses of a pool's range are looked at: more than anybody claims, and the end of a search in a /64.
-const MOST_TRIED: u128 = 1 << 17;
+const MAX_TRIED: u128 = 1 << 17;
 
 /// What the cluster has to offer: read once an ADD, and only for a claimant that has nothing yet.
 #[derive(Debug, Default)]
-pub struct Offer {
+pub struct CandidateSources {
     pools: Vec<IPPool>,
     /// The labels of this node, read only if a pool asks for them.
     labels: BTreeMap<String, String>,
@@ -35,12 +35,12 @@ pub struct Offer {
     blocks: Option<Vec<(String, IpNet)>>,
 }
 
-impl Offer {
+impl CandidateSources {
     /// Reads the Sticky pools and what the claimant's earlier attempts left.
     ///
     /// # Errors
     /// The server is of no help.
-    pub async fn read(api: &Connection, key: &Holder, node: &str) -> Result<Self, WalkError> {
+    pub async fn read(api: &Connection, key: &StickyKey, node: &str) -> Result<Self, BindError> {
         let pools: Api<IPPool> = Api::all(api.client());
         let claims: Api<AddressClaim> = Api::all(api.client());
         let of_key = ListParams::default()
@@ -75,16 +75,16 @@ impl Offer {
         &mut self,
         api: &Connection,
         address: IpAddr,
-        ground: &mut dyn Ground,
-    ) -> Result<Origin, WalkError> {
+        local_node: &mut dyn LocalNode,
+    ) -> Result<Origin, BindError> {
         if let Some(origin) = of_sticky_pool(&self.pools, address)
-            && !ground.is_own(address)
+            && !local_node.is_own(address)
             && !self.blocks(api).await?.iter().any(|(_, block)| block.contains(&address))
         {
             return Ok(origin);
         }
-        match ground.reserve_this(address)? {
-            Origin::Nowhere => self.of_another_node(api, address, ground.node()).await,
+        match local_node.reserve_this(address)? {
+            Origin::Nowhere => self.of_another_node(api, address, local_node.node()).await,
             origin => Ok(origin),
         }
     }
@@ -95,7 +95,7 @@ impl Offer {
         api: &Connection,
         address: IpAddr,
         own: &str,
-    ) -> Result<Origin, WalkError> {
+    ) -> Result<Origin, BindError> {
         let blocks = self.blocks(api).await?;
         let found = blocks.iter().find(|(home, block)| home != own && block.contains(&address));
         Ok(found.map_or(Origin::Nowhere, |(home, block)| Origin::ForeignBlock {
@@ -105,7 +105,7 @@ impl Offer {
     }
 
     /// The blocks of all nodes, by one live look.
-    async fn blocks(&mut self, api: &Connection) -> Result<&[(String, IpNet)], WalkError> {
+    async fn blocks(&mut self, api: &Connection) -> Result<&[(String, IpNet)], BindError> {
         Ok(match &mut self.blocks {
             Some(blocks) => blocks,
             none => none.insert(all_blocks(api).await?),
@@ -115,18 +115,20 @@ impl Offer {
     /// A pin's addresses with their origins.
     ///
     /// # Errors
-    /// As [`Offer::origin`].
+    /// As [`CandidateSources::origin`].
     pub async fn pinned(
         &mut self,
         api: &Connection,
         addresses: &[IpAddr],
-        ground: &mut dyn Ground,
-    ) -> Result<Vec<Candidate>, WalkError> {
+        local_node: &mut dyn LocalNode,
+    ) -> Result<Vec<Candidate>, BindError> {
         let mut candidates = Vec::new();
         for address in addresses {
             candidates.push(match self.left(*address) {
-                Some(claim) => again(claim, ground)?,
-                None => Candidate { address: *address, origin: self.origin(api, *address, ground).await? },
+                Some(claim) => again(claim, local_node)?,
+                None => {
+                    Candidate { address: *address, origin: self.origin(api, *address, local_node).await? }
+                }
             });
         }
         Ok(candidates)
@@ -137,13 +139,13 @@ impl Offer {
     pub async fn candidates(
         &mut self,
         api: &Connection,
-        key: &Holder,
+        key: &StickyKey,
         kept: &[Candidate],
         avoid: &BTreeSet<IpAddr>,
-        ground: &mut dyn Ground,
-    ) -> Result<Vec<Candidate>, WalkError> {
+        local_node: &mut dyn LocalNode,
+    ) -> Result<Vec<Candidate>, BindError> {
         let mut candidates = Vec::new();
-        for family in ground.families() {
+        for family in local_node.families() {
             let mut again_good = kept.iter().filter(|one| !avoid.contains(&one.address));
             if let Some(kept) = again_good.find(|one| Family::of(one.address) == family) {
                 candidates.push(kept.clone());
@@ -156,13 +158,13 @@ impl Offer {
                     && !avoid.contains(&claim.spec.address)
             });
             let candidate = match left {
-                Some(claim) => Some(again(claim, ground)?),
-                None => match self.of_pools(api, key, family, avoid, ground).await? {
+                Some(claim) => Some(again(claim, local_node)?),
+                None => match self.of_pools(api, key, family, avoid, local_node).await? {
                     Some(candidate) => Some(candidate),
-                    None => ground.reserve_any(family, avoid)?,
+                    None => local_node.reserve_any(family, avoid)?,
                 },
             };
-            candidates.push(candidate.ok_or(WalkError::Exhausted { family })?);
+            candidates.push(candidate.ok_or(BindError::Exhausted { family })?);
         }
         Ok(candidates)
     }
@@ -183,11 +185,11 @@ impl Offer {
     async fn of_pools(
         &mut self,
         api: &Connection,
-        key: &Holder,
+        key: &StickyKey,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
-        ground: &dyn Ground,
-    ) -> Result<Option<Candidate>, WalkError> {
+        local_node: &dyn LocalNode,
+    ) -> Result<Option<Candidate>, BindError> {
         let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
         if !self
             .pools
@@ -216,7 +218,7 @@ impl Offer {
                 let free = |address: &IpAddr| {
                     !avoid.contains(address)
                         && !pool.excludes(*address)
-                        && !ground.is_own(*address)
+                        && !local_node.is_own(*address)
                         && !inside.iter().any(|block| block.contains(address))
                         && !taken.contains(&crate::cluster::objects::ClaimName::of(*address).to_string())
                 };
@@ -243,14 +245,14 @@ pub fn usable(mut pools: Vec<IPPool>) -> Vec<IPPool> {
     let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
     pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
     pools.retain(|pool| {
-        pool.spec.purpose == PoolUse::Sticky && pool.unsound().is_none() && !pool.is_refused()
+        pool.spec.purpose == PoolUse::Sticky && pool.validation_error().is_none() && !pool.is_refused()
     });
     pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
     pools
 }
 
 /// The home blocks of all nodes.
-async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, WalkError> {
+async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, BindError> {
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let every = ListParams::default();
     let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
@@ -266,10 +268,10 @@ async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, WalkError>
 }
 
 /// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been lost since.
-fn again(claim: &AddressClaim, ground: &mut dyn Ground) -> Result<Candidate, WalkError> {
-    let mut origin = origin_of(claim, ground.node());
+fn again(claim: &AddressClaim, local_node: &mut dyn LocalNode) -> Result<Candidate, BindError> {
+    let mut origin = origin_of(claim, local_node.node());
     if matches!(origin, Origin::OwnBlock { .. }) {
-        match ground.reserve_this(claim.spec.address)? {
+        match local_node.reserve_this(claim.spec.address)? {
             Origin::Nowhere => {}
             // Whoever is not the node itself asks it again, should the claim be gone by now.
             as_reserved => origin = as_reserved,
@@ -288,7 +290,7 @@ fn origin_of(claim: &AddressClaim, node: &str) -> Origin {
     }
 }
 
-fn start(key: &Holder) -> u128 {
+fn start(key: &StickyKey) -> u128 {
     let digest = Sha256::digest(key.to_string().as_bytes());
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u128::from(*byte))
 }
@@ -312,7 +314,7 @@ fn search(range: IpNet, start: u128, free: impl Fn(&IpAddr) -> bool) -> Option<I
         IpNet::V6(v6) => IpAddr::from(std::net::Ipv6Addr::from_bits(v6.network().to_bits() | offset)),
     };
     let start = start % size;
-    (0..size.min(MOST_TRIED)).map(|step| at(first + (start + step) % size)).find(|address| free(address))
+    (0..size.min(MAX_TRIED)).map(|step| at(first + (start + step) % size)).find(|address| free(address))
 }
 
 #[cfg(test)]

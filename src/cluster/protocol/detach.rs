@@ -8,37 +8,37 @@ use thiserror::Error;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::pool;
-use crate::cluster::cilium::pool::{ProjectionError, Shape};
-use crate::cluster::objects::{Holder, StickyIP};
-use crate::cluster::protocol::apply::{Carried, Carrier};
+use crate::cluster::cilium::pool::{PublishConfig, PublishError};
+use crate::cluster::objects::{StickyIP, StickyKey};
+use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::bind::read_sticky;
 use crate::cluster::protocol::step;
 use crate::cluster::protocol::view::StickyView;
 use kube::api::{Api, ListParams};
 
 /// How often others may change the StickyIP between our read and our write.
-const MOST_TRIES: usize = 64;
+const MAX_TRIES: usize = 64;
 
 /// Why a sandbox is still attached, or still shown.
 #[derive(Debug, Error)]
-pub enum LeaveError {
+pub enum DetachError {
     /// The server was of no help.
     #[error(transparent)]
     Api(#[from] ApiError),
     /// The CiliumNode still shows it.
     #[error(transparent)]
-    Projection(#[from] ProjectionError),
+    Projection(#[from] PublishError),
     /// Others were faster every time.
-    #[error("others changed StickyIP {key} {MOST_TRIES} times in a row")]
-    Outrun {
+    #[error("others changed StickyIP {key} {MAX_TRIES} times in a row")]
+    TooManyConflicts {
         /// The StickyIP.
-        key: Holder,
+        key: StickyKey,
     },
 }
 
 /// A sandbox that was attached, and is no more.
 #[derive(Debug)]
-pub struct Left {
+pub struct Detached {
     /// The uid of its pod.
     pub pod_uid: String,
     /// Its StickyIP as it stands now.
@@ -49,27 +49,27 @@ pub struct Left {
 /// another sandbox is attached.
 ///
 /// # Errors
-/// See [`LeaveError`]; it can be tried again at any time.
+/// See [`DetachError`]; it can be tried again at any time.
 pub async fn leave(
-    carrier: &mut Carrier<'_>,
+    api_writer: &mut ApiWriter<'_>,
     node: &str,
-    shape: &Shape,
-    key: &Holder,
+    shape: &PublishConfig,
+    key: &StickyKey,
     containers: &[&str],
-) -> Result<Option<Left>, LeaveError> {
-    for _ in 0..MOST_TRIES {
-        let Some(object) = read_sticky(carrier, key).await? else { return Ok(None) };
+) -> Result<Option<Detached>, DetachError> {
+    for _ in 0..MAX_TRIES {
+        let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
         let view = StickyView::from(&object);
         let ours = view.attached.as_ref().filter(|attached| attached.node == node);
         let ended = ours.and_then(|attached| containers.iter().find(|id| **id == attached.container_id));
         let write = ended.and_then(|ended| step::detach(&view, ended));
         let (Some(write), Some(attached)) = (write, ours) else { return Ok(None) };
         if !shape.is_silent_about(&view.addresses) {
-            pool::remove(carrier, node, shape, &view.addresses).await?;
+            pool::remove(api_writer, node, shape, &view.addresses).await?;
         }
-        match carrier.carry(&write, Some(&object), "").await {
-            Ok(Carried::Sticky(object)) => {
-                return Ok(Some(Left { pod_uid: attached.pod_uid.clone(), object: *object }));
+        match api_writer.carry(&write, Some(&object), "").await {
+            Ok(Applied::Sticky(object)) => {
+                return Ok(Some(Detached { pod_uid: attached.pod_uid.clone(), object: *object }));
             }
             Ok(_) => {}
             Err(error) if error.leaves_doubt() => {
@@ -78,17 +78,21 @@ pub async fn leave(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(LeaveError::Outrun { key: key.clone() })
+    Err(DetachError::TooManyConflicts { key: key.clone() })
 }
 
 /// The StickyIP that is attached to this node under this container id.
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn find(carrier: &Carrier<'_>, node: &str, container_id: &str) -> Result<Option<Holder>, ApiError> {
-    let api: Api<StickyIP> = Api::all(carrier.api().client());
+pub async fn find(
+    api_writer: &ApiWriter<'_>,
+    node: &str,
+    container_id: &str,
+) -> Result<Option<StickyKey>, ApiError> {
+    let api: Api<StickyIP> = Api::all(api_writer.api().client());
     let of_node = ListParams::default().fields(&format!("status.attachment.node={node}"));
-    let listed = carrier.api().read("list StickyIPs", || api.list(&of_node)).await?;
+    let listed = api_writer.api().read("list StickyIPs", || api.list(&of_node)).await?;
     let attached = |object: &&StickyIP| {
         let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
         attachment.is_some_and(|attachment| attachment.container_id == container_id)

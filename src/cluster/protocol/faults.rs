@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::cluster::objects::{ClaimPhase, Holder};
+use crate::cluster::objects::{ClaimPhase, StickyKey};
 use crate::cluster::protocol::step::{at_claim, at_sticky, delete};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
-use crate::policy::selection::facts::Moment;
+use crate::policy::selection::facts::TimePoint;
 
 /// What is wrong, with the names of both objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,46 +17,48 @@ pub enum Fault {
     /// A claim was granted and never sealed, and its StickyIP stands: an attempt stopped in between.
     NotSealed,
     /// A claim is for a StickyIP that has other addresses: an attempt that lost.
-    LostAttempt,
+    AbandonedAttempt,
     /// An unsealed claim's StickyIP does not exist, and has not for a while.
-    Orphan,
+    OrphanedClaim,
     /// A sealed claim's StickyIP is gone.
-    HolderGone,
+    StickyIPGone,
     /// A claim has rested.
-    Rested,
+    QuarantineOver,
     /// A StickyIP has no claim on an address.
     ClaimMissing,
     /// A StickyIP's address is claimed for another.
     ClaimedForAnother {
         /// The other.
-        holder: Holder,
+        holder: StickyKey,
     },
 }
 
 /// One fault and its cure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct FoundFault {
     /// What is wrong.
     pub fault: Fault,
     /// The address.
     pub address: IpAddr,
     /// The StickyIP that the claim names, or that misses its claim.
-    pub sticky: Holder,
+    pub sticky: StickyKey,
     /// The cure; none if a person must look, or has been told already.
     pub cure: Option<Write>,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for FoundFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fault, address, sticky, .. } = self;
         match fault {
             Fault::NotSealed => write!(f, "claim {address} is not sealed to its StickyIP {sticky}"),
-            Fault::LostAttempt => {
+            Fault::AbandonedAttempt => {
                 write!(f, "claim {address} is for StickyIP {sticky}, which has other addresses")
             }
-            Fault::Orphan => write!(f, "claim {address} is for StickyIP {sticky}, which does not exist"),
-            Fault::HolderGone => write!(f, "claim {address} outlived its StickyIP {sticky}"),
-            Fault::Rested => write!(f, "claim {address} of the former StickyIP {sticky} has rested"),
+            Fault::OrphanedClaim => {
+                write!(f, "claim {address} is for StickyIP {sticky}, which does not exist")
+            }
+            Fault::StickyIPGone => write!(f, "claim {address} outlived its StickyIP {sticky}"),
+            Fault::QuarantineOver => write!(f, "claim {address} of the former StickyIP {sticky} has rested"),
             Fault::ClaimMissing => write!(f, "StickyIP {sticky} has no claim on {address}"),
             Fault::ClaimedForAnother { holder } => {
                 write!(f, "address {address} of StickyIP {sticky} is claimed for StickyIP {holder}")
@@ -67,13 +69,13 @@ impl fmt::Display for Finding {
 
 /// What was seen for how long; kept by the repairer, lost with it at no harm: everything then takes longer.
 #[derive(Debug, Clone, Default)]
-pub struct Patience {
-    first_seen: BTreeMap<(String, String), Moment>,
+pub struct StateAges {
+    first_seen: BTreeMap<(String, String), TimePoint>,
 }
 
-impl Patience {
+impl StateAges {
     /// When this object was first seen in exactly this state.
-    pub fn first_seen(&mut self, uid: &str, resource_version: &str, now: Moment) -> Moment {
+    pub fn first_seen(&mut self, uid: &str, resource_version: &str, now: TimePoint) -> TimePoint {
         *self.first_seen.entry((uid.into(), resource_version.into())).or_insert(now)
     }
 
@@ -93,7 +95,7 @@ pub trait Judge {
     /// A StickyIP to which nobody was ever attached has stood as it does for longer than a pod's start takes between two writes.
     fn abandoned(&self, sticky: &StickyView) -> bool;
     /// A resting claim has rested, and no pod shows its address.
-    fn rested(&self, claim: &ClaimView) -> bool;
+    fn quarantine_over(&self, claim: &ClaimView) -> bool;
     /// Where an address comes from, for a claim that was lost or never made.
     fn origin(&self, address: IpAddr) -> Origin;
     /// A claim whose StickyIP is gone is not for its former holder any more.
@@ -105,8 +107,8 @@ pub trait Judge {
 
 /// Finds every fault. Carry cures out one by one; each fails harmlessly if the world has moved on.
 #[must_use]
-pub fn repair(stickies: &[StickyView], claims: &[ClaimView], judge: &impl Judge) -> Vec<Finding> {
-    let by_key: BTreeMap<&Holder, &StickyView> =
+pub fn repair(stickies: &[StickyView], claims: &[ClaimView], judge: &impl Judge) -> Vec<FoundFault> {
+    let by_key: BTreeMap<&StickyKey, &StickyView> =
         stickies.iter().map(|sticky| (&sticky.key, sticky)).collect();
     let by_address: BTreeMap<IpAddr, &ClaimView> =
         claims.iter().map(|claim| (claim.address, claim)).collect();
@@ -121,11 +123,11 @@ pub fn repair(stickies: &[StickyView], claims: &[ClaimView], judge: &impl Judge)
     of_claims.chain(of_stickies).collect()
 }
 
-fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judge) -> Option<Finding> {
+fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judge) -> Option<FoundFault> {
     let finding = |fault, cure| {
-        Some(Finding { fault, address: claim.address, sticky: claim.holder.clone(), cure: Some(cure) })
+        Some(FoundFault { fault, address: claim.address, sticky: claim.holder.clone(), cure: Some(cure) })
     };
-    let rest = |gone_uid: &str| Write::RestClaim {
+    let quarantine = |gone_uid: &str| Write::QuarantineClaim {
         address: claim.address,
         at: at_claim(claim),
         holder: claim.holder.clone(),
@@ -140,18 +142,20 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judg
     let sealed_uid = claim.sticky_uid.as_deref().unwrap_or_default();
     match (claim.phase, sticky) {
         (ClaimPhase::Bound, Some(sticky)) if claim.sealed_to(&sticky.uid) => None,
-        (ClaimPhase::Granted | ClaimPhase::Resting, Some(sticky))
+        (ClaimPhase::Granted | ClaimPhase::Quarantined, Some(sticky))
             if sticky.addresses.contains(&claim.address) && !sticky.deleting =>
         {
             judge.stalled(claim).then(|| finding(Fault::NotSealed, seal(sticky)))?
         }
-        (ClaimPhase::Bound, _) => finding(Fault::HolderGone, rest(sealed_uid)),
-        (ClaimPhase::Resting, _) => judge.rested(claim).then(|| finding(Fault::Rested, delete(claim)))?,
+        (ClaimPhase::Bound, _) => finding(Fault::StickyIPGone, quarantine(sealed_uid)),
+        (ClaimPhase::Quarantined, _) => {
+            judge.quarantine_over(claim).then(|| finding(Fault::QuarantineOver, delete(claim)))?
+        }
         (ClaimPhase::Requested, Some(sticky)) if sticky.addresses.contains(&claim.address) => None,
         // A refused claim of a StickyIP: the StickyIP's own fault, found below.
         (ClaimPhase::Refused, Some(sticky)) if sticky.addresses.contains(&claim.address) => None,
-        (_, Some(_)) => finding(Fault::LostAttempt, delete(claim)),
-        (_, None) => judge.orphaned(claim).then(|| finding(Fault::Orphan, delete(claim)))?,
+        (_, Some(_)) => finding(Fault::AbandonedAttempt, delete(claim)),
+        (_, None) => judge.orphaned(claim).then(|| finding(Fault::OrphanedClaim, delete(claim)))?,
     }
 }
 
@@ -166,8 +170,8 @@ fn sticky_fault(
     address: IpAddr,
     claim: Option<&ClaimView>,
     judge: &impl Judge,
-) -> Option<Finding> {
-    let finding = |fault, cure| Some(Finding { fault, address, sticky: sticky.key.clone(), cure });
+) -> Option<FoundFault> {
+    let finding = |fault, cure| Some(FoundFault { fault, address, sticky: sticky.key.clone(), cure });
     if is_in_order(sticky, claim) {
         return None;
     }

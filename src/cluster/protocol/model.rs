@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
-use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, Holder, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, StickyKey, WorkloadRef};
 use crate::cluster::protocol::faults::{Judge, repair};
-use crate::cluster::protocol::step::{Ask, Candidate, Seen, Step, attach_again, detach, next};
+use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, attach_again, detach, next};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
@@ -26,13 +26,13 @@ fn foreign() -> Origin {
 
 /// The API server: objects by name, versions by object, uids never used twice.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Server {
-    pub(crate) stickies: BTreeMap<Holder, StickyView>,
+pub(crate) struct ModelServer {
+    pub(crate) stickies: BTreeMap<StickyKey, StickyView>,
     pub(crate) claims: BTreeMap<IpAddr, ClaimView>,
     births: BTreeMap<String, u32>,
 }
 
-impl Server {
+impl ModelServer {
     fn uid(&mut self, name: &str) -> String {
         let births = self.births.entry(name.into()).or_default();
         *births += 1;
@@ -46,14 +46,14 @@ impl Server {
             .filter(|claim| claim.uid == at.uid && claim.resource_version == at.resource_version)
     }
 
-    fn sticky_at(&mut self, key: &Holder, write: &Write) -> Option<&mut StickyView> {
+    fn sticky_at(&mut self, key: &StickyKey, write: &Write) -> Option<&mut StickyView> {
         let at = write.precondition()?;
         self.stickies
             .get_mut(key)
             .filter(|sticky| sticky.uid == at.uid && sticky.resource_version == at.resource_version)
     }
 
-    pub(crate) fn is_gone(&self, key: &Holder, uid: &str) -> bool {
+    pub(crate) fn is_gone(&self, key: &StickyKey, uid: &str) -> bool {
         self.stickies.get(key).is_none_or(|sticky| sticky.uid != uid)
     }
 
@@ -97,14 +97,14 @@ impl Server {
                 claim.released = false;
                 bump(&mut claim.resource_version);
             }
-            Write::RestClaim { address, released, .. } => {
+            Write::QuarantineClaim { address, released, .. } => {
                 let claim = self.claim_at(*address, write)?;
-                claim.phase = ClaimPhase::Resting;
+                claim.phase = ClaimPhase::Quarantined;
                 claim.released = *released;
                 bump(&mut claim.resource_version);
             }
             Write::RecordMac { key, .. } => bump(&mut self.sticky_at(key, write)?.resource_version),
-            Write::ForgetPod { address, .. } => {
+            Write::ClearPod { address, .. } => {
                 let claim = self.claim_at(*address, write)?;
                 claim.pod = None;
                 bump(&mut claim.resource_version);
@@ -195,7 +195,7 @@ enum After {
 enum Role {
     /// It tries the candidates in turn, each of them one address a family.
     Pod {
-        key: Holder,
+        key: StickyKey,
         candidates: Vec<Vec<u8>>,
         next: usize,
         pinned: bool,
@@ -219,14 +219,14 @@ struct Actor {
 
 /// One run's starting point.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct World {
-    pub(crate) server: Server,
+pub(crate) struct ModelState {
+    pub(crate) server: ModelServer,
     actors: Vec<Actor>,
     crashes: u8,
     foreign: bool,
     for_good: bool,
     /// How each StickyIP stood after its last DEL, for whoever comes: harsher than each node's own memory.
-    partings: BTreeMap<Holder, StickyView>,
+    detached_snapshots: BTreeMap<StickyKey, StickyView>,
 }
 
 struct ModelJudge {
@@ -246,7 +246,7 @@ impl Judge for ModelJudge {
     fn abandoned(&self, _: &StickyView) -> bool {
         true
     }
-    fn rested(&self, claim: &ClaimView) -> bool {
+    fn quarantine_over(&self, claim: &ClaimView) -> bool {
         !self.live.contains(&claim.address)
     }
     fn origin(&self, _: IpAddr) -> Origin {
@@ -257,15 +257,15 @@ impl Judge for ModelJudge {
     }
 }
 
-impl World {
+impl ModelState {
     pub(crate) fn new(crashes: u8) -> Self {
         Self {
-            server: Server::default(),
+            server: ModelServer::default(),
             actors: Vec::new(),
             crashes,
             foreign: false,
             for_good: false,
-            partings: BTreeMap::new(),
+            detached_snapshots: BTreeMap::new(),
         }
     }
 
@@ -307,7 +307,7 @@ impl World {
         leaves: bool,
         patience: u8,
     ) -> Self {
-        let key = Holder { namespace: "ns".into(), name: sticky.into() };
+        let key = StickyKey { namespace: "ns".into(), name: sticky.into() };
         let pinned = candidates.len() == 1;
         let candidates = candidates.iter().map(|one| one.to_vec()).collect();
         let role = Role::Pod { key, candidates, next: 0, pinned, leaves };
@@ -390,7 +390,7 @@ impl World {
     }
 
     /// Everything that can happen next.
-    fn successors(&self) -> Vec<World> {
+    fn successors(&self) -> Vec<ModelState> {
         let mut worlds = Vec::new();
         for index in 0..self.actors.len() {
             if matches!(self.actors[index].pc, Pc::Ended(_)) {
@@ -408,13 +408,13 @@ impl World {
         worlds
     }
 
-    fn with_pc(&self, index: usize, pc: Pc) -> World {
+    fn with_pc(&self, index: usize, pc: Pc) -> ModelState {
         let mut world = self.clone();
         world.actors[index].pc = pc;
         world
     }
 
-    fn act(&self, index: usize) -> Vec<World> {
+    fn act(&self, index: usize) -> Vec<ModelState> {
         let actor = &self.actors[index];
         match &actor.pc {
             Pc::Idle if actor.patience == 0 => vec![self.with_pc(index, Pc::Ended("deadline"))],
@@ -422,22 +422,24 @@ impl World {
                 let Role::Pod { key, .. } = &actor.role else { unreachable!() };
                 let mut without = self.clone();
                 without.actors[index].ahead = false;
-                let with =
-                    self.partings.get(key).map(|parting| without.with_pc(index, Pc::Ahead(parting.clone())));
+                let with = self
+                    .detached_snapshots
+                    .get(key)
+                    .map(|detached| without.with_pc(index, Pc::Ahead(detached.clone())));
                 with.into_iter().chain([without]).collect()
             }
-            Pc::Ahead(parting) => {
+            Pc::Ahead(detached) => {
                 let mut world = self.clone();
-                let sent = attach_again(parting, &self.asked(index).asker);
+                let sent = attach_again(detached, &self.asked(index).asker);
                 let stands = sent.is_some_and(|write| world.server.apply(&write).is_some());
-                vec![world.with_pc(index, Pc::Sent(parting.clone(), stands))]
+                vec![world.with_pc(index, Pc::Sent(detached.clone(), stands))]
             }
-            Pc::Sent(parting, stands) => {
+            Pc::Sent(detached, stands) => {
                 let ask = self.asked(index);
-                let claims = self.claims_for(&ask, Some(parting));
-                let sent = attach_again(parting, &ask.asker).map(Step::Do);
-                let pc = if *stands && sent == Some(next(&ask, &seen(Some(parting), &claims))) {
-                    Pc::Live(parting.addresses.clone())
+                let claims = self.claims_for(&ask, Some(detached));
+                let sent = attach_again(detached, &ask.asker).map(NextStep::Do);
+                let pc = if *stands && sent == Some(next(&ask, &seen(Some(detached), &claims))) {
+                    Pc::Live(detached.addresses.clone())
                 } else {
                     let sticky = self.server.stickies.get(&ask.key);
                     let undo = sticky.and_then(|sticky| detach(sticky, &actor.name)).filter(|_| *stands);
@@ -481,12 +483,12 @@ impl World {
         }
     }
 
-    fn carry_out(&self, index: usize, writes: &[Write], after: After) -> World {
+    fn carry_out(&self, index: usize, writes: &[Write], after: After) -> ModelState {
         let (write, rest) = writes.split_first().unwrap();
         let mut world = self.clone();
         let applied = world.server.apply(write);
         if let (Some(()), Write::Detach { key, .. }) = (applied, write) {
-            world.partings.insert(key.clone(), world.server.stickies[key].clone());
+            world.detached_snapshots.insert(key.clone(), world.server.stickies[key].clone());
         }
         if rest.is_empty() {
             return world.after(index, after);
@@ -494,7 +496,7 @@ impl World {
         world.with_pc(index, Pc::Decided(rest.to_vec(), after))
     }
 
-    fn after(&self, index: usize, after: After) -> World {
+    fn after(&self, index: usize, after: After) -> ModelState {
         let mut world =
             self.with_pc(index, if let After::End(why) = after { Pc::Ended(why) } else { Pc::Idle });
         if let (After::NextCandidate, Role::Pod { candidates, next, .. }) =
@@ -508,7 +510,7 @@ impl World {
         world
     }
 
-    fn decide(&self, index: usize, stickies: &[StickyView]) -> Vec<World> {
+    fn decide(&self, index: usize, stickies: &[StickyView]) -> Vec<ModelState> {
         let actor = &self.actors[index];
         let one = |write| self.with_pc(index, Pc::Decided(vec![write], After::ReadAgain));
         let idle = || vec![self.with_pc(index, Pc::Idle)];
@@ -518,12 +520,12 @@ impl World {
                 let judge = ModelJudge { live, foreign: self.foreign, for_good: self.for_good };
                 let claims: Vec<_> = self.server.claims.values().cloned().collect();
                 let cures = repair(stickies, &claims, &judge).into_iter().filter_map(|finding| finding.cure);
-                let worlds: Vec<World> = cures.map(one).collect();
+                let worlds: Vec<ModelState> = cures.map(one).collect();
                 if worlds.is_empty() { idle() } else { worlds }
             }
             Role::Recycler => {
                 let free = stickies.iter().filter(|sticky| sticky.attached.is_none());
-                let worlds: Vec<World> = free
+                let worlds: Vec<ModelState> = free
                     .map(|sticky| {
                         one(Write::DeleteSticky {
                             key: sticky.key.clone(),
@@ -539,7 +541,7 @@ impl World {
                     .claims
                     .values()
                     .filter_map(|claim| crate::cluster::protocol::step::answer("home", claim, Ok(())));
-                let worlds: Vec<World> = answers.map(one).collect();
+                let worlds: Vec<ModelState> = answers.map(one).collect();
                 if worlds.is_empty() { idle() } else { worlds }
             }
             Role::Pod { .. } => {
@@ -547,11 +549,11 @@ impl World {
                 let sticky = stickies.first();
                 let claims = self.claims_for(&ask, sticky);
                 let pc = match next(&ask, &seen(sticky, &claims)) {
-                    Step::Do(write) => Pc::Decided(vec![write], After::ReadAgain),
-                    Step::Done(addresses) => Pc::Live(addresses),
-                    Step::Wait(_) => Pc::Idle,
-                    Step::TryAnother { undo, .. } => Pc::Decided(undo, After::NextCandidate),
-                    Step::Refuse { undo, .. } => Pc::Decided(undo, After::End("refused")),
+                    NextStep::Do(write) => Pc::Decided(vec![write], After::ReadAgain),
+                    NextStep::Done(addresses) => Pc::Live(addresses),
+                    NextStep::Wait(_) => Pc::Idle,
+                    NextStep::TryAnother { undo, .. } => Pc::Decided(undo, After::NextCandidate),
+                    NextStep::Refuse { undo, .. } => Pc::Decided(undo, After::End("refused")),
                 };
                 vec![self.with_pc(index, pc)]
             }
@@ -559,14 +561,14 @@ impl World {
     }
 
     /// What the pod asks for now.
-    fn asked(&self, index: usize) -> Ask {
+    fn asked(&self, index: usize) -> BindInput {
         let actor = &self.actors[index];
         let Role::Pod { key, candidates, next, pinned, .. } = &actor.role else { unreachable!() };
         let origin = if self.foreign { foreign() } else { sticky_pool() };
         ask(&actor.name, key, &candidates[*next], *pinned, &origin)
     }
 
-    fn claims_for(&self, ask: &Ask, sticky: Option<&StickyView>) -> BTreeMap<IpAddr, ClaimView> {
+    fn claims_for(&self, ask: &BindInput, sticky: Option<&StickyView>) -> BTreeMap<IpAddr, ClaimView> {
         let wanted = ask.claims_to_read(sticky);
         let claims = self.server.claims.clone().into_iter();
         claims.filter(|(address, _)| wanted.contains(address)).collect()
@@ -593,8 +595,8 @@ impl World {
     }
 }
 
-fn seen<'a>(sticky: Option<&'a StickyView>, claims: &'a BTreeMap<IpAddr, ClaimView>) -> Seen<'a> {
-    Seen {
+fn seen<'a>(sticky: Option<&'a StickyView>, claims: &'a BTreeMap<IpAddr, ClaimView>) -> LiveState<'a> {
+    LiveState {
         sticky,
         claims,
         old_node: NodeState::Ready,
@@ -603,20 +605,20 @@ fn seen<'a>(sticky: Option<&'a StickyView>, claims: &'a BTreeMap<IpAddr, ClaimVi
     }
 }
 
-fn fingerprint(world: &World) -> u64 {
+fn fingerprint(world: &ModelState) -> u64 {
     let mut hasher = DefaultHasher::new();
     world.hash(&mut hasher);
     hasher.finish()
 }
 
-pub(crate) fn ask(pod: &str, key: &Holder, candidates: &[u8], pinned: bool, origin: &Origin) -> Ask {
+pub(crate) fn ask(pod: &str, key: &StickyKey, candidates: &[u8], pinned: bool, origin: &Origin) -> BindInput {
     let workload = WorkloadRef {
         api_version: "apps/v1".into(),
         kind: "StatefulSet".into(),
         name: "set".into(),
         uid: String::new(),
     };
-    Ask {
+    BindInput {
         asker: Attached { node: format!("node-{pod}"), pod_uid: pod.into(), container_id: pod.into() },
         key: key.clone(),
         claimant: ClaimantRef { kind: ClaimantKind::Pod, ordinal: None },

@@ -7,24 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::cluster::api::client::ApiError;
-use crate::cluster::objects::{AddressClaim, ClaimPhase, Holder, Sound, StickyIP};
-use crate::cluster::protocol::apply::{Carried, Carrier};
-use crate::cluster::protocol::faults::{Finding, Judge, Patience, repair};
+use crate::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyKey, Validate};
+use crate::cluster::protocol::apply::{ApiWriter, Applied};
+use crate::cluster::protocol::faults::{FoundFault, Judge, StateAges, repair};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::policy::selection::facts::Moment;
+use crate::policy::selection::facts::TimePoint;
 
 /// How long is long enough, in seconds. Matters of comfort: no safety rests on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
+pub struct RepairTimes {
     /// An unsealed claim without a StickyIP is an orphan after this: an ADD may be between the two writes.
     pub orphan: u64,
     /// A claim whose StickyIP is gone rests this long before another may have the address.
-    pub rest: u64,
+    pub quarantine: u64,
 }
 
-impl Default for Times {
+impl Default for RepairTimes {
     fn default() -> Self {
-        Self { orphan: 120, rest: 600 }
+        Self { orphan: 120, quarantine: 600 }
     }
 }
 
@@ -44,7 +44,7 @@ pub trait Surroundings {
         false
     }
     /// Whether a StickyIP of this name is there that cannot be read.
-    fn unreadable(&self, holder: &Holder) -> bool {
+    fn unreadable(&self, holder: &StickyKey) -> bool {
         let _ = holder;
         false
     }
@@ -52,29 +52,29 @@ pub trait Surroundings {
 
 /// What became of a finding.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum RepairOutcome {
     /// The cure was carried out.
-    Cured,
+    Repaired,
     /// Somebody was faster, or the world is not as it was read. The next pass looks again.
-    Overtaken,
+    Conflict,
     /// There is no cure that a machine may apply: a person must look, or has been told already.
-    ForAPerson,
+    ManualActionRequired,
     /// The server was of no help.
     Failed(ApiError),
 }
 
 /// The memory of the repair loop. Lost with its process at no harm: everything then takes longer.
 #[derive(Debug, Default)]
-pub struct Mender {
-    times: Times,
-    patience: Patience,
+pub struct Repairer {
+    times: RepairTimes,
+    patience: StateAges,
     for_good: bool,
 }
 
-impl Mender {
+impl Repairer {
     /// A mender with these times.
     #[must_use]
-    pub fn new(times: Times) -> Self {
+    pub fn new(times: RepairTimes) -> Self {
         Self { times, ..Self::default() }
     }
 
@@ -88,16 +88,16 @@ impl Mender {
     /// One pass: finds every fault and cures one after the other.
     pub async fn pass(
         &mut self,
-        carrier: &mut Carrier<'_>,
+        api_writer: &mut ApiWriter<'_>,
         stickies: &[StickyIP],
         claims: &[AddressClaim],
         around: &impl Surroundings,
-        now: Moment,
-    ) -> Vec<(Finding, Outcome)> {
+        now: TimePoint,
+    ) -> Vec<(FoundFault, RepairOutcome)> {
         let mut told = Vec::new();
         for finding in self.find(stickies.iter(), claims.iter(), around, now) {
             let known = stickies.iter().find(|sticky| StickyView::from(*sticky).key == finding.sticky);
-            let outcome = cure(carrier, &finding, known).await;
+            let outcome = cure(api_writer, &finding, known).await;
             told.push((finding, outcome));
         }
         told
@@ -109,37 +109,40 @@ impl Mender {
         stickies: impl Iterator<Item = &'a StickyIP>,
         claims: impl Iterator<Item = &'a AddressClaim>,
         around: &impl Surroundings,
-        now: Moment,
-    ) -> Vec<Finding> {
-        let (mut views, mut unsound) = (Vec::new(), BTreeSet::new());
+        now: TimePoint,
+    ) -> Vec<FoundFault> {
+        let (mut views, mut validation_error) = (Vec::new(), BTreeSet::new());
         for sticky in stickies {
             let view = StickyView::from(sticky);
-            if sticky.unsound().is_none() {
+            if sticky.validation_error().is_none() {
                 views.push(view);
             } else {
-                unsound.insert(view.key);
+                validation_error.insert(view.key);
             }
         }
         let claims: Vec<ClaimView> = claims
-            .filter(|claim| claim.unsound().is_none())
+            .filter(|claim| claim.validation_error().is_none())
             // An unreadable StickyIP may well hold it.
-            .filter(|claim| !unsound.contains(&claim.spec.holder) && !around.unreadable(&claim.spec.holder))
+            .filter(|claim| {
+                !validation_error.contains(&claim.spec.holder) && !around.unreadable(&claim.spec.holder)
+            })
             .map(ClaimView::from)
             .collect();
         let waited = self.waited(&views, &claims, now);
-        let judge = Judging { waited: &waited, times: self.times, for_good: self.for_good, around };
+        let judge = RepairJudge { waited: &waited, times: self.times, for_good: self.for_good, around };
         repair(&views, &claims, &judge)
     }
 
     /// For how many seconds each object that is not at its end has stood exactly as it does.
-    fn waited(&mut self, stickies: &[StickyView], claims: &[ClaimView], now: Moment) -> Waited {
+    fn waited(&mut self, stickies: &[StickyView], claims: &[ClaimView], now: TimePoint) -> Waited {
         let of_claims = claims.iter().map(|claim| (claim.uid.as_str(), claim.resource_version.as_str()));
         let of_stickies =
             stickies.iter().map(|sticky| (sticky.uid.as_str(), sticky.resource_version.as_str()));
         self.patience.keep_only(of_claims.chain(of_stickies));
         let mut seconds =
             |uid: &str, version: &str| now.seconds_since(self.patience.first_seen(uid, version, now));
-        let passing = claims.iter().filter(|claim| claim.unsealed() || claim.phase == ClaimPhase::Resting);
+        let passing =
+            claims.iter().filter(|claim| claim.unsealed() || claim.phase == ClaimPhase::Quarantined);
         let new = stickies.iter().filter(|sticky| sticky.never_attached());
         Waited {
             claims: passing
@@ -153,22 +156,30 @@ impl Mender {
 }
 
 /// Carries out a finding's cure. `known` is its StickyIP as it was read.
-pub async fn cure(carrier: &mut Carrier<'_>, finding: &Finding, known: Option<&StickyIP>) -> Outcome {
+pub async fn cure(
+    api_writer: &mut ApiWriter<'_>,
+    finding: &FoundFault,
+    known: Option<&StickyIP>,
+) -> RepairOutcome {
     let outcome = match &finding.cure {
-        None => Outcome::ForAPerson,
-        Some(cure) => match carrier.carry(cure, known, "").await {
-            Ok(Carried::Lost) => Outcome::Overtaken,
-            Ok(_) => Outcome::Cured,
+        None => RepairOutcome::ManualActionRequired,
+        Some(cure) => match api_writer.carry(cure, known, "").await {
+            Ok(Applied::Conflict) => RepairOutcome::Conflict,
+            Ok(_) => RepairOutcome::Repaired,
             // It may have happened; whether it did is seen in the next pass.
-            Err(error) => Outcome::Failed(error),
+            Err(error) => RepairOutcome::Failed(error),
         },
     };
     let (address, holder) = (finding.address, &finding.sticky);
     match &outcome {
-        Outcome::Cured => tracing::info!(%address, %holder, fault = %finding, "repaired"),
-        Outcome::Overtaken => tracing::debug!(%address, %holder, fault = %finding, "somebody was faster"),
-        Outcome::ForAPerson => tracing::debug!(%address, %holder, fault = %finding, "a person must look"),
-        Outcome::Failed(error) => {
+        RepairOutcome::Repaired => tracing::info!(%address, %holder, fault = %finding, "repaired"),
+        RepairOutcome::Conflict => {
+            tracing::debug!(%address, %holder, fault = %finding, "somebody was faster")
+        }
+        RepairOutcome::ManualActionRequired => {
+            tracing::debug!(%address, %holder, fault = %finding, "a person must look")
+        }
+        RepairOutcome::Failed(error) => {
             tracing::warn!(%address, %holder, fault = %finding, %error, "cannot repair; trying again later");
         }
     }
@@ -179,17 +190,17 @@ pub async fn cure(carrier: &mut Carrier<'_>, finding: &Finding, known: Option<&S
 #[derive(Debug, Default)]
 struct Waited {
     claims: BTreeMap<IpAddr, u64>,
-    stickies: BTreeMap<Holder, u64>,
+    stickies: BTreeMap<StickyKey, u64>,
 }
 
-struct Judging<'a, S> {
+struct RepairJudge<'a, S> {
     waited: &'a Waited,
-    times: Times,
+    times: RepairTimes,
     for_good: bool,
     around: &'a S,
 }
 
-impl<S> Judging<'_, S> {
+impl<S> RepairJudge<'_, S> {
     fn longer(&self, claim: &ClaimView, than: u64) -> bool {
         self.waited.claims.get(&claim.address).is_some_and(|waited| *waited >= than)
     }
@@ -200,7 +211,7 @@ impl<S> Judging<'_, S> {
     }
 }
 
-impl<S: Surroundings> Judge for Judging<'_, S> {
+impl<S: Surroundings> Judge for RepairJudge<'_, S> {
     fn orphaned(&self, claim: &ClaimView) -> bool {
         let awaited = claim.phase == ClaimPhase::Requested && self.around.runs(claim);
         self.longer(claim, self.times.orphan) && !awaited
@@ -211,8 +222,8 @@ impl<S: Surroundings> Judge for Judging<'_, S> {
     fn abandoned(&self, sticky: &StickyView) -> bool {
         self.waited.stickies.get(&sticky.key).is_some_and(|waited| *waited >= self.stalled())
     }
-    fn rested(&self, claim: &ClaimView) -> bool {
-        self.longer(claim, self.times.rest) && !self.around.shown(claim.address)
+    fn quarantine_over(&self, claim: &ClaimView) -> bool {
+        self.longer(claim, self.times.quarantine) && !self.around.shown(claim.address)
     }
     fn origin(&self, address: IpAddr) -> Origin {
         self.around.origin(address)
@@ -259,7 +270,7 @@ mod tests {
             uid: "c".into(),
             resource_version: version.into(),
             phase,
-            holder: Holder { namespace: "db".into(), name: "db-0".into() },
+            holder: StickyKey { namespace: "db".into(), name: "db-0".into() },
             sticky_uid: None,
             home_node: None,
             reason: None,
@@ -270,13 +281,13 @@ mod tests {
 
     #[test]
     fn only_a_claim_that_stood_unchanged_for_the_whole_time_is_old() {
-        let mut mender = Mender::new(Times { orphan: 10, rest: 20 });
+        let mut mender = Repairer::new(RepairTimes { orphan: 10, quarantine: 20 });
         let mut seen = |version: &str, phase, at| {
             let claim = claim(phase, version);
-            let waited = mender.waited(&[], std::slice::from_ref(&claim), Moment(at));
+            let waited = mender.waited(&[], std::slice::from_ref(&claim), TimePoint(at));
             let map = Map::default();
-            let judge = Judging { waited: &waited, times: mender.times, for_good: false, around: &map };
-            (Judge::stalled(&judge, &claim), judge.orphaned(&claim), judge.rested(&claim))
+            let judge = RepairJudge { waited: &waited, times: mender.times, for_good: false, around: &map };
+            (Judge::stalled(&judge, &claim), judge.orphaned(&claim), judge.quarantine_over(&claim))
         };
         let none = (false, false, false);
         assert_eq!(seen("1", ClaimPhase::Granted, 100), none);
@@ -284,11 +295,11 @@ mod tests {
         assert_eq!(seen("1", ClaimPhase::Granted, 105), (true, false, false));
         assert_eq!(seen("1", ClaimPhase::Granted, 109), (true, false, false));
         assert_eq!(seen("1", ClaimPhase::Granted, 110), (true, true, false));
-        assert_eq!(seen("2", ClaimPhase::Resting, 111), none, "it changed: the time starts anew");
-        assert_eq!(seen("2", ClaimPhase::Resting, 130), (true, true, false));
-        assert_eq!(seen("2", ClaimPhase::Resting, 131), (true, true, true));
+        assert_eq!(seen("2", ClaimPhase::Quarantined, 111), none, "it changed: the time starts anew");
+        assert_eq!(seen("2", ClaimPhase::Quarantined, 130), (true, true, false));
+        assert_eq!(seen("2", ClaimPhase::Quarantined, 131), (true, true, true));
         // A clock that was set back makes it slower, never faster.
-        assert_eq!(seen("2", ClaimPhase::Resting, 50), none);
+        assert_eq!(seen("2", ClaimPhase::Quarantined, 50), none);
     }
 
     #[test]
@@ -296,14 +307,14 @@ mod tests {
         for (orphan, waited, stalls) in [(120, 4, false), (120, 5, true), (2, 1, false), (2, 2, true)] {
             let claim = claim(ClaimPhase::Granted, "1");
             let waited = Waited { claims: [(claim.address, waited)].into(), ..Waited::default() };
-            let (map, times) = (Map::default(), Times { orphan, rest: 600 });
-            let judge = Judging { waited: &waited, times, for_good: false, around: &map };
+            let (map, times) = (Map::default(), RepairTimes { orphan, quarantine: 600 });
+            let judge = RepairJudge { waited: &waited, times, for_good: false, around: &map };
             assert_eq!(Judge::stalled(&judge, &claim), stalls, "{orphan}, {:?}", waited.claims);
         }
     }
 
     #[test]
-    fn a_stickyip_that_was_just_made_is_left_to_whoever_made_it() {
+    fn a_stickyip_that_was_just_created_is_left_to_its_creator() {
         let sticky = |name: &str, status: serde_json::Value| -> StickyIP {
             let object = serde_json::json!({"metadata": {"name": name, "namespace": "db", "uid": name, "resourceVersion": "1"},
                 "spec": {"addresses": ["10.0.0.1"], "claimant": {"kind": "Pod"},
@@ -316,12 +327,12 @@ mod tests {
         let new = [sticky("db-0", serde_json::json!({}))];
         let kept = [sticky("db-0", serde_json::json!({"lastSeen": "2026-01-01T00:00:00Z"}))];
         let map = Map { pools: vec!["10.0.0.0/24".parse().unwrap()], ..Map::default() };
-        let found = |mender: &mut Mender, stickies: &[StickyIP], claims: &[AddressClaim], at: i64| {
-            let found = mender.find(stickies.iter(), claims.iter(), &map, Moment(at));
+        let found = |mender: &mut Repairer, stickies: &[StickyIP], claims: &[AddressClaim], at: i64| {
+            let found = mender.find(stickies.iter(), claims.iter(), &map, TimePoint(at));
             let of_sticky = found.into_iter().filter(|finding| finding.sticky.name == "db-0");
             of_sticky.map(|finding| finding.cure.unwrap().word()).collect::<Vec<_>>()
         };
-        let mut mender = Mender::default();
+        let mut mender = Repairer::default();
         assert!(found(&mut mender, &new, &[], 100).is_empty(), "its claim may be on its way");
         assert!(
             found(&mut mender, &new, std::slice::from_ref(&taken), 104).is_empty(),
@@ -329,12 +340,12 @@ mod tests {
         );
         assert_eq!(found(&mut mender, &new, &[], 105), ["create claim"]);
         assert_eq!(found(&mut mender, &new, std::slice::from_ref(&taken), 105), ["delete StickyIP"]);
-        assert_eq!(found(&mut Mender::default(), &kept, &[], 100), ["create claim"], "its claim was lost");
+        assert_eq!(found(&mut Repairer::default(), &kept, &[], 100), ["create claim"], "its claim was lost");
     }
 
     #[test]
     fn a_claim_that_is_made_for_a_stickyip_is_sealed_unless_its_home_node_is_asked() {
-        let holder = Holder { namespace: "db".into(), name: "db-0".into() };
+        let holder = StickyKey { namespace: "db".into(), name: "db-0".into() };
         let range: ipnet::IpNet = "10.0.0.0/24".parse().unwrap();
         for (origin, sealed) in [
             (Origin::StickyPool { range }, true),
@@ -351,13 +362,17 @@ mod tests {
 
     #[test]
     fn an_address_that_a_pod_shows_never_has_rested_and_is_not_released() {
-        let claim = claim(ClaimPhase::Resting, "1");
+        let claim = claim(ClaimPhase::Quarantined, "1");
         let waited = Waited { claims: [(claim.address, 1_000_000)].into(), ..Waited::default() };
         for shown in [false, true] {
             let map = Map { shown: shown.then_some(claim.address).into_iter().collect(), ..Map::default() };
             for for_good in [false, true] {
-                let judge = Judging { waited: &waited, times: Times::default(), for_good, around: &map };
-                assert_eq!((judge.rested(&claim), judge.released(&claim)), (!shown, for_good && !shown));
+                let judge =
+                    RepairJudge { waited: &waited, times: RepairTimes::default(), for_good, around: &map };
+                assert_eq!(
+                    (judge.quarantine_over(&claim), judge.released(&claim)),
+                    (!shown, for_good && !shown)
+                );
             }
         }
     }

@@ -14,12 +14,12 @@ use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::{read_node, single_routes};
 use crate::cluster::objects::ClaimPhase;
 use crate::cluster::pod;
-use crate::cluster::protocol::step::{Seen, Step, Waiting};
+use crate::cluster::protocol::step::{LiveState, NextStep, Waiting};
 use crate::cluster::protocol::write::Write;
 
 /// What a walk knows of those who may live with its addresses though no object says so.
 #[derive(Debug, Default)]
-pub struct Lookout {
+pub struct StaleNodeCheck {
     /// Addresses whose claims this walk itself has made, or sealed when it had looked where that was due. Of these nobody else has
     /// had a right since.
     own: BTreeSet<IpAddr>,
@@ -27,7 +27,7 @@ pub struct Lookout {
     found: Option<(String, IpAddr)>,
 }
 
-impl Lookout {
+impl StaleNodeCheck {
     /// Told of a write of this walk that has succeeded.
     pub fn has_written(&mut self, write: &Write) {
         if let Write::CreateClaim { address, .. } | Write::SealClaim { address, .. } = write {
@@ -43,11 +43,11 @@ impl Lookout {
     /// The server is of no help.
     pub async fn before(
         &mut self,
-        step: Step,
-        seen: &Seen<'_>,
+        step: NextStep,
+        seen: &LiveState<'_>,
         api: &Connection,
         node: &str,
-    ) -> Result<Step, ApiError> {
+    ) -> Result<NextStep, ApiError> {
         let in_question = self.in_question(&step, seen);
         if in_question.is_empty() {
             return Ok(step);
@@ -59,19 +59,20 @@ impl Lookout {
             _ => showing(api, node, &in_question).await?,
         };
         Ok(match self.found.clone() {
-            Some((node, address)) => Step::Wait(Waiting::Shown { address, node }),
+            Some((node, address)) => NextStep::Wait(Waiting::StillPublished { address, node }),
             None => step,
         })
     }
 
     /// The addresses that this step is about to make usable, or brings nearer to it, and that may be with somebody.
-    fn in_question(&self, step: &Step, seen: &Seen<'_>) -> Vec<IpAddr> {
-        let Step::Do(write) = step else { return Vec::new() };
+    fn in_question(&self, step: &NextStep, seen: &LiveState<'_>) -> Vec<IpAddr> {
+        let NextStep::Do(write) = step else { return Vec::new() };
         match write {
-            Write::RestClaim { address, .. } => vec![*address],
+            Write::QuarantineClaim { address, .. } => vec![*address],
             // Somebody else has rested it: the pod's own node may, whose agent is about to attach the pod again.
             Write::SealClaim { address, .. } => {
-                let rests = seen.claims.get(address).is_some_and(|claim| claim.phase == ClaimPhase::Resting);
+                let rests =
+                    seen.claims.get(address).is_some_and(|claim| claim.phase == ClaimPhase::Quarantined);
                 rests.then_some(*address).into_iter().collect()
             }
             Write::Attach { .. } => {
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
     use crate::cluster::api::canned::Canned;
     use crate::cluster::protocol::view::{ClaimView, StickyView};
-    use crate::cluster::protocol::write::Unchanged;
+    use crate::cluster::protocol::write::Precondition;
     use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
     const NODES: &str = "/apis/cilium.io/v2/ciliumnodes";
@@ -156,22 +157,22 @@ mod tests {
         [(claim.address, claim)].into()
     }
 
-    fn seen<'a>(sticky: &'a StickyView, claims: &'a BTreeMap<IpAddr, ClaimView>) -> Seen<'a> {
+    fn seen<'a>(sticky: &'a StickyView, claims: &'a BTreeMap<IpAddr, ClaimView>) -> LiveState<'a> {
         let (old_node, old_pod) = (NodeState::Unknown, OldPod::Unknown);
-        Seen { sticky: Some(sticky), claims, old_node, old_pod, old_sandbox: OldSandbox::MayLive }
+        LiveState { sticky: Some(sticky), claims, old_node, old_pod, old_sandbox: OldSandbox::MayLive }
     }
 
-    fn at() -> Unchanged {
-        Unchanged { uid: "u".into(), resource_version: "1".into() }
+    fn at() -> Precondition {
+        Precondition { uid: "u".into(), resource_version: "1".into() }
     }
 
     fn seal() -> Write {
         Write::SealClaim { address: "10.0.0.1".parse().unwrap(), at: at(), sticky_uid: "u".into() }
     }
 
-    fn attach(sticky: &StickyView) -> Step {
+    fn attach(sticky: &StickyView) -> NextStep {
         let attached = Attached { node: "n2".into(), pod_uid: "p".into(), container_id: "c".into() };
-        Step::Do(Write::Attach { key: sticky.key.clone(), at: at(), attached, takeover: None })
+        NextStep::Do(Write::Attach { key: sticky.key.clone(), at: at(), attached, takeover: None })
     }
 
     fn cilium_node(name: &str, owner: Option<&str>) -> Value {
@@ -199,43 +200,45 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_asked_where_the_stickyip_was_attached_before_or_this_walk_made_its_claims() {
+    async fn no_node_is_asked_after_an_attachment_or_when_this_bind_made_its_claims() {
         let server = cluster(Some("db/db-0"));
         let api = line(&server);
         let (bound, granted) = (claims("Bound"), claims("Granted"));
         let before = sticky(json!({"lastSeen": "2026-01-01T00:00:00Z"}));
-        let mut lookout = Lookout::default();
-        let step = lookout.before(attach(&before), &seen(&before, &bound), &api, "n2").await.unwrap();
+        let mut stale_nodes = StaleNodeCheck::default();
+        let step = stale_nodes.before(attach(&before), &seen(&before, &bound), &api, "n2").await.unwrap();
         assert_eq!(step, attach(&before));
         let new = sticky(json!({}));
-        let step = lookout.before(Step::Do(seal()), &seen(&new, &granted), &api, "n2").await.unwrap();
-        assert_eq!(step, Step::Do(seal()));
-        lookout.has_written(&seal());
-        let step = lookout.before(attach(&new), &seen(&new, &bound), &api, "n2").await.unwrap();
+        let step = stale_nodes.before(NextStep::Do(seal()), &seen(&new, &granted), &api, "n2").await.unwrap();
+        assert_eq!(step, NextStep::Do(seal()));
+        stale_nodes.has_written(&seal());
+        let step = stale_nodes.before(attach(&new), &seen(&new, &bound), &api, "n2").await.unwrap();
         assert_eq!((step, server.asked()), (attach(&new), vec![]));
     }
 
     #[tokio::test]
-    async fn whoever_else_rested_or_sealed_a_claim_has_a_new_stickyip_wait_for_the_node_that_shows_it() {
+    async fn a_claim_quarantined_or_sealed_by_others_makes_a_new_stickyip_wait_for_its_node() {
         let server = cluster(Some("db/db-0"));
         let api = line(&server);
         let new = sticky(json!({}));
-        let rest = Write::RestClaim {
+        let rest = Write::QuarantineClaim {
             address: "10.0.0.1".parse().unwrap(),
             at: at(),
             holder: new.key.clone(),
             gone_uid: "gone".into(),
             released: false,
         };
-        let steps = [(Step::Do(rest), "Bound"), (Step::Do(seal()), "Resting"), (attach(&new), "Bound")];
+        let steps =
+            [(NextStep::Do(rest), "Bound"), (NextStep::Do(seal()), "Quarantined"), (attach(&new), "Bound")];
         for (step, phase) in steps {
             let claims = claims(phase);
-            let waits = Lookout::default().before(step.clone(), &seen(&new, &claims), &api, "n2").await;
-            let shown = Waiting::Shown { address: "10.0.0.1".parse().unwrap(), node: "n1".into() };
-            assert_eq!(waits.unwrap(), Step::Wait(shown), "{step:?}");
+            let waits =
+                StaleNodeCheck::default().before(step.clone(), &seen(&new, &claims), &api, "n2").await;
+            let shown = Waiting::StillPublished { address: "10.0.0.1".parse().unwrap(), node: "n1".into() };
+            assert_eq!(waits.unwrap(), NextStep::Wait(shown), "{step:?}");
             // What its own node shows does not keep it.
             let (seen, api) = (seen(&new, &claims), line(&cluster(None)));
-            let own = Lookout::default().before(step.clone(), &seen, &api, "n2").await;
+            let own = StaleNodeCheck::default().before(step.clone(), &seen, &api, "n2").await;
             assert_eq!(own.unwrap(), step);
         }
     }
@@ -245,11 +248,11 @@ mod tests {
         let server = cluster(Some("db/db-0"));
         let api = line(&server);
         let (new, claims) = (sticky(json!({})), claims("Bound"));
-        let mut lookout = Lookout::default();
+        let mut stale_nodes = StaleNodeCheck::default();
         let lists = |asked: Vec<String>| asked.iter().filter(|asked| asked.ends_with("ciliumnodes")).count();
         for look in 0..5 {
-            let step = lookout.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
-            assert!(matches!(step, Step::Wait(_)), "{step:?}");
+            let step = stale_nodes.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
+            assert!(matches!(step, NextStep::Wait(_)), "{step:?}");
             assert_eq!(lists(server.asked()), usize::from(look == 0));
         }
         // Gone from there, it may be on another by now.
@@ -261,13 +264,16 @@ mod tests {
         let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n3"}, "status": ready});
         server.answer("/api/v1/nodes/n3", node);
-        let step = lookout.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
-        assert!(matches!(&step, Step::Wait(Waiting::Shown { node, .. }) if node == "n3"), "{step:?}");
+        let step = stale_nodes.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
+        assert!(
+            matches!(&step, NextStep::Wait(Waiting::StillPublished { node, .. }) if node == "n3"),
+            "{step:?}"
+        );
         assert_eq!(lists(server.asked()), 1);
         // A node that is gone for good shows nothing.
         server.answer(&format!("{NODES}/n3"), cilium_node("n3", Some("db/db-0")));
         server.forget("/api/v1/nodes/n3");
-        let step = lookout.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
+        let step = stale_nodes.before(attach(&new), &seen(&new, &claims), &api, "n2").await.unwrap();
         assert_eq!(step, attach(&new));
     }
 }

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
-use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, StickyKey, WorkloadRef};
 use crate::cluster::protocol::adopted;
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::cluster::protocol::write::{Unchanged, Write};
+use crate::cluster::protocol::write::{Precondition, Write};
 use crate::policy::handover;
 use crate::policy::handover::{
     Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,
@@ -27,11 +27,11 @@ pub struct Candidate {
 
 /// Who asks for what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct BindInput {
     /// The sandbox that would be attached.
     pub asker: Attached,
     /// The StickyIP's namespace and name.
-    pub key: Holder,
+    pub key: StickyKey,
     /// What the name stands for.
     pub claimant: ClaimantRef,
     /// The workload.
@@ -49,7 +49,7 @@ pub struct Ask {
     pub running: Option<ClaimedPod>,
 }
 
-impl Ask {
+impl BindInput {
     /// The claims to read: those of the candidates and of the StickyIP's addresses.
     #[must_use]
     pub fn claims_to_read(&self, sticky: Option<&StickyView>) -> BTreeSet<IpAddr> {
@@ -60,10 +60,10 @@ impl Ask {
 
 /// What was read, live, for this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen<'a> {
+pub struct LiveState<'a> {
     /// The StickyIP, if it exists.
     pub sticky: Option<&'a StickyView>,
-    /// The claims that exist, of [`Ask::claims_to_read`].
+    /// The claims that exist, of [`BindInput::claims_to_read`].
     pub claims: &'a BTreeMap<IpAddr, ClaimView>,
     /// The node of the attachment.
     pub old_node: NodeState,
@@ -75,7 +75,7 @@ pub struct Seen<'a> {
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum NextStep {
     /// Carry out this write, then read again, whether it succeeded or not.
     Do(Write),
     /// The pod has these addresses.
@@ -111,7 +111,7 @@ pub enum Waiting {
     /// The StickyIP is being deleted.
     Deletion,
     /// The end of a pod whose StickyIP is gone, and whose address another node still shows.
-    Shown {
+    StillPublished {
         /// The address.
         address: IpAddr,
         /// The node.
@@ -128,7 +128,7 @@ pub enum Refusal {
     #[error("StickyIP {key} belongs to {kind} {name}; rename one of the two workloads")]
     NameTaken {
         /// The StickyIP.
-        key: Holder,
+        key: StickyKey,
         /// The other workload's kind.
         kind: String,
         /// Its name.
@@ -138,7 +138,7 @@ pub enum Refusal {
     #[error("pinned to {asked:?}, but StickyIP {key} has {has:?}; release it first")]
     PinDiffers {
         /// The StickyIP.
-        key: Holder,
+        key: StickyKey,
         /// The pinned addresses.
         asked: Vec<IpAddr>,
         /// Its addresses.
@@ -156,7 +156,7 @@ pub enum Refusal {
         /// The address.
         address: IpAddr,
         /// Who holds it.
-        holder: Holder,
+        holder: StickyKey,
     },
     /// The home node refused.
     #[error("{address} was refused by its home node {home}: {reason}")]
@@ -174,17 +174,17 @@ pub enum Refusal {
     )]
     Conflict {
         /// The StickyIP.
-        key: Holder,
+        key: StickyKey,
         /// The address.
         address: IpAddr,
         /// Who holds the claim.
-        holder: Holder,
+        holder: StickyKey,
     },
     /// The old holder stands in the way.
     #[error("StickyIP {key} is with another pod: {why:?}")]
     Handover {
         /// The StickyIP.
-        key: Holder,
+        key: StickyKey,
         /// Why.
         why: RefuseReason,
     },
@@ -192,17 +192,17 @@ pub enum Refusal {
 
 /// The next step.
 #[must_use]
-pub fn next(ask: &Ask, seen: &Seen<'_>) -> Step {
+pub fn next(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
     match seen.sticky {
         Some(sticky) => with_sticky(ask, seen, sticky),
         None => without_sticky(ask, seen),
     }
 }
 
-fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
-    let refuse = |why| Step::Refuse { undo: Vec::new(), why };
+fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> NextStep {
+    let refuse = |why| NextStep::Refuse { undo: Vec::new(), why };
     if sticky.deleting {
-        return Step::Wait(Waiting::Deletion);
+        return NextStep::Wait(Waiting::Deletion);
     }
     if sticky.claimant != ask.claimant.kind
         || sticky.workload.kind != ask.workload.kind
@@ -216,7 +216,7 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
         claim.holder == ask.key && claim.unsealed() && !sticky.addresses.contains(&claim.address)
     });
     if let Some(claim) = left_over {
-        return Step::Do(delete(claim));
+        return NextStep::Do(delete(claim));
     }
     let asked: Vec<IpAddr> = ask.candidates.iter().map(|candidate| candidate.address).collect();
     if ask.pinned && asked.iter().any(|address| !sticky.addresses.contains(address)) {
@@ -241,12 +241,12 @@ fn with_sticky(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView) -> Step {
         old_pod: seen.old_pod,
         old_sandbox: seen.old_sandbox,
     };
-    let attach = |takeover| Step::Do(attach(sticky, &ask.asker, takeover));
+    let attach = |takeover| NextStep::Do(attach(sticky, &ask.asker, takeover));
     match handover::decide(&situation) {
-        Handover::AlreadyAttached => Step::Done(sticky.addresses.clone()),
+        Handover::AlreadyAttached => NextStep::Done(sticky.addresses.clone()),
         Handover::Attach => attach(None),
         Handover::TakeOver(reason) => attach(Some(reason)),
-        Handover::Wait(why) => Step::Wait(Waiting::Handover(why)),
+        Handover::Wait(why) => NextStep::Wait(Waiting::Handover(why)),
         Handover::Refuse(why) => refuse(Refusal::Handover { key: sticky.key.clone(), why }),
     }
 }
@@ -287,22 +287,22 @@ fn is_lost(claim: &ClaimView, sticky: &StickyView) -> bool {
     claim.holder != sticky.key || claim.phase == ClaimPhase::Refused
 }
 
-fn give_way(sticky: &StickyView, claim: &ClaimView) -> Step {
+fn give_way(sticky: &StickyView, claim: &ClaimView) -> NextStep {
     let (key, address, holder) = (sticky.key.clone(), claim.address, claim.holder.clone());
     match &sticky.attached {
         // Nobody is attached, so this StickyIP is an attempt that lost: undo it.
-        None => Step::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
-        Some(_) => Step::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, holder } },
+        None => NextStep::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
+        Some(_) => NextStep::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, holder } },
     }
 }
 
 /// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to it.
-fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Option<Step> {
+fn seal(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView, address: IpAddr) -> Option<NextStep> {
     let Some(claim) = seen.claims.get(&address) else {
         let origin = ask.origins.get(&address).cloned().unwrap_or(Origin::Nowhere);
         return Some(match create(ask, address, &origin, Some(&sticky.uid)) {
-            Some(write) => Step::Do(write),
-            None => Step::Refuse { undo: Vec::new(), why: Refusal::OutsideEveryPool { address } },
+            Some(write) => NextStep::Do(write),
+            None => NextStep::Refuse { undo: Vec::new(), why: Refusal::OutsideEveryPool { address } },
         });
     };
     if claim.sealed_to(&sticky.uid) {
@@ -311,24 +311,24 @@ fn seal(ask: &Ask, seen: &Seen<'_>, sticky: &StickyView, address: IpAddr) -> Opt
     Some(match claim.phase {
         ClaimPhase::Refused => give_way(sticky, claim),
         ClaimPhase::Requested => {
-            Step::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
+            NextStep::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
         }
         // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply replaced:
         // the claim rests first, which needs the live proof that the other uid is gone.
-        ClaimPhase::Bound => Step::Do(Write::RestClaim {
+        ClaimPhase::Bound => NextStep::Do(Write::QuarantineClaim {
             address,
             at: at_claim(claim),
             holder: claim.holder.clone(),
             gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
             released: false,
         }),
-        ClaimPhase::Granted | ClaimPhase::Resting => {
-            Step::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
+        ClaimPhase::Granted | ClaimPhase::Quarantined => {
+            NextStep::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
         }
     })
 }
 
-fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
+fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
     let mut avoid = BTreeSet::new();
     let mut refusal = None;
     let mut missing = None;
@@ -337,7 +337,7 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
         let address = *address;
         match seen.claims.get(&address) {
             // It is claimed when the StickyIP stands, and sealed to it by the same write.
-            None if origin.is_anybodys() => {}
+            None if origin.needs_no_grant() => {}
             None => match create(ask, address, origin, None) {
                 Some(write) => missing = missing.or(Some(write)),
                 None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
@@ -362,7 +362,7 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
                     }
                     ClaimPhase::Requested => waiting = waiting.or(Some(Waiting::Grant { address, home })),
                     // Bound without a StickyIP, or resting: this claimant's own, from an earlier life.
-                    ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Resting => {}
+                    ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {}
                 }
             }
         }
@@ -373,19 +373,19 @@ fn without_sticky(ask: &Ask, seen: &Seen<'_>) -> Step {
             seen.claims.values().filter(ours).filter(|claim| !keep(claim)).map(delete).collect()
         };
         return if ask.pinned || avoid.is_empty() {
-            Step::Refuse { undo: undo(&|_| false), why }
+            NextStep::Refuse { undo: undo(&|_| false), why }
         } else {
             // The claim on the other family's address is still good.
-            Step::TryAnother { undo: undo(&|claim| !avoid.contains(&claim.address)), avoid }
+            NextStep::TryAnother { undo: undo(&|claim| !avoid.contains(&claim.address)), avoid }
         };
     }
     if let Some(write) = missing {
-        return Step::Do(write);
+        return NextStep::Do(write);
     }
     if let Some(waiting) = waiting {
-        return Step::Wait(waiting);
+        return NextStep::Wait(waiting);
     }
-    Step::Do(Write::CreateSticky {
+    NextStep::Do(Write::CreateSticky {
         key: ask.key.clone(),
         addresses: ask.candidates.iter().map(|candidate| candidate.address).collect(),
         claimant: ask.claimant,
@@ -410,7 +410,7 @@ pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
     ours.then(|| Write::Detach { key: sticky.key.clone(), at: at_sticky(sticky), proof: None })
 }
 
-fn create(ask: &Ask, address: IpAddr, origin: &Origin, sticky_uid: Option<&str>) -> Option<Write> {
+fn create(ask: &BindInput, address: IpAddr, origin: &Origin, sticky_uid: Option<&str>) -> Option<Write> {
     Write::create_claim(address, &ask.key, origin, sticky_uid, ask.running.as_ref())
 }
 
@@ -418,12 +418,12 @@ pub(crate) fn delete(claim: &ClaimView) -> Write {
     Write::DeleteClaim { address: claim.address, at: at_claim(claim) }
 }
 
-pub(crate) fn at_claim(claim: &ClaimView) -> Unchanged {
-    Unchanged { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
+pub(crate) fn at_claim(claim: &ClaimView) -> Precondition {
+    Precondition { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
 }
 
 /// The state of a StickyIP on which a write rests.
 #[must_use]
-pub fn at_sticky(sticky: &StickyView) -> Unchanged {
-    Unchanged { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
+pub fn at_sticky(sticky: &StickyView) -> Precondition {
+    Precondition { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
 }

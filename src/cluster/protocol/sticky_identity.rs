@@ -13,11 +13,11 @@ use crate::cluster::objects::{ClaimantKind, ClaimantRef, StickyIP, WorkloadRef};
 use crate::policy::PolicyError;
 use crate::policy::selection::claimant::{Claimant, Slot, choose_slot, slot_number};
 use crate::policy::selection::facts::PodFacts;
-use crate::policy::selection::rules::{Reason, Rules};
+use crate::policy::selection::rules::{Rules, StickyReason};
 
 /// Why an errand cannot begin.
 #[derive(Debug, thiserror::Error)]
-pub enum ErrandError {
+pub enum StickyIdentityError {
     /// What the pod or its namespace asks for cannot be followed.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -29,14 +29,14 @@ pub enum ErrandError {
 /// The facts of a sticky pod, and why it is one or none. The namespace is asked for only where its word counts.
 ///
 /// # Errors
-/// See [`ErrandError`].
+/// See [`StickyIdentityError`].
 pub async fn judge(
     rules: &Rules,
     mut facts: PodFacts,
     namespace: impl Future<Output = Result<BTreeMap<String, String>, ApiError>>,
-) -> Result<(bool, PodFacts, Reason), ErrandError> {
+) -> Result<(bool, PodFacts, StickyReason), StickyIdentityError> {
     let mut verdict = rules.judge(&facts)?;
-    if matches!(verdict.reason, Reason::NothingAsksForIt | Reason::Selected) {
+    if matches!(verdict.reason, StickyReason::NothingAsksForIt | StickyReason::Selected) {
         facts.namespace_annotations = namespace.await?;
         verdict = rules.judge(&facts)?;
     }

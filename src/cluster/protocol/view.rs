@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::cluster::objects::{
-    AddressClaim, ClaimPhase, ClaimantKind, ClaimedPod, Holder, StickyIP, StickyPhase, WorkloadRef,
+    AddressClaim, ClaimPhase, ClaimantKind, ClaimedPod, StickyIP, StickyKey, StickyPhase, WorkloadRef,
 };
 use crate::policy::handover::Attached;
 
@@ -13,7 +13,7 @@ use crate::policy::handover::Attached;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StickyView {
     /// Namespace and name.
-    pub key: Holder,
+    pub key: StickyKey,
     /// Its uid.
     pub uid: String,
     /// Its resourceVersion.
@@ -46,7 +46,7 @@ impl From<&StickyIP> for StickyView {
     fn from(object: &StickyIP) -> Self {
         let status = object.status.as_ref();
         Self {
-            key: Holder {
+            key: StickyKey {
                 namespace: object.metadata.namespace.clone().unwrap_or_default(),
                 name: object.metadata.name.clone().unwrap_or_default(),
             },
@@ -79,7 +79,7 @@ pub struct ClaimView {
     /// Where it stands.
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
-    pub holder: Holder,
+    pub holder: StickyKey,
     /// The uid it is sealed to.
     pub sticky_uid: Option<String>,
     /// The node whose block it is of.
@@ -124,7 +124,7 @@ impl From<&AddressClaim> for ClaimView {
             home_node: object.spec.home_node.clone(),
             reason: object.spec.reason.clone(),
             pod: object.spec.pod.clone(),
-            released: object.spec.phase == ClaimPhase::Resting && object.spec.released == Some(true),
+            released: object.spec.phase == ClaimPhase::Quarantined && object.spec.released == Some(true),
         }
     }
 }
@@ -159,7 +159,7 @@ impl Origin {
     /// Whether anybody may claim it at any time, without asking. Then its StickyIP may come before its claim: whoever finds the one
     /// without the other can go on.
     #[must_use]
-    pub fn is_anybodys(&self) -> bool {
+    pub fn needs_no_grant(&self) -> bool {
         matches!(self, Self::StickyPool { .. })
     }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use kube::ResourceExt;
 
-use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, Holder, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, StickyKey, WorkloadRef};
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::lifetime::retention::Retention;
 
@@ -12,14 +12,14 @@ use crate::cluster::protocol::view::Origin;
 
 /// The state of an object on which a write rests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Unchanged {
+pub struct Precondition {
     /// The object's uid.
     pub uid: String,
     /// Its resourceVersion.
     pub resource_version: String,
 }
 
-impl Unchanged {
+impl Precondition {
     /// The state in which this object was read.
     #[must_use]
     pub fn of(object: &impl ResourceExt) -> Self {
@@ -38,7 +38,7 @@ pub enum Write {
         /// The address.
         address: IpAddr,
         /// For whom.
-        holder: Holder,
+        holder: StickyKey,
         /// Granted or Requested; Bound exactly if it is sealed at once.
         phase: ClaimPhase,
         /// The uid of the StickyIP that it is sealed to, if that stands already.
@@ -53,50 +53,50 @@ pub enum Write {
         /// The address.
         address: IpAddr,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own store.
         refused: Option<String>,
     },
-    /// Seal a Granted or Resting claim to a StickyIP that has this address and this uid; never a Bound one.
+    /// Seal a Granted or Quarantined claim to a StickyIP that has this address and this uid; never a Bound one.
     SealClaim {
         /// The address.
         address: IpAddr,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// The StickyIP's uid.
         sticky_uid: String,
     },
     /// Let a claim rest whose StickyIP is gone.
-    RestClaim {
+    QuarantineClaim {
         /// The address.
         address: IpAddr,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// The StickyIP that it was sealed to.
-        holder: Holder,
+        holder: StickyKey,
         /// The uid that must be gone, by a live read right before this write.
         gone_uid: String,
         /// Whether its former holder is not to have it again.
         released: bool,
     },
     /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
-    ForgetPod {
+    ClearPod {
         /// The address.
         address: IpAddr,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
     },
     /// Delete a claim that is unsealed, or has rested.
     DeleteClaim {
         /// The address.
         address: IpAddr,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
     },
     /// Create a StickyIP: bind a claimant's name to addresses whose claims it holds, or will hold before anybody is attached.
     CreateSticky {
         /// Namespace and name.
-        key: Holder,
+        key: StickyKey,
         /// The addresses.
         addresses: Vec<IpAddr>,
         /// What the name stands for.
@@ -109,16 +109,16 @@ pub enum Write {
     /// Delete a StickyIP to which nobody is attached.
     DeleteSticky {
         /// Namespace and name.
-        key: Holder,
+        key: StickyKey,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
     },
     /// Attach a sandbox.
     Attach {
         /// Namespace and name.
-        key: Holder,
+        key: StickyKey,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// The sandbox.
         attached: Attached,
         /// Why it takes another's place; none if nobody was attached.
@@ -127,31 +127,31 @@ pub enum Write {
     /// Detach the sandbox that is attached.
     Detach {
         /// Namespace and name.
-        key: Holder,
+        key: StickyKey,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// The proof that its node is dead; none if the sandbox came to its end.
         proof: Option<Takeover>,
     },
     /// Write down the MAC that the attached pod has.
     RecordMac {
         /// Namespace and name.
-        key: Holder,
+        key: StickyKey,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// The MAC.
         mac: String,
     },
     /// Say on a StickyIP that another holds one of its addresses.
     MarkConflict {
         /// Namespace and name.
-        key: Holder,
+        key: StickyKey,
         /// Precondition.
-        at: Unchanged,
+        at: Precondition,
         /// The address.
         address: IpAddr,
         /// Who holds it.
-        held_by: Holder,
+        held_by: StickyKey,
     },
 }
 
@@ -161,7 +161,7 @@ impl Write {
     #[must_use]
     pub fn create_claim(
         address: IpAddr,
-        holder: &Holder,
+        holder: &StickyKey,
         origin: &Origin,
         sticky_uid: Option<&str>,
         pod: Option<&ClaimedPod>,
@@ -186,8 +186,8 @@ impl Write {
             Self::CreateClaim { .. } => "create claim",
             Self::AnswerClaim { .. } => "answer claim",
             Self::SealClaim { .. } => "seal claim",
-            Self::RestClaim { .. } => "rest claim",
-            Self::ForgetPod { .. } => "forget pod",
+            Self::QuarantineClaim { .. } => "rest claim",
+            Self::ClearPod { .. } => "forget pod",
             Self::DeleteClaim { .. } => "delete claim",
             Self::CreateSticky { .. } => "create StickyIP",
             Self::DeleteSticky { .. } => "delete StickyIP",
@@ -200,13 +200,13 @@ impl Write {
 
     /// What must not have changed; none for creations, whose precondition is that the name is free.
     #[must_use]
-    pub fn precondition(&self) -> Option<&Unchanged> {
+    pub fn precondition(&self) -> Option<&Precondition> {
         match self {
             Self::CreateClaim { .. } | Self::CreateSticky { .. } => None,
             Self::AnswerClaim { at, .. }
             | Self::SealClaim { at, .. }
-            | Self::RestClaim { at, .. }
-            | Self::ForgetPod { at, .. }
+            | Self::QuarantineClaim { at, .. }
+            | Self::ClearPod { at, .. }
             | Self::DeleteClaim { at, .. }
             | Self::DeleteSticky { at, .. }
             | Self::Attach { at, .. }
@@ -219,9 +219,9 @@ impl Write {
     /// The StickyIP and uid that a live read must show to be gone right before this write. A uid never comes back,
     /// so what the read shows stays true.
     #[must_use]
-    pub fn must_be_gone(&self) -> Option<(&Holder, &str)> {
+    pub fn must_be_gone(&self) -> Option<(&StickyKey, &str)> {
         match self {
-            Self::RestClaim { holder, gone_uid, .. } => Some((holder, gone_uid)),
+            Self::QuarantineClaim { holder, gone_uid, .. } => Some((holder, gone_uid)),
             _ => None,
         }
     }

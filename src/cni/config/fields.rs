@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_is_told_with_the_full_path_and_what_would_be_right() {
+    fn a_wrong_type_is_reported_with_the_full_path_and_what_would_be_right() {
         let value = json!({"n": -1, "list": ["a", 5], "p": "relative"});
         let fields = Fields::of("ipam.sticky".into(), &value).unwrap();
         let error = fields.number("n").unwrap_err();

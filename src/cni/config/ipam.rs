@@ -33,7 +33,7 @@ pub const FIELDS: &[&str] = &[
 
 /// The most range sets. The store writes a pod's change of addresses down in one page, which has room for these
 /// however long the names are: what ADD could take, DEL must be able to give back.
-pub const MOST_SETS: usize = 12;
+pub const MAX_RANGE_SETS: usize = 12;
 
 /// Every key of a range.
 pub const RANGE_FIELDS: &[&str] = &["subnet", "rangeStart", "rangeEnd", "gateway"];
@@ -105,7 +105,7 @@ impl IpamConf {
         let data_dir = read_data_dir(ipam)?;
         let runtime = root.object("runtimeConfig")?;
         let sets = read_sets(ipam, runtime.as_ref())?;
-        if !(sets.is_empty() && verb == Verb::Status && ranges_come_later(root)) {
+        if !(sets.is_empty() && verb == Verb::Status && gets_ranges_from_runtime(root)) {
             check_sets(ipam, &sets, version)?;
         }
         warn_about_range_keys(ipam, warnings);
@@ -121,7 +121,7 @@ impl IpamConf {
 }
 
 /// Whether the runtime gives ranges with ADD. It does not with STATUS, which must not fail for that.
-fn ranges_come_later(root: &Fields<'_>) -> bool {
+fn gets_ranges_from_runtime(root: &Fields<'_>) -> bool {
     root.get("capabilities").and_then(|all| all.get("ipRanges")).and_then(Value::as_bool).unwrap_or(false)
 }
 
@@ -198,11 +198,11 @@ fn check_sets(ipam: &Fields<'_>, sets: &[RangeSet], version: CniVersion) -> Resu
             format!("no IP ranges given; {hint}write \"ranges\": [[{{\"subnet\": \"10.1.0.0/24\"}}]]"),
         ));
     }
-    if sets.len() > MOST_SETS {
+    if sets.len() > MAX_RANGE_SETS {
         return Err(CniError::invalid_config(
             &path,
             format!(
-                "{} range sets, each of which gives a pod one more address; {MOST_SETS} are the most, so put \
+                "{} range sets, each of which gives a pod one more address; {MAX_RANGE_SETS} are the most, so put \
                  ranges of one family into one set",
                 sets.len()
             ),

@@ -17,7 +17,7 @@ pub trait ConfigSource {
     fn read_all(&mut self) -> io::Result<Vec<u8>>;
 
     /// What comes before the patience ends; enough is enough once it is a whole JSON document.
-    fn read_ready(&mut self, patience: Duration) -> io::Result<Vec<u8>>;
+    fn read_ready(&mut self, timeout: Duration) -> io::Result<Vec<u8>>;
 }
 
 impl ConfigSource for &[u8] {
@@ -43,8 +43,8 @@ impl<T: Read + AsFd> ConfigSource for Pollable<T> {
         Ok(bytes)
     }
 
-    fn read_ready(&mut self, patience: Duration) -> io::Result<Vec<u8>> {
-        let deadline = Instant::now() + patience;
+    fn read_ready(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
+        let deadline = Instant::now() + timeout;
         let mut bytes = Vec::new();
         let mut piece = [0u8; 8192];
         while bytes.len() as u64 <= MAX_INPUT && wait_for_input(&self.0, deadline)? {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_open_pipe_is_given_up() {
+    fn an_open_pipe_without_data_times_out() {
         let (reader, writer) = io::pipe().unwrap();
         assert_eq!(Pollable(reader).read_ready(Duration::from_millis(1)).unwrap(), b"");
         drop(writer);

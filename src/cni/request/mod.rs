@@ -20,9 +20,9 @@ use input::{ConfigSource, MAX_INPUT};
 use verb::Verb;
 
 /// How long VERSION waits for a configuration that may never come.
-const VERSION_PATIENCE: Duration = Duration::from_millis(400);
+const VERSION_INPUT_TIMEOUT: Duration = Duration::from_millis(400);
 /// How long an answer to a wrong environment waits for the configuration, whose version it would like to use.
-const ERROR_PATIENCE: Duration = Duration::from_millis(50);
+const ERROR_INPUT_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// A valid request of a runtime.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +47,7 @@ pub struct Request {
 
 /// What a run of the plugin is about.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Parsed {
+pub enum ParsedRequest {
     /// Nobody asked for a verb: a person is looking. See [`about`].
     About,
     /// VERSION, answered.
@@ -61,21 +61,21 @@ pub enum Parsed {
 
 /// An error and the version to print it in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct RequestError {
     /// What went wrong.
     pub error: CniError,
     /// The version of the configuration where it is known, else the newest.
     pub version: CniVersion,
 }
 
-impl Failure {
+impl RequestError {
     /// The document to print.
     pub fn to_json(&self) -> Value {
         self.error.to_json(self.version)
     }
 }
 
-impl From<CniError> for Failure {
+impl From<CniError> for RequestError {
     fn from(error: CniError) -> Self {
         Self { error, version: CniVersion::LATEST }
     }
@@ -96,9 +96,9 @@ pub fn about() -> String {
 pub fn read_request(
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
-) -> Result<Parsed, Failure> {
+) -> Result<ParsedRequest, RequestError> {
     let Some(command) = env("CNI_COMMAND").filter(|value| !value.is_empty()) else {
-        return Ok(Parsed::About);
+        return Ok(ParsedRequest::About);
     };
     let Some(verb) = command.to_str().and_then(Verb::parse) else {
         let known = Verb::ALL.map(Verb::as_str).join(", ");
@@ -107,7 +107,7 @@ pub fn read_request(
         return Err(with_version_of_input(error, stdin));
     };
     if verb == Verb::Version {
-        return Ok(Parsed::Version { reply: version_reply(stdin) });
+        return Ok(ParsedRequest::Version { reply: version_reply(stdin) });
     }
     let environment = match Environment::read(env, verb) {
         Ok(environment) => environment,
@@ -119,8 +119,8 @@ pub fn read_request(
     let version_to_print = version_of(&raw).unwrap_or(CniVersion::LATEST);
     environment
         .with_config(&raw)
-        .map(|request| Parsed::Verb(Box::new(request)))
-        .map_err(|error| Failure { error, version: version_to_print })
+        .map(|request| ParsedRequest::Verb(Box::new(request)))
+        .map_err(|error| RequestError { error, version: version_to_print })
 }
 
 fn read_document(bytes: &[u8]) -> Result<Map<String, Value>, CniError> {
@@ -151,15 +151,15 @@ fn version_of(raw: &Map<String, Value>) -> Option<CniVersion> {
 }
 
 /// An error found before the configuration was read; its version is used if it is there already.
-fn with_version_of_input(error: CniError, stdin: &mut impl ConfigSource) -> Failure {
-    let bytes = stdin.read_ready(ERROR_PATIENCE).unwrap_or_default();
+fn with_version_of_input(error: CniError, stdin: &mut impl ConfigSource) -> RequestError {
+    let bytes = stdin.read_ready(ERROR_INPUT_TIMEOUT).unwrap_or_default();
     let version = read_document(&bytes).ok().and_then(|raw| version_of(&raw));
-    Failure { error, version: version.unwrap_or(CniVersion::LATEST) }
+    RequestError { error, version: version.unwrap_or(CniVersion::LATEST) }
 }
 
 /// VERSION never fails: without a version to repeat, the newest stands there.
 fn version_reply(stdin: &mut impl ConfigSource) -> Value {
-    let bytes = stdin.read_ready(VERSION_PATIENCE).unwrap_or_default();
+    let bytes = stdin.read_ready(VERSION_INPUT_TIMEOUT).unwrap_or_default();
     let raw = read_document(&bytes).unwrap_or_default();
     let asked = match Fields::root(&raw).get("cniVersion") {
         Some(Value::String(text)) if is_well_formed(text) => text.as_str(),

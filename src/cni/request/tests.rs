@@ -1,5 +1,5 @@
 use super::*;
-use crate::cni::{Retention, code};
+use crate::cni::{NodeRetention, code};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStringExt;
@@ -11,7 +11,7 @@ const ENV: [(&str, &str); 4] = [
     ("CNI_PATH", "/opt/cni/bin:/usr/lib/cni"),
 ];
 
-fn ask(verb: &str, changes: &[(&str, Option<&str>)], stdin: &[u8]) -> Result<Parsed, Failure> {
+fn ask(verb: &str, changes: &[(&str, Option<&str>)], stdin: &[u8]) -> Result<ParsedRequest, RequestError> {
     let mut vars: HashMap<&str, OsString> = ENV.into_iter().map(|(k, v)| (k, v.into())).collect();
     vars.insert("CNI_COMMAND", verb.into());
     for (key, value) in changes {
@@ -39,7 +39,7 @@ fn with(key: &str, value: Value) -> Value {
 
 fn request(verb: &str, changes: &[(&str, Option<&str>)], config: &Value) -> Result<Request, CniError> {
     match ask(verb, changes, config.to_string().as_bytes()) {
-        Ok(Parsed::Verb(request)) => Ok(*request),
+        Ok(ParsedRequest::Verb(request)) => Ok(*request),
         Ok(other) => panic!("{other:?}"),
         Err(failure) => Err(failure.error),
     }
@@ -50,9 +50,9 @@ fn sets(config: &Value) -> Vec<String> {
 }
 
 #[test]
-fn no_command_is_a_person_looking() {
+fn no_command_means_a_call_from_a_terminal() {
     for value in [None, Some("")] {
-        assert_eq!(ask("ADD", &[("CNI_COMMAND", value)], b"garbage"), Ok(Parsed::About));
+        assert_eq!(ask("ADD", &[("CNI_COMMAND", value)], b"garbage"), Ok(ParsedRequest::About));
     }
     assert!(about().contains("1.1.0"));
 }
@@ -179,7 +179,7 @@ fn version_repeats_the_version_of_the_input_and_never_fails() {
         ("", "1.1.0"),
         ("garbage", "1.1.0"),
     ] {
-        let Ok(Parsed::Version { reply }) =
+        let Ok(ParsedRequest::Version { reply }) =
             ask("VERSION", &[("CNI_CONTAINERID", Some("../x"))], stdin.as_bytes())
         else {
             panic!("{stdin}");
@@ -269,7 +269,7 @@ fn del_forgives_what_it_does_not_need_and_says_so() {
     let request_ = request("DEL", &[("CNI_ARGS", Some("nonsense"))], &config).unwrap();
     let ipam = request_.config.ipam.unwrap();
     assert_eq!(ipam.data_dir, PathBuf::from("/d"));
-    assert_eq!(ipam.sticky.unwrap().retention, Retention::Forever);
+    assert_eq!(ipam.sticky.unwrap().retention, NodeRetention::Forever);
     assert_eq!(request_.warnings.len(), 4, "{:?}", request_.warnings);
     for config in [conf(json!({"dataDir": 5})), json!({"cniVersion": "1.1.0", "name": "n"})] {
         assert!(request("DEL", &[], &config).is_err(), "the store is not known: {config}");
@@ -277,7 +277,7 @@ fn del_forgives_what_it_does_not_need_and_says_so() {
 }
 
 #[test]
-fn gc_tells_an_absent_list_from_an_empty_one_and_refuses_a_broken_one() {
+fn gc_distinguishes_an_absent_list_from_an_empty_one_and_refuses_a_broken_one() {
     let list =
         |key: &str, value: Value| request("GC", &[], &with(key, value)).map(|r| r.config.valid_attachments);
     let key = "cni.dev/valid-attachments";
@@ -323,7 +323,7 @@ fn a_delegate_needs_no_ipam_and_takes_sticky_at_the_top() {
     let config = json!({"cniVersion": "1.1.0", "name": "n", "type": "sticky-ipam", "delegate": {"type": "cilium-cni"},
                         "sticky": {"retention": "1h"}});
     let request_ = request("ADD", &[], &config).unwrap();
-    assert_eq!(request_.config.sticky().unwrap().retention, Retention::For(Duration::from_secs(3600)));
+    assert_eq!(request_.config.sticky().unwrap().retention, NodeRetention::For(Duration::from_secs(3600)));
     assert_eq!(request_.config.delegate, Some(json!({"type": "cilium-cni"})));
     let mut both = config;
     both["ipam"] = json!({"subnet": "10.1.0.0/24", "sticky": {}});

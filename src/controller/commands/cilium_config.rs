@@ -7,8 +7,8 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
 
 use crate::cluster::api::client::ApiError;
-use crate::controller::flags::{CiliumIpam, Settings};
-use crate::controller::writer::Hands;
+use crate::controller::flags::{CiliumIpam, ControllerSettings};
+use crate::controller::writer::Writer;
 use crate::policy::drift::CiliumMode;
 
 /// The ConfigMap that Cilium is installed with.
@@ -29,12 +29,12 @@ pub struct CiliumConfig {
 
 impl CiliumConfig {
     /// Reads it, as far as that is allowed.
-    pub async fn read(hands: &Hands, settings: &Settings) -> Self {
+    pub async fn read(writer: &Writer, settings: &ControllerSettings) -> Self {
         let set = mode_of(settings.cilium_ipam);
         let mut config = Self { mode: set, ..Self::default() };
-        let api: Api<ConfigMap> = Api::namespaced(hands.client(), NAMESPACE);
+        let api: Api<ConfigMap> = Api::namespaced(writer.client(), NAMESPACE);
         let what = format!("get ConfigMap {NAMESPACE}/{NAME}");
-        let data = match hands.connection().read(&what, || api.get_opt(NAME)).await {
+        let data = match writer.connection().read(&what, || api.get_opt(NAME)).await {
             Ok(found) => found.and_then(|found| found.data),
             Err(error) => {
                 config.remarks.push(format!("{error}; going by --cilium-ipam"));
@@ -52,7 +52,7 @@ impl CiliumConfig {
             config.mode = mode;
         }
         config.announces = said("bgp-announce-pod-cidr") == Some("true")
-            || (said("enable-bgp-control-plane") == Some("true") && advertises(hands).await);
+            || (said("enable-bgp-control-plane") == Some("true") && advertises(writer).await);
         config
     }
 
@@ -89,7 +89,7 @@ fn read_mode(text: &str) -> CiliumMode {
 }
 
 /// Whether any object of the BGP control plane asks for pod ranges.
-async fn advertises(hands: &Hands) -> bool {
+async fn advertises(writer: &Writer) -> bool {
     let every = ListParams::default();
     for (version, kind, plural) in [
         ("v2", "CiliumBGPAdvertisement", "ciliumbgpadvertisements"),
@@ -98,9 +98,9 @@ async fn advertises(hands: &Hands) -> bool {
     ] {
         let resource =
             ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("cilium.io", version, kind), plural);
-        let api: Api<DynamicObject> = Api::all_with(hands.client(), &resource);
+        let api: Api<DynamicObject> = Api::all_with(writer.client(), &resource);
         let what = format!("list {kind}s");
-        match hands.connection().read(&what, || api.list(&every)).await {
+        match writer.connection().read(&what, || api.list(&every)).await {
             Ok(found) if found.items.iter().any(|object| asks_for_ranges(&object.data)) => return true,
             Ok(_) | Err(ApiError::Refused { code: 404, .. }) => {}
             Err(error) => tracing::debug!(%error, "cannot see what is announced"),

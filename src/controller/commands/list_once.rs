@@ -11,12 +11,13 @@ use serde::de::DeserializeOwned;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
-use crate::cluster::objects::lenient::{Skipped, Sound, readable};
+use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 use crate::controller::index::{
-    CiliumNodeSeen, EndpointSeen, Index, NodeSeen, PodSeen, namespace_seen, trimmed,
+    ClusterIndex, IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, namespace_annotations_of,
+    without_managed_fields,
 };
-use crate::controller::writer::Hands;
-use crate::runtime::cache::{Known, Told};
+use crate::controller::writer::Writer;
+use crate::runtime::cache::{Cache, Told};
 use crate::runtime::watch::name_of;
 
 /// Objects a page of a list.
@@ -26,33 +27,42 @@ const PAGE: u32 = 500;
 ///
 /// # Errors
 /// The server is of no help, or forbids a list.
-pub async fn survey(hands: &Hands) -> Result<(Index, Vec<Skipped>), ApiError> {
-    let mut index = Index::default();
+pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), ApiError> {
+    let mut index = ClusterIndex::default();
     let mut skipped = Vec::new();
-    index.take_pod(Told::Listing);
-    for pod in all::<Pod>(hands, "list Pods").await? {
-        index.take_pod(Told::Listed((name_of(&pod), PodSeen::from(pod))));
+    index.apply_pod(Told::Listing);
+    for pod in all::<Pod>(writer, "list Pods").await? {
+        index.apply_pod(Told::Listed((name_of(&pod), IndexedPod::from(pod))));
     }
-    index.take_pod(Told::Complete);
-    let namespaces = all::<Namespace>(hands, "list Namespaces").await?;
-    fill(&mut index.namespaces, namespaces, |object| namespace_seen(object.metadata));
-    fill(&mut index.nodes, all::<Node>(hands, "list Nodes").await?, NodeSeen::from);
-    guarded(hands, |told| index.stickies.take(told), "list StickyIPs", trimmed, &mut skipped).await?;
-    guarded(hands, |told| index.claims.take(told), "list AddressClaims", trimmed, &mut skipped).await?;
-    guarded(hands, |told| index.pools.take(told), "list IPPools", trimmed, &mut skipped).await?;
+    index.apply_pod(Told::Complete);
+    let namespaces = all::<Namespace>(writer, "list Namespaces").await?;
+    fill(&mut index.namespaces, namespaces, |object| namespace_annotations_of(object.metadata));
+    fill(&mut index.nodes, all::<Node>(writer, "list Nodes").await?, IndexedNode::from);
+    guarded(writer, |told| index.stickies.take(told), "list StickyIPs", without_managed_fields, &mut skipped)
+        .await?;
+    guarded(
+        writer,
+        |told| index.claims.take(told),
+        "list AddressClaims",
+        without_managed_fields,
+        &mut skipped,
+    )
+    .await?;
+    guarded(writer, |told| index.pools.take(told), "list IPPools", without_managed_fields, &mut skipped)
+        .await?;
     guarded::<CiliumNode, _>(
-        hands,
+        writer,
         |told| index.cilium_nodes.take(told),
         "list CiliumNodes",
-        CiliumNodeSeen::from,
+        IndexedCiliumNode::from,
         &mut skipped,
     )
     .await?;
     guarded::<CiliumEndpoint, _>(
-        hands,
+        writer,
         |told| index.endpoints.take(told),
         "list CiliumEndpoints",
-        EndpointSeen::from,
+        IndexedEndpoint::from,
         &mut skipped,
     )
     .await?;
@@ -63,16 +73,16 @@ pub async fn survey(hands: &Hands) -> Result<(Index, Vec<Skipped>), ApiError> {
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn all<K>(hands: &Hands, what: &str) -> Result<Vec<K>, ApiError>
+pub async fn all<K>(writer: &Writer, what: &str) -> Result<Vec<K>, ApiError>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
     K::DynamicType: Default,
 {
-    let api: Api<K> = Api::all(hands.client());
+    let api: Api<K> = Api::all(writer.client());
     let mut params = ListParams::default().limit(PAGE);
     let mut found = Vec::new();
     loop {
-        let page = match hands.connection().read(what, || api.list(&params)).await {
+        let page = match writer.connection().read(what, || api.list(&params)).await {
             Ok(page) => page,
             Err(ApiError::Refused { code: 404, .. }) => return Ok(found),
             Err(error) => return Err(error),
@@ -85,7 +95,7 @@ where
     }
 }
 
-fn fill<K: ResourceExt, T: PartialEq>(known: &mut Known<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
+fn fill<K: ResourceExt, T: PartialEq>(known: &mut Cache<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
     known.take(Told::Listing);
     for object in objects {
         known.take(Told::Listed((name_of(&object), trim(object))));
@@ -94,17 +104,17 @@ fn fill<K: ResourceExt, T: PartialEq>(known: &mut Known<T>, objects: Vec<K>, tri
 }
 
 async fn guarded<K, T>(
-    hands: &Hands,
+    writer: &Writer,
     mut take: impl FnMut(Told<(String, T)>) -> Vec<String>,
     what: &str,
     trim: impl Fn(K) -> T,
     skipped: &mut Vec<Skipped>,
 ) -> Result<(), ApiError>
 where
-    K: Resource<DynamicType = ()> + Sound + Clone + DeserializeOwned + Debug,
+    K: Resource<DynamicType = ()> + Validate + Clone + DeserializeOwned + Debug,
 {
     take(Told::Listing);
-    for object in all::<DeserializeGuard<K>>(hands, what).await? {
+    for object in all::<DeserializeGuard<K>>(writer, what).await? {
         let name = name_of(&object);
         match readable(object) {
             Ok(object) => drop(take(Told::Listed((name, trim(object))))),

@@ -6,13 +6,13 @@ pub mod cilium_config;
 pub mod list_once;
 use crate::cluster::api::client::ApiError;
 use crate::controller::duties::drift;
-use crate::controller::flags::{Adoption, OutputFormat, Settings};
-use crate::controller::writer::{Hands, Unwatched};
-use crate::controller::{Failure, Printed};
+use crate::controller::flags::{AdoptOptions, ControllerSettings, OutputFormat};
+use crate::controller::writer::{Unwatched, Writer};
+use crate::controller::{ExitError, ExitOutput};
 use crate::policy::drift::audit as compare;
 use crate::runtime::client::{IN_CLUSTER, client};
-use crate::runtime::signals::End;
-use adopt::Order;
+use crate::runtime::signals::ShutdownSignal;
+use adopt::AdoptRequest;
 use cilium_config::CiliumConfig;
 use list_once::survey;
 
@@ -20,10 +20,10 @@ use list_once::survey;
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn audit(settings: &Settings, output: OutputFormat) -> Result<Printed, Failure> {
-    let hands = hands(settings).await?;
-    let config = CiliumConfig::read(&hands, settings).await;
-    let (index, skipped) = survey(&hands).await.map_err(|error| unable(&error))?;
+pub async fn audit(settings: &ControllerSettings, output: OutputFormat) -> Result<ExitOutput, ExitError> {
+    let writer = writer(settings).await?;
+    let config = CiliumConfig::read(&writer, settings).await;
+    let (index, skipped) = survey(&writer).await.map_err(|error| unable(&error))?;
     for unreadable in &skipped {
         tracing::warn!("{unreadable}");
     }
@@ -32,41 +32,41 @@ pub async fn audit(settings: &Settings, output: OutputFormat) -> Result<Printed,
         OutputFormat::Text => drift::as_text(&found, &config),
         OutputFormat::Json => drift::as_json(&found, &config),
     };
-    Ok(Printed { text, status: u8::from(!found.is_empty()) })
+    Ok(ExitOutput { text, status: u8::from(!found.is_empty()) })
 }
 
 /// Plans, writes or follows an adoption; status 1 if something is in the way.
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn adopt(settings: &Settings, adoption: &Adoption) -> Result<Printed, Failure> {
-    let hands = hands(settings).await?;
-    let order = Order { apply: adoption.apply, back: adoption.back, free: adoption.free };
-    let mut report = adopt::adopt(&hands, settings, order).await.map_err(|error| unable(&error))?;
+pub async fn adopt(settings: &ControllerSettings, adoption: &AdoptOptions) -> Result<ExitOutput, ExitError> {
+    let writer = writer(settings).await?;
+    let order = AdoptRequest { apply: adoption.apply, back: adoption.back, free: adoption.free };
+    let mut report = adopt::adopt(&writer, settings, order).await.map_err(|error| unable(&error))?;
     if adoption.follow && report.clear {
         for line in report.text.lines() {
             tracing::info!("{line}");
         }
-        let mut end =
-            End::listen().map_err(|error| Failure::start(format!("cannot listen for signals: {error}")))?;
+        let mut end = ShutdownSignal::listen()
+            .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
         tracing::info!(
             "following: what starts is put into its node's pool, until this process is told to end"
         );
         tokio::select! {
             () = end.told() => {}
-            () = adopt::follow(&hands, settings, order) => {}
+            () = adopt::follow(&writer, settings, order) => {}
         }
-        report = adopt::adopt(&hands, settings, order).await.map_err(|error| unable(&error))?;
+        report = adopt::adopt(&writer, settings, order).await.map_err(|error| unable(&error))?;
     }
-    Ok(Printed { text: report.text, status: u8::from(!report.clear) })
+    Ok(ExitOutput { text: report.text, status: u8::from(!report.clear) })
 }
 
-async fn hands(settings: &Settings) -> Result<Hands, Failure> {
+async fn writer(settings: &ControllerSettings) -> Result<Writer, ExitError> {
     let client = client(settings.kubeconfig.as_deref(), |_| ()).await.map_err(|error| unable(&error))?;
     let from = settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
-    Ok(Hands::new(client, from, Box::new(Unwatched)))
+    Ok(Writer::new(client, from, Box::new(Unwatched)))
 }
 
-fn unable(error: &ApiError) -> Failure {
-    Failure::start(format!("error: {error}"))
+fn unable(error: &ApiError) -> ExitError {
+    ExitError::start(format!("error: {error}"))
 }

@@ -14,39 +14,39 @@ use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::NodePatch;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
-use crate::cluster::protocol::apply::{Carried, patch_params};
+use crate::cluster::protocol::apply::{Applied, patch_params};
 use crate::cluster::protocol::view::StickyView;
-use crate::cluster::protocol::write::{Unchanged, Write};
-use crate::controller::context::{Done, Duty, World};
-use crate::controller::index::{CiliumNodeSeen, Index, Kind, key_of};
+use crate::cluster::protocol::write::{Precondition, Write};
+use crate::controller::context::{Context, Duty, RoundResult};
+use crate::controller::index::{ClusterIndex, IndexedCiliumNode, Kind, sticky_key_of};
 use crate::controller::queue::Key;
 use crate::policy::handover::{NodeState, OldPod, Takeover};
 
 /// After something that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// While a pod of a dead node is still there, or an address is not yet elsewhere.
-const NOT_YET: Duration = Duration::from_secs(30);
+const RETRY_UNTIL_GONE: Duration = Duration::from_secs(30);
 
 /// The duty. It remembers nothing.
 #[derive(Debug, Default)]
-pub struct Remove {}
+pub struct DeadNodes {}
 
 /// What could be done about a dead node, as the index has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Deed {
+enum Cleanup {
     /// Detach what is attached to a pod of it.
     Detach { sticky: String, node: String },
     /// Take an address out of its CiliumNode.
-    Hide { node: String, address: IpAddr, sticky: String },
+    Unpublish { node: String, address: IpAddr, sticky: String },
 }
 
-pub(crate) fn is_dead(index: &Index, node: &str) -> bool {
+pub(crate) fn is_dead(index: &ClusterIndex, node: &str) -> bool {
     index.nodes.get(node).is_none_or(|seen| seen.state == NodeState::OutOfService)
 }
 
 /// What stands of dead nodes.
-fn plan(index: &Index) -> Vec<Deed> {
-    let mut deeds = Vec::new();
+fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
+    let mut cleanups = Vec::new();
     for (name, sticky) in index.stickies.iter() {
         let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
         let Some(attachment) = attachment.filter(|attachment| is_dead(index, &attachment.node)) else {
@@ -55,13 +55,13 @@ fn plan(index: &Index) -> Vec<Deed> {
         let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
         let pod = index.pods.get(&format!("{namespace}/{}", attachment.pod_name));
         if pod.is_none_or(|pod| pod.facts.uid != attachment.pod_uid) {
-            deeds.push(Deed::Detach { sticky: name.clone(), node: attachment.node.clone() });
+            cleanups.push(Cleanup::Detach { sticky: name.clone(), node: attachment.node.clone() });
         }
     }
-    let dead: Vec<(&String, &CiliumNodeSeen)> =
+    let dead: Vec<(&String, &IndexedCiliumNode)> =
         index.cilium_nodes.iter().filter(|(name, _)| is_dead(index, name)).collect();
     if dead.is_empty() {
-        return deeds;
+        return cleanups;
     }
     let elsewhere: std::collections::BTreeMap<IpAddr, (&String, &str)> = index
         .stickies
@@ -85,29 +85,29 @@ fn plan(index: &Index) -> Vec<Deed> {
         shown.dedup();
         for address in shown {
             if let Some((sticky, _)) = elsewhere.get(&address).filter(|(_, lives)| lives != node) {
-                deeds.push(Deed::Hide { node: node.clone(), address, sticky: (*sticky).clone() });
+                cleanups.push(Cleanup::Unpublish { node: node.clone(), address, sticky: (*sticky).clone() });
             }
         }
     }
-    deeds
+    cleanups
 }
 
-impl Duty for Remove {
+impl Duty for DeadNodes {
     const NAME: &'static str = "remove";
-    const WAKES: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::StickyIP, Kind::Pod];
-    const CALM: Duration = Duration::from_millis(200);
+    const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::StickyIP, Kind::Pod];
+    const BATCH_DELAY: Duration = Duration::from_millis(200);
 
-    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
-        let deeds = plan(&world.index());
-        let mut done = Done::default();
-        for deed in &deeds {
-            match carry_out(world, deed).await {
+    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
+        let cleanups = plan(&world.index());
+        let mut done = RoundResult::default();
+        for cleanup in &cleanups {
+            match carry_out(world, cleanup).await {
                 Ok(true) => {}
-                Ok(false) => done.again.push((Key::new(Kind::Node, ""), NOT_YET)),
+                Ok(false) => done.again.push((Key::new(Kind::Node, ""), RETRY_UNTIL_GONE)),
                 Err(error) => {
-                    tracing::warn!(?deed, %error, "cannot clear up after a dead node; trying again");
+                    tracing::warn!(?cleanup, %error, "cannot clear up after a dead node; trying again");
                     done.failures += 1;
-                    done.again.push((Key::new(Kind::Node, ""), AFTER_FAILURE));
+                    done.again.push((Key::new(Kind::Node, ""), RETRY_AFTER_FAILURE));
                 }
             }
         }
@@ -116,42 +116,42 @@ impl Duty for Remove {
 }
 
 /// Whether it is done, or there is nothing to do any more.
-async fn carry_out(world: &World, deed: &Deed) -> Result<bool, ApiError> {
-    let (node, sticky) = match deed {
-        Deed::Detach { sticky, node } | Deed::Hide { node, sticky, .. } => (node, sticky),
+async fn carry_out(world: &Context, cleanup: &Cleanup) -> Result<bool, ApiError> {
+    let (node, sticky) = match cleanup {
+        Cleanup::Detach { sticky, node } | Cleanup::Unpublish { node, sticky, .. } => (node, sticky),
     };
     // The proof, live.
-    let nodes: Api<Node> = Api::all(world.hands.client());
-    let found = world.hands.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
+    let nodes: Api<Node> = Api::all(world.writer.client());
+    let found = world.writer.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
     let Some(proof) = pod::node_state(found.as_ref()).proof_of_death() else { return Ok(true) };
     let Some(object) = read_sticky(world, sticky).await? else { return Ok(true) };
-    match deed {
-        Deed::Detach { node, .. } => detach(world, &object, node, proof).await,
-        Deed::Hide { node, address, .. } => hide(world, &object, node, *address).await,
+    match cleanup {
+        Cleanup::Detach { node, .. } => detach(world, &object, node, proof).await,
+        Cleanup::Unpublish { node, address, .. } => hide(world, &object, node, *address).await,
     }
 }
 
-async fn read_sticky(world: &World, name: &str) -> Result<Option<StickyIP>, ApiError> {
+async fn read_sticky(world: &Context, name: &str) -> Result<Option<StickyIP>, ApiError> {
     let (namespace, name) = name.split_once('/').unwrap_or_default();
-    let api: Api<StickyIP> = Api::namespaced(world.hands.client(), namespace);
-    world.hands.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
+    let api: Api<StickyIP> = Api::namespaced(world.writer.client(), namespace);
+    world.writer.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
 }
 
-async fn detach(world: &World, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
+async fn detach(world: &Context, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
     let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     let Some(attachment) = attachment.filter(|attachment| attachment.node == node) else { return Ok(true) };
-    let key = key_of(object);
-    let pods: Api<Pod> = Api::namespaced(world.hands.client(), &key.namespace);
+    let key = sticky_key_of(object);
+    let pods: Api<Pod> = Api::namespaced(world.writer.client(), &key.namespace);
     let what = format!("get Pod {}/{}", key.namespace, attachment.pod_name);
-    let found = world.hands.connection().read(&what, || pods.get_opt(&attachment.pod_name)).await?;
+    let found = world.writer.connection().read(&what, || pods.get_opt(&attachment.pod_name)).await?;
     if pod::old_pod(found.as_ref(), &attachment.pod_uid) != OldPod::Gone {
         return Ok(false);
     }
     let view = StickyView::from(object);
-    let at = Unchanged { uid: view.uid, resource_version: view.resource_version };
+    let at = Precondition { uid: view.uid, resource_version: view.resource_version };
     let write = Write::Detach { key, at, proof: Some(proof) };
-    let carried = world.hands.carrier().carry(&write, Some(object), "").await?;
-    if !matches!(carried, Carried::Lost) {
+    let carried = world.writer.api_writer().carry(&write, Some(object), "").await?;
+    if !matches!(carried, Applied::Conflict) {
         tracing::info!(sticky = %view.key, node, "detached: its node is gone, and so is its pod");
         world
             .tell(Told {
@@ -165,33 +165,33 @@ async fn detach(world: &World, object: &StickyIP, node: &str, proof: Takeover) -
             })
             .await;
     }
-    Ok(!matches!(carried, Carried::Lost))
+    Ok(!matches!(carried, Applied::Conflict))
 }
 
-async fn hide(world: &World, object: &StickyIP, node: &str, address: IpAddr) -> Result<bool, ApiError> {
+async fn hide(world: &Context, object: &StickyIP, node: &str, address: IpAddr) -> Result<bool, ApiError> {
     let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     // The proof of the takeover: it lives on another node.
     let elsewhere = attachment.is_some_and(|attachment| attachment.node != node);
     if !elsewhere || !object.spec.addresses.contains(&address) {
         return Ok(true);
     }
-    let api: Api<CiliumNode> = Api::all(world.hands.client());
+    let api: Api<CiliumNode> = Api::all(world.writer.client());
     let what = format!("get CiliumNode {node}");
-    let Some(found) = world.hands.connection().read(&what, || api.get_opt(node)).await? else {
+    let Some(found) = world.writer.connection().read(&what, || api.get_opt(node)).await? else {
         return Ok(true);
     };
     let Some(patch) = without(&found, address) else { return Ok(true) };
     let what = format!("patch CiliumNode {node}: {address} out");
     let params = patch_params();
-    let written = world.hands.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
+    let written = world.writer.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
     if written.is_some() {
-        tracing::info!(%address, node, sticky = %key_of(object), "taken out of a dead node's CiliumNode");
+        tracing::info!(%address, node, sticky = %sticky_key_of(object), "taken out of a dead node's CiliumNode");
         let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
         let message = format!(
             "{address} was taken out of the CiliumNode of node {node}, which is gone or out of service; it lives on node {lives}"
         );
         let about = events::sticky_ip(object);
-        world.tell(Told { about, reason: "HiddenOnDeadNode", message, warning: false }).await;
+        world.tell(Told { about, reason: "RemovedFromDeadNode", message, warning: false }).await;
     }
     Ok(written.is_some())
 }
@@ -223,7 +223,7 @@ mod tests {
     use crate::runtime::cache::Told;
     use serde_json::json;
 
-    fn node(index: &mut Index, name: &str, taints: serde_json::Value) {
+    fn node(index: &mut ClusterIndex, name: &str, taints: serde_json::Value) {
         let node: Node =
             serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"taints": taints}})).unwrap();
         index.nodes.take(Told::Here((name.into(), node.into())));
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn only_what_is_of_a_dead_node_and_lives_elsewhere_or_not_at_all_is_planned() {
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         node(&mut index, "alive", json!([]));
         node(&mut index, "off", json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]));
         let address = |n: u8| IpAddr::from([10, 0, 0, n]);
@@ -239,24 +239,24 @@ mod tests {
             index.stickies.take(Told::Here(sticky(name, &address(n).to_string(), Some(on))));
         }
         // The pod of one is still there.
-        index.take_pod(Told::Here(pod("d", "10.0.0.4", None)));
+        index.apply_pod(Told::Here(pod("d", "10.0.0.4", None)));
         let owned = |n: u8| (address(n), PoolEntry { owner: "db/x".into(), resource: String::new() });
         for name in ["alive", "off"] {
-            let seen = CiliumNodeSeen {
+            let seen = IndexedCiliumNode {
                 owned: [owned(1), owned(2), owned(9)].into(),
                 pod_cidrs: vec!["10.0.0.1/32".parse().unwrap()],
-                ..CiliumNodeSeen::default()
+                ..IndexedCiliumNode::default()
             };
             index.cilium_nodes.take(Told::Here((name.into(), seen)));
         }
         let detach =
-            |name: &str, node: &str| Deed::Detach { sticky: format!("db/{name}"), node: node.into() };
+            |name: &str, node: &str| Cleanup::Detach { sticky: format!("db/{name}"), node: node.into() };
         assert_eq!(
             plan(&index),
             [
                 detach("b", "off"),
                 detach("c", "gone"),
-                Deed::Hide { node: "off".into(), address: address(1), sticky: "db/a".into() },
+                Cleanup::Unpublish { node: "off".into(), address: address(1), sticky: "db/a".into() },
             ]
         );
     }

@@ -17,11 +17,11 @@ use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::protocol::apply::patch_params;
 use crate::controller::commands::cilium_config::CiliumConfig;
-use crate::controller::context::{Done, Duty, World};
-use crate::controller::index::{DRIFT, Index, Kind};
-use crate::controller::metrics::Metrics;
+use crate::controller::context::{Context, Duty, RoundResult};
+use crate::controller::index::{ClusterIndex, DRIFT, Kind};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
-use crate::policy::drift::{Cluster, Finding, NodeSays, audit};
+use crate::policy::drift::{ClusterRanges, DriftFinding, NodeRanges, audit};
 
 /// How often Cilium's own settings are read again.
 const CONFIG_AGE: Duration = Duration::from_secs(600);
@@ -32,7 +32,7 @@ const LONGEST_MESSAGE: usize = 4096;
 
 /// The labels of the audit's metric.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct OfFinding {
+pub struct FindingLabels {
     /// What was found.
     pub reason: String,
     /// What breaks.
@@ -41,18 +41,18 @@ pub struct OfFinding {
 
 /// What the index says, as the audit wants it.
 #[must_use]
-pub fn cluster(index: &Index, config: &CiliumConfig) -> Cluster {
+pub fn cluster(index: &ClusterIndex, config: &CiliumConfig) -> ClusterRanges {
     let names: BTreeSet<&String> = index
         .nodes
         .iter()
         .map(|(name, _)| name)
         .chain(index.cilium_nodes.iter().map(|(name, _)| name))
         .collect();
-    let mut says: BTreeMap<&str, NodeSays> = names
+    let mut says: BTreeMap<&str, NodeRanges> = names
         .into_iter()
         .map(|name| {
             let node = index.nodes.get(name);
-            let says = NodeSays {
+            let says = NodeRanges {
                 name: name.clone(),
                 node: node.map(|node| node.pod_cidrs.clone()),
                 cilium: index.cilium_nodes.get(name).map(|cilium| cilium.pod_cidrs.clone()),
@@ -68,12 +68,12 @@ pub fn cluster(index: &Index, config: &CiliumConfig) -> Cluster {
             node.pods.extend(pod.addresses.iter().map(|address| (name.clone(), *address)));
         }
     }
-    Cluster { mode: config.mode, announces: config.announces, nodes: says.into_values().collect() }
+    ClusterRanges { mode: config.mode, announces: config.announces, nodes: says.into_values().collect() }
 }
 
 /// Every finding for a person: what, what breaks, what to do.
 #[must_use]
-pub fn as_text(found: &[Finding], config: &CiliumConfig) -> String {
+pub fn as_text(found: &[DriftFinding], config: &CiliumConfig) -> String {
     let mut text = String::new();
     for remark in &config.remarks {
         text.push_str(&format!("note: {remark}\n"));
@@ -92,7 +92,7 @@ pub fn as_text(found: &[Finding], config: &CiliumConfig) -> String {
 
 /// The same for machines.
 #[must_use]
-pub fn as_json(found: &[Finding], config: &CiliumConfig) -> String {
+pub fn as_json(found: &[DriftFinding], config: &CiliumConfig) -> String {
     let findings: Vec<Value> = found
         .iter()
         .map(|finding| {
@@ -105,26 +105,26 @@ pub fn as_json(found: &[Finding], config: &CiliumConfig) -> String {
 }
 
 /// The duty.
-pub struct Audit {
+pub struct DriftAudit {
     config: Option<(CiliumConfig, Duration)>,
-    found: Family<OfFinding, Gauge>,
+    found: Family<FindingLabels, Gauge>,
 }
 
-impl Audit {
+impl DriftAudit {
     /// The duty.
     #[must_use]
-    pub fn new(metrics: &Metrics) -> Self {
-        let found = Family::<OfFinding, Gauge>::default();
+    pub fn new(metrics: &ControllerMetrics) -> Self {
+        let found = Family::<FindingLabels, Gauge>::default();
         metrics.register("drift", "Findings of the drift audit, by reason and by what breaks", found.clone());
         Self { config: None, found }
     }
 
-    async fn config(&mut self, world: &World) -> CiliumConfig {
+    async fn config(&mut self, world: &Context) -> CiliumConfig {
         let now = world.elapsed();
         match &self.config {
             Some((config, read)) if now.saturating_sub(*read) < CONFIG_AGE => config.clone(),
             _ => {
-                let config = CiliumConfig::read(&world.hands, &world.settings).await;
+                let config = CiliumConfig::read(&world.writer, &world.settings).await;
                 for remark in &config.remarks {
                     tracing::warn!("{remark}");
                 }
@@ -135,20 +135,20 @@ impl Audit {
     }
 }
 
-impl Duty for Audit {
+impl Duty for DriftAudit {
     const NAME: &'static str = "audit";
-    const WAKES: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::Pod];
-    const CALM: Duration = Duration::from_secs(5);
+    const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::Pod];
+    const BATCH_DELAY: Duration = Duration::from_secs(5);
     const TICK: Option<Duration> = Some(CONFIG_AGE);
 
-    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
         let config = self.config(world).await;
         let found = audit(&cluster(&world.index(), &config));
         self.found.clear();
-        let mut of_node: BTreeMap<&str, Vec<&Finding>> = BTreeMap::new();
+        let mut of_node: BTreeMap<&str, Vec<&DriftFinding>> = BTreeMap::new();
         for finding in &found {
             let label =
-                OfFinding { reason: finding.reason().to_owned(), breaks: finding.breaks().to_string() };
+                FindingLabels { reason: finding.reason().to_owned(), breaks: finding.breaks().to_string() };
             self.found.get_or_create(&label).inc();
             of_node.entry(&finding.node).or_default().push(finding);
         }
@@ -174,16 +174,16 @@ impl Duty for Audit {
             }
         }
         let again = if failures > 0 { vec![(Key::new(Kind::Node, ""), RETRY)] } else { Vec::new() };
-        Done { again, failures }
+        RoundResult { again, failures }
     }
 }
 
 /// Writes the node's condition if it is another one. A node that never drifted gets none.
 async fn mark(
-    world: &World,
+    world: &Context,
     name: &str,
     uid: &str,
-    findings: &[&Finding],
+    findings: &[&DriftFinding],
     stands: Option<&str>,
 ) -> Result<(), ApiError> {
     let texts: Vec<String> = findings.iter().map(ToString::to_string).collect();
@@ -198,15 +198,15 @@ async fn mark(
     }
     let (status, reason, message) = match findings.first() {
         Some(first) => ("True", first.reason(), message),
-        None => ("False", "InStep", "what the Node, its CiliumNode and its pods say agrees"),
+        None => ("False", "InSync", "what the Node, its CiliumNode and its pods say agrees"),
     };
     let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
     let condition = json!({"type": DRIFT, "status": status, "reason": reason, "message": message,
                            "lastTransitionTime": now, "lastHeartbeatTime": now});
     let body = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
-    let nodes: Api<Node> = Api::all(world.hands.client());
+    let nodes: Api<Node> = Api::all(world.writer.client());
     let params = patch_params();
     let what = format!("patch status of Node {name}");
     let sent = nodes.patch_status(name, &params, &body);
-    world.hands.write(&what, sent).await.map(|_| ())
+    world.writer.write(&what, sent).await.map(|_| ())
 }

@@ -10,22 +10,22 @@ use prometheus_client::metrics::gauge::Gauge;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::objects::ClaimName;
-use crate::controller::context::{Done, Duty, World};
+use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::duties::dead_nodes::is_dead;
-use crate::controller::index::{Index, Kind, attached_uid};
-use crate::controller::metrics::Metrics;
+use crate::controller::index::{ClusterIndex, Kind, attached_pod_uid};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
-use crate::policy::selection::facts::Moment;
+use crate::policy::selection::facts::TimePoint;
 
 /// How long two pods may show one address before it is told, in seconds. A pod's network is down before kubelet says that the pod
 /// has ended, which it says with its next sync, at most ten seconds later; and a watch that broke off needs a few to come back.
-pub const PATIENCE: u64 = 30;
+pub const GRACE_SECONDS: u64 = 30;
 /// The word for machines.
-pub const REASON: &str = "AddressWithTwoPods";
+pub const REASON: &str = "DuplicateAddress";
 
 /// A live pod that shows an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Bearer {
+struct PodWithAddress {
     /// Its namespace and name.
     name: String,
     uid: String,
@@ -34,31 +34,35 @@ struct Bearer {
 
 /// An address with more than one.
 #[derive(Debug)]
-struct Double {
-    bearers: BTreeSet<Bearer>,
-    since: Moment,
+struct Duplicate {
+    pods_with_address: BTreeSet<PodWithAddress>,
+    since: TimePoint,
     /// It stands for long enough, and was logged with these.
     logged: bool,
 }
 
 /// The duty's memory. Lost with the process at no harm: everything takes longer then.
-pub struct Doubles {
+pub struct Duplicates {
     patience: u64,
-    seen: BTreeMap<IpAddr, Double>,
+    seen: BTreeMap<IpAddr, Duplicate>,
     now: Gauge,
 }
 
-impl Doubles {
+impl Duplicates {
     /// The duty with this patience, in seconds.
     #[must_use]
-    pub fn new(patience: u64, metrics: &Metrics) -> Self {
+    pub fn new(patience: u64, metrics: &ControllerMetrics) -> Self {
         let now = Gauge::default();
         metrics.register("doubled_addresses", "Addresses that more than one live pod shows now", now.clone());
         Self { patience, seen: BTreeMap::new(), now }
     }
 
     /// Takes in what stands now. The addresses that have more than one pod for long enough, and whether that is new.
-    fn look(&mut self, found: BTreeMap<IpAddr, BTreeSet<Bearer>>, now: Moment) -> Vec<(IpAddr, bool)> {
+    fn look(
+        &mut self,
+        found: BTreeMap<IpAddr, BTreeSet<PodWithAddress>>,
+        now: TimePoint,
+    ) -> Vec<(IpAddr, bool)> {
         for (address, over) in self.seen.iter().filter(|(address, _)| !found.contains_key(address)) {
             if over.logged {
                 tracing::info!(%address, "is with one live pod again, or with none");
@@ -66,18 +70,18 @@ impl Doubles {
         }
         self.seen.retain(|address, _| found.contains_key(address));
         let mut told = Vec::new();
-        for (address, bearers) in found {
-            let double = self.seen.entry(address).or_insert_with(|| Double {
-                bearers: bearers.clone(),
+        for (address, pods_with_address) in found {
+            let double = self.seen.entry(address).or_insert_with(|| Duplicate {
+                pods_with_address: pods_with_address.clone(),
                 since: now,
                 logged: false,
             });
-            if double.bearers != bearers {
+            if double.pods_with_address != pods_with_address {
                 // Two of those that were there are still at odds; else these have their own time.
-                if double.bearers.intersection(&bearers).nth(1).is_none() {
+                if double.pods_with_address.intersection(&pods_with_address).nth(1).is_none() {
                     double.since = now;
                 }
-                double.bearers = bearers;
+                double.pods_with_address = pods_with_address;
                 double.logged = false;
             }
             if now.seconds_since(double.since) >= self.patience {
@@ -88,56 +92,56 @@ impl Doubles {
     }
 }
 
-impl Duty for Doubles {
+impl Duty for Duplicates {
     const NAME: &'static str = "doubles";
     /// Nothing: the index counts with every pod that changes, and a look at an empty set costs nothing.
-    const WAKES: &'static [Kind] = &[];
+    const TRIGGERS: &'static [Kind] = &[];
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
-    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
         let found = doubled(&world.index());
         let stand = self.look(found, world.now());
         self.now.set(i64::try_from(stand.len()).unwrap_or(i64::MAX));
         for (address, is_new) in stand {
             let Some(double) = self.seen.get(&address) else { continue };
-            let message = told(&world.index(), address, &double.bearers);
+            let message = told(&world.index(), address, &double.pods_with_address);
             if is_new {
                 tracing::error!(%address, "{message}");
             }
             // Told once; again only if it could not be told.
-            for bearer in &double.bearers {
+            for bearer in &double.pods_with_address {
                 let Some((namespace, name)) = bearer.name.split_once('/') else { continue };
                 let about = events::pod(namespace, name, &bearer.uid);
                 world.tell(Told { about, reason: REASON, message: message.clone(), warning: true }).await;
             }
         }
-        Done::default()
+        RoundResult::default()
     }
 }
 
 /// The addresses that more than one live pod shows. A pod whose node is proved dead is not live, whatever it shows until it is collected.
-fn doubled(index: &Index) -> BTreeMap<IpAddr, BTreeSet<Bearer>> {
-    let bearers = |address: &IpAddr| -> BTreeSet<Bearer> {
-        let live = index.live_with(address).filter(|(_, pod)| !is_dead(index, &pod.node));
-        live.map(|(name, pod)| Bearer {
+fn doubled(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
+    let pods_with_address = |address: &IpAddr| -> BTreeSet<PodWithAddress> {
+        let live = index.live_pods_with(address).filter(|(_, pod)| !is_dead(index, &pod.node));
+        live.map(|(name, pod)| PodWithAddress {
             name: name.clone(),
             uid: pod.facts.uid.clone(),
             node: pod.node.clone(),
         })
         .collect()
     };
-    let all = index.doubled().iter().map(|address| (*address, bearers(address)));
-    all.filter(|(_, bearers)| bearers.len() > 1).collect()
+    let all = index.doubled().iter().map(|address| (*address, pods_with_address(address)));
+    all.filter(|(_, pods_with_address)| pods_with_address.len() > 1).collect()
 }
 
 /// A sentence for people: who, and what to do.
-fn told(index: &Index, address: IpAddr, bearers: &BTreeSet<Bearer>) -> String {
+fn told(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodWithAddress>) -> String {
     let names: Vec<String> =
-        bearers.iter().map(|bearer| format!("{} on node {}", bearer.name, bearer.node)).collect();
+        pods_with_address.iter().map(|bearer| format!("{} on node {}", bearer.name, bearer.node)).collect();
     let kept = index.claims.get(&ClaimName::of(address).to_string()).and_then(|claim| {
         let holder = claim.spec.holder.to_string();
-        let uid = attached_uid(index.stickies.get(&holder)?)?;
-        Some((bearers.iter().find(|bearer| bearer.uid == uid)?, holder))
+        let uid = attached_pod_uid(index.stickies.get(&holder)?)?;
+        Some((pods_with_address.iter().find(|bearer| bearer.uid == uid)?, holder))
     });
     let next = match kept {
         Some((rightful, holder)) => format!(
@@ -152,7 +156,7 @@ fn told(index: &Index, address: IpAddr, bearers: &BTreeSet<Bearer>) -> String {
     format!(
         "address {address} is with {} live pods, {}, so that traffic reaches either; {next}; then look at the logs of \
          Cilium and of the sticky-ipam agent on these nodes",
-        bearers.len(),
+        pods_with_address.len(),
         names.join(" and ")
     )
 }
@@ -164,19 +168,22 @@ mod tests {
     use crate::runtime::cache::Told as Event;
     use serde_json::json;
 
-    fn bearers(names: &[&str]) -> BTreeSet<Bearer> {
-        let bearer =
-            |name: &&str| Bearer { name: format!("db/{name}"), uid: format!("u-{name}"), node: "n".into() };
+    fn pods_with_address(names: &[&str]) -> BTreeSet<PodWithAddress> {
+        let bearer = |name: &&str| PodWithAddress {
+            name: format!("db/{name}"),
+            uid: format!("u-{name}"),
+            node: "n".into(),
+        };
         names.iter().map(bearer).collect()
     }
 
     #[test]
-    fn an_address_is_told_once_it_has_stood_and_never_again_until_it_is_over() {
+    fn an_address_is_reported_after_the_debounce_and_not_again_until_it_is_over() {
         let address: IpAddr = "10.0.0.1".parse().unwrap();
-        let mut duty = Doubles::new(30, &Metrics::default());
+        let mut duty = Duplicates::new(30, &ControllerMetrics::default());
         let mut at = |seconds: i64, names: &[&str]| -> Vec<bool> {
-            let found = (names.len() > 1).then(|| (address, bearers(names))).into_iter().collect();
-            duty.look(found, Moment(seconds)).into_iter().map(|(_, is_new)| is_new).collect()
+            let found = (names.len() > 1).then(|| (address, pods_with_address(names))).into_iter().collect();
+            duty.look(found, TimePoint(seconds)).into_iter().map(|(_, is_new)| is_new).collect()
         };
         let (nothing, new, known): ([bool; 0], _, _) = ([], [true], [false]);
         assert_eq!(at(0, &["a", "b"]), nothing);
@@ -192,7 +199,7 @@ mod tests {
 
     #[test]
     fn both_pods_are_named_and_which_of_them_the_binding_is_for() {
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let node = |name: &str| {
             let node = json!({"metadata": {"name": name, "uid": name}});
             let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).unwrap();
@@ -201,8 +208,8 @@ mod tests {
         index.nodes.take(node("n1"));
         let (name, mut other) = pod("b", "10.0.0.1", None);
         other.node = "n2".into();
-        index.take_pod(Event::Here(pod("a", "10.0.0.1", None)));
-        index.take_pod(Event::Here((name, other)));
+        index.apply_pod(Event::Here(pod("a", "10.0.0.1", None)));
+        index.apply_pod(Event::Here((name, other)));
         assert!(doubled(&index).is_empty(), "n2 is gone, and with it what ran there");
         index.nodes.take(node("n2"));
         let found = doubled(&index);

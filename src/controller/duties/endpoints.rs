@@ -17,14 +17,16 @@ use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::cilium::objects::CiliumEndpoint;
-use crate::cluster::protocol::write::Unchanged;
-use crate::controller::context::{Done, Duty, World};
+use crate::cluster::protocol::write::Precondition;
+use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::flags::CiliumIpam;
-use crate::controller::index::{EndpointSeen, Index, Kind, PodSeen, attached_uid};
-use crate::controller::metrics::{Metrics, What};
-use crate::controller::queue::{Bucket, Key};
-use crate::controller::writer::Hands;
-use crate::policy::endpoint::{Deed, Disagreement, Endpoint, Keeper, Patience, Said};
+use crate::controller::index::{ClusterIndex, IndexedEndpoint, IndexedPod, Kind, attached_pod_uid};
+use crate::controller::metrics::{ControllerMetrics, What};
+use crate::controller::queue::{Key, TokenBucket};
+use crate::controller::writer::Writer;
+use crate::policy::endpoint::{
+    Disagreement, EndpointAction, EndpointFacts, EndpointTimeouts, EndpointTracker, EndpointView,
+};
 
 /// The label that nudges. It counts to three and begins again: each value is another identity for Cilium, which is what
 /// makes it look at the pod, and there should be few of them.
@@ -38,30 +40,30 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The duty.
 pub struct Endpoints {
-    keeper: Keeper,
-    patience: Patience,
+    keeper: EndpointTracker,
+    patience: EndpointTimeouts,
     pools: bool,
-    bucket: Bucket,
-    deeds: Family<What, Counter>,
+    bucket: TokenBucket,
+    actions: Family<What, Counter>,
     disagreements: Family<What, Counter>,
 }
 
 impl Endpoints {
     /// The duty with this patience; `mode` says whether pools are to be compared.
     #[must_use]
-    pub fn new(patience: Patience, mode: CiliumIpam, metrics: &Metrics) -> Self {
+    pub fn new(patience: EndpointTimeouts, mode: CiliumIpam, metrics: &ControllerMetrics) -> Self {
         let duty = Self {
-            keeper: Keeper::new(patience),
+            keeper: EndpointTracker::new(patience),
             patience,
             pools: mode == CiliumIpam::Crd,
-            bucket: Bucket::new(RATE.0, RATE.1),
-            deeds: Family::default(),
+            bucket: TokenBucket::new(RATE.0, RATE.1),
+            actions: Family::default(),
             disagreements: Family::default(),
         };
         metrics.register(
             "endpoint_deeds",
             "CiliumEndpoints nudged for, freed, removed and replaced",
-            duty.deeds.clone(),
+            duty.actions.clone(),
         );
         metrics.register(
             "endpoint_disagreements",
@@ -73,14 +75,18 @@ impl Endpoints {
 
     /// The duty as it is set.
     #[must_use]
-    pub fn for_world(world: &World) -> Self {
+    pub fn from_context(world: &Context) -> Self {
         let terminating = world.settings.cep_termination_timeout.seconds();
-        Self::new(Patience { terminating, ..Patience::default() }, world.settings.cilium_ipam, &world.metrics)
+        Self::new(
+            EndpointTimeouts { terminating, ..EndpointTimeouts::default() },
+            world.settings.cilium_ipam,
+            &world.metrics,
+        )
     }
 
     /// Looks at these names, and does what is to be done about them now.
-    async fn look(&mut self, world: &World, names: BTreeSet<String>) -> Done {
-        let mut done = Done::default();
+    async fn look(&mut self, world: &Context, names: BTreeSet<String>) -> RoundResult {
+        let mut done = RoundResult::default();
         if !world.index().missing().is_empty() {
             done.again.extend(names.into_iter().map(|name| (Key::new(Kind::Pod, name), RETRY)));
             return done;
@@ -88,14 +94,14 @@ impl Endpoints {
         for name in names {
             let now = world.now();
             let said = said(&world.index(), &name, self.pools);
-            let deeds = self.keeper.look(&name, &said, now);
+            let actions = self.keeper.look(&name, &said, now);
             let mut all_done = true;
-            for deed in deeds {
+            for action in actions {
                 while let Err(wait) = self.bucket.take(world.elapsed()) {
                     tokio::time::sleep(wait).await;
                 }
-                match self.carry(world, &name, &deed).await {
-                    Ok(true) => self.keeper.done(&name, &deed, now),
+                match self.carry(world, &name, &action).await {
+                    Ok(true) => self.keeper.done(&name, &action, now),
                     // The world is not as the watch told: what it tells next counts.
                     Ok(false) => all_done = false,
                     Err(error) => {
@@ -115,15 +121,15 @@ impl Endpoints {
     }
 
     /// Whether it was done.
-    async fn carry(&self, world: &World, name: &str, deed: &Deed) -> Result<bool, ApiError> {
-        let hands = &world.hands;
+    async fn carry(&self, world: &Context, name: &str, action: &EndpointAction) -> Result<bool, ApiError> {
+        let writer = &world.writer;
         let Some((namespace, pod)) = name.split_once('/') else { return Ok(false) };
-        let at = At { hands, namespace, name: pod };
-        let done = match deed {
-            Deed::Nudge { uid, number } => {
+        let at = At { writer, namespace, name: pod };
+        let done = match action {
+            EndpointAction::Nudge { uid, number } => {
                 let nudged = at.nudge(uid).await?;
                 if nudged {
-                    Metrics::count(&self.deeds, "nudged");
+                    ControllerMetrics::count(&self.actions, "nudged");
                     let message = format!(
                         "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (time \
                          {number} of {}); if that does not help, look at Cilium's agent on its node, or delete the pod",
@@ -134,33 +140,35 @@ impl Endpoints {
                 }
                 nudged
             }
-            Deed::Free { uid } => {
+            EndpointAction::Free { uid } => {
                 let freed = at.free(uid).await?;
                 if freed {
-                    Metrics::count(&self.deeds, "freed");
+                    ControllerMetrics::count(&self.actions, "freed");
                     let message = format!(
                         "its deletion hung for more than {} s: the finalizers were taken off",
                         self.patience.terminating
                     );
                     let about = at.endpoint(uid);
-                    world.tell(Told { about, reason: "EndpointFreed", message, warning: false }).await;
+                    world
+                        .tell(Told { about, reason: "EndpointFinalizersRemoved", message, warning: false })
+                        .await;
                 }
                 freed
             }
-            Deed::Remove { uid } => {
+            EndpointAction::Remove { uid } => {
                 let removed = at.remove(uid).await?;
                 if removed {
-                    Metrics::count(&self.deeds, "removed");
+                    ControllerMetrics::count(&self.actions, "removed");
                     let message = "it was made for an earlier pod of this name and was removed".to_owned();
                     let about = at.endpoint(uid);
-                    world.tell(Told { about, reason: "EndpointLeftOver", message, warning: false }).await;
+                    world.tell(Told { about, reason: "StaleEndpointRemoved", message, warning: false }).await;
                 }
                 removed
             }
-            Deed::Replace { uid, pod: pod_uid, addresses } => {
+            EndpointAction::Replace { uid, pod: pod_uid, addresses } => {
                 let replaced = at.replace(uid, pod_uid, addresses).await?;
                 if let Some(had) = &replaced {
-                    Metrics::count(&self.deeds, "replaced");
+                    ControllerMetrics::count(&self.actions, "replaced");
                     let message = format!(
                         "its CiliumEndpoint had {}, and the pod has {} as its StickyIP says: the CiliumEndpoint was deleted, and Cilium \
                          writes it anew when it looks at the pod again",
@@ -173,8 +181,8 @@ impl Endpoints {
                 }
                 replaced.is_some()
             }
-            Deed::Tell(what) => {
-                Metrics::count(&self.disagreements, what.reason());
+            EndpointAction::Tell(what) => {
+                ControllerMetrics::count(&self.disagreements, what.reason());
                 tracing::warn!(pod = name, reason = what.reason(), "{}", told(what));
                 let uid = world.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
                 let about = events::pod(namespace, pod, &uid);
@@ -189,16 +197,16 @@ impl Endpoints {
 
 impl Duty for Endpoints {
     const NAME: &'static str = "endpoints";
-    const WAKES: &'static [Kind] = &[Kind::Pod, Kind::CiliumEndpoint];
-    const CALM: Duration = Duration::from_secs(1);
+    const TRIGGERS: &'static [Kind] = &[Kind::Pod, Kind::CiliumEndpoint];
+    const BATCH_DELAY: Duration = Duration::from_secs(1);
     /// Bindings and pools change without waking it; a look costs no request.
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         self.look(world, due.into_iter().map(|key| key.name).collect()).await
     }
 
-    async fn full_round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn full_round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         // What is due may be gone by now, and is in no list then: it is looked at to be forgotten.
         let mut names: BTreeSet<String> = due.into_iter().map(|key| key.name).collect();
         names.extend(world.index().pods.iter().map(|(name, _)| name.clone()));
@@ -209,8 +217,8 @@ impl Duty for Endpoints {
 
 /// What the index says of one name.
 #[must_use]
-pub fn said(index: &Index, name: &str, pools: bool) -> Said {
-    let endpoint = index.endpoints.get(name).map(|seen| Endpoint {
+pub fn said(index: &ClusterIndex, name: &str, pools: bool) -> EndpointView {
+    let endpoint = index.endpoints.get(name).map(|seen| EndpointFacts {
         uid: seen.uid.clone(),
         deleting: seen.deleting,
         held: seen.held,
@@ -220,14 +228,15 @@ pub fn said(index: &Index, name: &str, pools: bool) -> Said {
     // Where nobody has an endpoint, Cilium makes none, or is not there.
     let kept = |node: &str| !index.endpoints.is_empty() && index.cilium_nodes.get(node).is_some();
     let pod = index.pods.get(name).filter(|pod| !pod.ended && !pod.facts.host_network && kept(&pod.node));
-    let Some(pod) = pod else { return Said { endpoint, ..Said::default() } };
-    let bound = index.sticky_of(pod).filter(|sticky| attached_uid(sticky) == Some(pod.facts.uid.as_str()));
+    let Some(pod) = pod else { return EndpointView { endpoint, ..EndpointView::default() } };
+    let bound =
+        index.sticky_of(pod).filter(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()));
     let pooled = || -> Option<BTreeSet<IpAddr>> {
         let node = index.cilium_nodes.get(&pod.node)?;
         let owned = node.owned.iter().filter(|(_, entry)| entry.owner == name);
         Some(owned.map(|(address, _)| *address).collect())
     };
-    Said {
+    EndpointView {
         pod: Some(pod.facts.uid.clone()),
         running: pod.running && !pod.deleting,
         pod_addresses: pod.addresses.iter().copied().collect(),
@@ -272,7 +281,7 @@ fn told(what: &Disagreement) -> String {
 
 /// One name, live.
 struct At<'a> {
-    hands: &'a Hands,
+    writer: &'a Writer,
     namespace: &'a str,
     name: &'a str,
 }
@@ -280,21 +289,21 @@ struct At<'a> {
 impl At<'_> {
     /// Writes the label on the pod with this uid. Whether it did.
     async fn nudge(&self, uid: &str) -> Result<bool, ApiError> {
-        let api: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let api: Api<Pod> = Api::namespaced(self.writer.client(), self.namespace);
         let what = format!("get Pod {}/{}", self.namespace, self.name);
-        let found = self.hands.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
+        let found = self.writer.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
         let Some(pod) = found.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)) else {
             return Ok(false);
         };
         let endpoints = self.endpoints();
         let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
-        if self.hands.connection().read(&what, || endpoints.get_metadata_opt(self.name)).await?.is_some() {
+        if self.writer.connection().read(&what, || endpoints.get_metadata_opt(self.name)).await?.is_some() {
             return Ok(false);
         }
         let before = pod.labels().get(NUDGED).and_then(|text| text.parse::<u32>().ok()).unwrap_or(0);
         let patch = json!({"metadata": {"labels": {NUDGED: (before % VALUES + 1).to_string()}}});
         let what = format!("patch Pod {}/{}", self.namespace, self.name);
-        Ok(self.hands.patch(&what, &api, self.name, &Unchanged::of(&pod), patch).await?.is_some())
+        Ok(self.writer.patch(&what, &api, self.name, &Precondition::of(&pod), patch).await?.is_some())
     }
 
     /// Takes the finalizers off the endpoint with this uid, if it is being deleted. Whether it did.
@@ -306,16 +315,16 @@ impl At<'_> {
         };
         let patch = json!({"metadata": {"finalizers": null}});
         let what = format!("patch CiliumEndpoint {}/{}", self.namespace, self.name);
-        let at = Unchanged::of(&endpoint);
-        Ok(self.hands.patch(&what, &self.endpoints(), self.name, &at, patch).await?.is_some())
+        let at = Precondition::of(&endpoint);
+        Ok(self.writer.patch(&what, &self.endpoints(), self.name, &at, patch).await?.is_some())
     }
 
     /// Deletes the endpoint with this uid if the pod that it was made for is not the one of this name. Whether it did.
     async fn remove(&self, uid: &str) -> Result<bool, ApiError> {
         let Some(endpoint) = self.live(uid).await? else { return Ok(false) };
-        let pods: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let pods: Api<Pod> = Api::namespaced(self.writer.client(), self.namespace);
         let what = format!("get Pod {}/{}", self.namespace, self.name);
-        let pod = self.hands.connection().read(&what, || pods.get_metadata_opt(self.name)).await?;
+        let pod = self.writer.connection().read(&what, || pods.get_metadata_opt(self.name)).await?;
         let made_for = crate::controller::index::made_for(&endpoint.metadata);
         let left_over = match (made_for, pod.and_then(|pod| pod.metadata.uid)) {
             (Some(made_for), Some(uid)) => made_for != uid,
@@ -326,7 +335,7 @@ impl At<'_> {
             return Ok(false);
         }
         let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
-        self.hands.delete(&what, &self.endpoints(), self.name, &Unchanged::of(&endpoint)).await
+        self.writer.delete(&what, &self.endpoints(), self.name, &Precondition::of(&endpoint)).await
     }
 
     /// Deletes the endpoint with this uid if it, and the pod with this uid, still have no address in common, and the pod's are these.
@@ -337,18 +346,19 @@ impl At<'_> {
         pod_uid: &str,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Option<BTreeSet<IpAddr>>, ApiError> {
-        let pods: Api<Pod> = Api::namespaced(self.hands.client(), self.namespace);
+        let pods: Api<Pod> = Api::namespaced(self.writer.client(), self.namespace);
         let endpoints = self.endpoints();
         let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
-        let Some(endpoint) = self.hands.connection().read(&what, || endpoints.get_opt(self.name)).await?
+        let Some(endpoint) = self.writer.connection().read(&what, || endpoints.get_opt(self.name)).await?
         else {
             return Ok(None);
         };
-        let at = Unchanged::of(&endpoint);
-        let seen = EndpointSeen::from(endpoint);
+        let at = Precondition::of(&endpoint);
+        let seen = IndexedEndpoint::from(endpoint);
         let what = format!("get Pod {}/{}", self.namespace, self.name);
-        let pod = self.hands.connection().read(&what, || pods.get_opt(self.name)).await?.map(PodSeen::from);
-        let is_as_seen = |pod: &PodSeen| {
+        let pod =
+            self.writer.connection().read(&what, || pods.get_opt(self.name)).await?.map(IndexedPod::from);
+        let is_as_seen = |pod: &IndexedPod| {
             let shown: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
             pod.facts.uid == pod_uid && pod.running && !pod.deleting && shown == *addresses
         };
@@ -361,12 +371,12 @@ impl At<'_> {
             return Ok(None);
         }
         let what = format!("delete CiliumEndpoint {}/{}", self.namespace, self.name);
-        let deleted = self.hands.delete(&what, &endpoints, self.name, &at).await?;
+        let deleted = self.writer.delete(&what, &endpoints, self.name, &at).await?;
         Ok(deleted.then_some(seen.addresses))
     }
 
     fn endpoints(&self) -> Api<CiliumEndpoint> {
-        Api::namespaced(self.hands.client(), self.namespace)
+        Api::namespaced(self.writer.client(), self.namespace)
     }
 
     async fn live(
@@ -375,7 +385,7 @@ impl At<'_> {
     ) -> Result<Option<kube::core::PartialObjectMeta<CiliumEndpoint>>, ApiError> {
         let api = self.endpoints();
         let what = format!("get CiliumEndpoint {}/{}", self.namespace, self.name);
-        let found = self.hands.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
+        let found = self.writer.connection().read(&what, || api.get_metadata_opt(self.name)).await?;
         Ok(found.filter(|found| found.metadata.uid.as_deref() == Some(uid)))
     }
 

@@ -9,10 +9,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
-use crate::controller::context::{Done, Duty, World};
+use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::duties::node_blocks::view::fills;
-use crate::controller::index::{Index, Kind};
-use crate::controller::metrics::{Metrics, OfNode, What};
+use crate::controller::index::{ClusterIndex, Kind};
+use crate::controller::metrics::{ControllerMetrics, NodeLabel, What};
 use crate::controller::queue::Key;
 use crate::policy::node_blocks::Fill;
 
@@ -23,19 +23,19 @@ const MOST_SAMPLES: usize = 360;
 
 /// One label: which pool.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfPool {
+struct PoolLabel {
     pool: String,
 }
 
 /// The duty's memory.
 #[derive(Default)]
-pub struct Tally {
+pub struct Gauges {
     registered: bool,
-    used: Family<OfNode, Gauge>,
-    size: Family<OfNode, Gauge>,
-    pool_used: Family<OfPool, Gauge>,
-    pool_size: Family<OfPool, Gauge>,
-    forecast: Family<OfPool, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    used: Family<NodeLabel, Gauge>,
+    size: Family<NodeLabel, Gauge>,
+    pool_used: Family<PoolLabel, Gauge>,
+    pool_size: Family<PoolLabel, Gauge>,
+    forecast: Family<PoolLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
     samples: BTreeMap<String, VecDeque<(Duration, f64)>>,
     /// The newest move that was counted, of each StickyIP.
     moves: BTreeMap<String, i64>,
@@ -43,14 +43,14 @@ pub struct Tally {
     nodes: BTreeSet<String>,
 }
 
-impl Duty for Tally {
+impl Duty for Gauges {
     const NAME: &'static str = "tally";
-    const WAKES: &'static [Kind] =
+    const TRIGGERS: &'static [Kind] =
         &[Kind::StickyIP, Kind::AddressClaim, Kind::CiliumNode, Kind::IPPool, Kind::Node];
-    const CALM: Duration = Duration::from_millis(500);
+    const BATCH_DELAY: Duration = Duration::from_millis(500);
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         let metrics = &world.metrics;
         if !self.registered {
             self.register(metrics);
@@ -59,12 +59,12 @@ impl Duty for Tally {
         self.stickies(&index, metrics, &due);
         self.nodes(&index, metrics);
         self.pools(&fills(&index, world.settings.cluster_pool().as_ref()), world.elapsed());
-        Done::default()
+        RoundResult::default()
     }
 }
 
-impl Tally {
-    fn register(&mut self, metrics: &Metrics) {
+impl Gauges {
+    fn register(&mut self, metrics: &ControllerMetrics) {
         metrics.register("block_used_addresses", "Claimed addresses of a node's blocks", self.used.clone());
         metrics.register("block_addresses", "Addresses of a node's blocks", self.size.clone());
         metrics.register(
@@ -85,7 +85,7 @@ impl Tally {
         self.registered = true;
     }
 
-    fn stickies(&mut self, index: &Index, metrics: &Metrics, due: &[Key]) {
+    fn stickies(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics, due: &[Key]) {
         let mut phases: BTreeMap<&str, i64> =
             ["Bound", "Attached", "Retained", "Conflict"].into_iter().map(|phase| (phase, 0)).collect();
         for sticky in index.stickies.values() {
@@ -102,7 +102,7 @@ impl Tally {
         for (phase, count) in phases {
             metrics.bindings.get_or_create(&What { what: phase.to_owned() }).set(count);
         }
-        let mut claims: BTreeMap<&str, i64> = ["Requested", "Refused", "Granted", "Bound", "Resting"]
+        let mut claims: BTreeMap<&str, i64> = ["Requested", "Refused", "Granted", "Bound", "Quarantined"]
             .into_iter()
             .map(|phase| (phase, 0))
             .collect();
@@ -112,11 +112,11 @@ impl Tally {
                 ClaimPhase::Refused => "Refused",
                 ClaimPhase::Granted => "Granted",
                 ClaimPhase::Bound => "Bound",
-                ClaimPhase::Resting => "Resting",
+                ClaimPhase::Quarantined => "Quarantined",
             };
             *claims.entry(word).or_default() += 1;
         }
-        metrics.quarantined.set(claims["Resting"]);
+        metrics.quarantined.set(claims["Quarantined"]);
         for (phase, count) in claims {
             metrics.claims.get_or_create(&What { what: phase.to_owned() }).set(count);
         }
@@ -124,7 +124,7 @@ impl Tally {
     }
 
     /// Counts moves that are newer than the last look. What stood at the start was counted by whoever led then.
-    fn count_moves(&mut self, index: &Index, metrics: &Metrics, due: &[Key]) {
+    fn count_moves(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics, due: &[Key]) {
         for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
             let Some(sticky) = index.stickies.get(&key.name) else {
                 self.moves.remove(&key.name);
@@ -139,7 +139,7 @@ impl Tally {
             for step in
                 newer.filter(|step| self.begun && before.is_none_or(|before| step.at.0.as_second() > before))
             {
-                Metrics::count(&metrics.handovers, &step.reason);
+                ControllerMetrics::count(&metrics.handovers, &step.reason);
             }
             // One that has begun, off a dead node, is counted when it has arrived.
             if let Some(newest) = handovers.iter().find(|step| !step.to.is_empty()) {
@@ -149,7 +149,7 @@ impl Tally {
         self.begun = true;
     }
 
-    fn nodes(&mut self, index: &Index, metrics: &Metrics) {
+    fn nodes(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics) {
         let mut claimed: BTreeMap<&str, i64> = BTreeMap::new();
         for claim in index.claims.values() {
             if let Some(home) = &claim.spec.home_node {
@@ -158,13 +158,13 @@ impl Tally {
         }
         let now: BTreeSet<String> = index.cilium_nodes.iter().map(|(name, _)| name.clone()).collect();
         for gone in self.nodes.difference(&now) {
-            let label = OfNode { node: gone.clone() };
+            let label = NodeLabel { node: gone.clone() };
             metrics.available.remove(&label);
             self.used.remove(&label);
             self.size.remove(&label);
         }
         for (name, node) in index.cilium_nodes.iter() {
-            let label = OfNode { node: name.clone() };
+            let label = NodeLabel { node: name.clone() };
             let size: f64 = node.blocks().map(addresses).sum();
             metrics.available.get_or_create(&label).set(i64::try_from(node.available()).unwrap_or(i64::MAX));
             self.used.get_or_create(&label).set(claimed.get(name.as_str()).copied().unwrap_or_default());
@@ -178,13 +178,13 @@ impl Tally {
             self.samples.keys().filter(|name| !fills.contains_key(*name)).cloned().collect();
         for pool in stale {
             self.samples.remove(&pool);
-            let label = OfPool { pool };
+            let label = PoolLabel { pool };
             self.pool_used.remove(&label);
             self.pool_size.remove(&label);
             self.forecast.remove(&label);
         }
         for (name, fill) in fills {
-            let label = OfPool { pool: name.clone() };
+            let label = PoolLabel { pool: name.clone() };
             self.pool_used.get_or_create(&label).set(whole(fill.given as f64));
             self.pool_size.get_or_create(&label).set(whole(fill.total as f64));
             let samples = self.samples.entry(name.clone()).or_default();

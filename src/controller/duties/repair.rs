@@ -11,27 +11,27 @@ use kube::ResourceExt;
 
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, Holder, IPPool, StickyIP};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, IPPool, StickyIP, StickyKey};
 use crate::cluster::protocol::candidates;
-use crate::cluster::protocol::faults::{Fault, Finding, is_in_order};
-use crate::cluster::protocol::repair::{Mender, Outcome, Surroundings, cure};
+use crate::cluster::protocol::faults::{Fault, FoundFault, is_in_order};
+use crate::cluster::protocol::repair::{RepairOutcome, Repairer, Surroundings, cure};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::controller::context::{Done, Duty, World};
+use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::duties::dead_nodes::is_dead;
-use crate::controller::flags::Settings;
-use crate::controller::index::{Index, Kind};
-use crate::controller::metrics::Metrics;
+use crate::controller::flags::ControllerSettings;
+use crate::controller::index::{ClusterIndex, Kind};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 
 /// Cures side by side; no two findings of one pass write the same object's state twice. Few: most are claims that are to rest,
 /// behind a thousand StickyIPs that are being let go, and nobody waits for them.
-const SIDE_BY_SIDE: usize = 4;
+const CONCURRENCY: usize = 4;
 /// After a cure that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
 /// The duty's memory: since when an object stands as it does, and what has no end yet. Lost with the process at no harm.
 pub struct Repair {
-    mender: Mender,
+    mender: Repairer,
     /// Claims and StickyIPs whose time has yet to come, and what waits for a person. Looked at in every round.
     open: BTreeSet<Key>,
 }
@@ -39,20 +39,23 @@ pub struct Repair {
 impl Repair {
     /// A duty that has seen nothing yet.
     #[must_use]
-    pub fn new(settings: &Settings) -> Self {
-        let mender = Mender::new(settings.times()).for_good(!settings.inherit);
+    pub fn new(settings: &ControllerSettings) -> Self {
+        let mender = Repairer::new(settings.times()).for_good(!settings.inherit);
         Self { mender, open: BTreeSet::new() }
     }
 }
 
 /// The StickyIPs and claims that decide about these, and no others: of thousands that stand well none is looked at again.
-fn concerned<'a>(index: &'a Index, keys: &BTreeSet<Key>) -> (Vec<&'a StickyIP>, Vec<&'a AddressClaim>) {
+fn concerned<'a>(
+    index: &'a ClusterIndex,
+    keys: &BTreeSet<Key>,
+) -> (Vec<&'a StickyIP>, Vec<&'a AddressClaim>) {
     let of_kind = |kind| keys.iter().filter(move |key| key.kind == kind).map(|key| key.name.as_str());
     let mut claims: BTreeSet<String> = of_kind(Kind::AddressClaim).map(str::to_owned).collect();
     let mut stickies: BTreeSet<String> = of_kind(Kind::StickyIP).map(str::to_owned).collect();
     for (namespace, name) in stickies.iter().filter_map(|named| named.split_once('/')) {
         // A StickyIP that is gone, or another one of its name, does not say which claims name it.
-        let holder = Holder { namespace: namespace.to_owned(), name: name.to_owned() };
+        let holder = StickyKey { namespace: namespace.to_owned(), name: name.to_owned() };
         claims.extend(index.claims.with(&holder).cloned());
     }
     // Each claim with its holder, and each StickyIP with the claims on its addresses, whoever holds them.
@@ -92,7 +95,7 @@ fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
 
 /// What the index shows around the claims.
 struct Around<'a> {
-    index: &'a Index,
+    index: &'a ClusterIndex,
     /// The Sticky pools that may be used; asked for only when a claim was lost.
     pools: OnceCell<Vec<IPPool>>,
     /// The time since the start.
@@ -100,14 +103,14 @@ struct Around<'a> {
 }
 
 impl<'a> Around<'a> {
-    fn of(index: &'a Index, now: Duration) -> Self {
+    fn of(index: &'a ClusterIndex, now: Duration) -> Self {
         Self { index, pools: OnceCell::new(), now }
     }
 
     /// Whether one of those who would show an address cannot be heard.
     fn is_deaf(&self) -> bool {
         let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
-        witnesses.into_iter().any(|kind| self.index.is_silent(kind, self.now))
+        witnesses.into_iter().any(|kind| self.index.is_stale(kind, self.now))
     }
 
     /// Whether the claim of a StickyIP that is gone may come to rest. One that a person deleted while it was attached may be with its pod
@@ -126,7 +129,7 @@ impl Surroundings for Around<'_> {
     /// What nobody shows is given to the next owner. So it counts as shown while one of those who would show it cannot be heard.
     fn shown(&self, address: IpAddr) -> bool {
         self.is_deaf()
-            || self.index.is_shown(address)
+            || self.index.is_shown_by_pod(address)
             || self.index.endpoints.with(&address).next().is_some()
             || self.may_be_with_a_pod(address)
     }
@@ -149,7 +152,7 @@ impl Surroundings for Around<'_> {
         })
     }
 
-    fn unreadable(&self, holder: &Holder) -> bool {
+    fn unreadable(&self, holder: &StickyKey) -> bool {
         let name = holder.to_string();
         self.index.stickies.is_there(&name) && self.index.stickies.get(&name).is_none()
     }
@@ -157,53 +160,53 @@ impl Surroundings for Around<'_> {
 
 impl Duty for Repair {
     const NAME: &'static str = "repair";
-    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::AddressClaim];
+    const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::AddressClaim];
     // Gather what changes together: a binding is three or four writes.
-    const CALM: Duration = Duration::from_millis(100);
+    const BATCH_DELAY: Duration = Duration::from_millis(100);
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         let mut keys = std::mem::take(&mut self.open);
         keys.extend(due);
         if keys.is_empty() {
-            return Done::default();
+            return RoundResult::default();
         }
-        let found: Vec<(Finding, Option<StickyIP>)> = {
+        let found: Vec<(FoundFault, Option<StickyIP>)> = {
             let index = world.index();
             let (stickies, claims) = concerned(&index, &keys);
             let around = Around::of(&index, world.elapsed());
             self.open = not_over(&stickies, &claims);
             let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, world.now());
             // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
-            let put_off = |finding: &Finding| {
-                finding.fault == Fault::HolderGone
-                    && (world.is_hurried() || !around.may_rest(finding.address, world.settings.inherit))
+            let put_off = |finding: &FoundFault| {
+                finding.fault == Fault::StickyIPGone
+                    && (world.has_urgent_work() || !around.may_rest(finding.address, world.settings.inherit))
             };
             let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
-            let name = |finding: Finding| ClaimName::of(finding.address).to_string();
+            let name = |finding: FoundFault| ClaimName::of(finding.address).to_string();
             self.open.extend(later.into_iter().map(|finding| Key::new(Kind::AddressClaim, name(finding))));
-            let known = |finding: &Finding| index.stickies.get(&finding.sticky.to_string()).cloned();
+            let known = |finding: &FoundFault| index.stickies.get(&finding.sticky.to_string()).cloned();
             found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
         };
         let cures = found.iter().map(|(finding, known)| async move {
-            let outcome = cure(&mut world.hands.carrier(), finding, known.as_ref()).await;
+            let outcome = cure(&mut world.writer.api_writer(), finding, known.as_ref()).await;
             tell(world, finding, known.as_ref(), &outcome).await;
             (finding, outcome)
         });
-        let outcomes: Vec<(&Finding, Outcome)> =
-            futures_util::stream::iter(cures).buffer_unordered(SIDE_BY_SIDE).collect().await;
-        let mut done = Done::default();
+        let outcomes: Vec<(&FoundFault, RepairOutcome)> =
+            futures_util::stream::iter(cures).buffer_unordered(CONCURRENCY).collect().await;
+        let mut done = RoundResult::default();
         for (finding, outcome) in outcomes {
             let key = Key::new(Kind::StickyIP, finding.sticky.to_string());
             match outcome {
                 // An object changes, or has changed, and the watch tells of it.
-                Outcome::Cured | Outcome::Overtaken => {}
+                RepairOutcome::Repaired | RepairOutcome::Conflict => {}
                 // Another pool, or the end of the other StickyIP, may change it.
-                Outcome::ForAPerson => drop(self.open.insert(key)),
+                RepairOutcome::ManualActionRequired => drop(self.open.insert(key)),
                 // Nothing changes.
-                Outcome::Failed(_) => {
+                RepairOutcome::Failed(_) => {
                     done.failures += 1;
-                    done.again.push((key, AFTER_FAILURE));
+                    done.again.push((key, RETRY_AFTER_FAILURE));
                 }
             }
         }
@@ -211,29 +214,33 @@ impl Duty for Repair {
     }
 }
 
-async fn tell(world: &World, finding: &Finding, known: Option<&StickyIP>, outcome: &Outcome) {
-    if let (Outcome::Cured, Some(write)) = (outcome, &finding.cure) {
-        Metrics::count(&world.metrics.repaired, write.word());
+async fn tell(world: &Context, finding: &FoundFault, known: Option<&StickyIP>, outcome: &RepairOutcome) {
+    if let (RepairOutcome::Repaired, Some(write)) = (outcome, &finding.cure) {
+        ControllerMetrics::count(&world.metrics.repaired, write.word());
     }
     // A claim that rests or has rested is the ordinary end of an address.
-    if matches!(finding.fault, Fault::HolderGone | Fault::Rested) {
+    if matches!(finding.fault, Fault::StickyIPGone | Fault::QuarantineOver) {
         return;
     }
     let next = match outcome {
-        Outcome::Cured => "it was repaired",
-        Outcome::ForAPerson if finding.fault == Fault::ClaimMissing => {
+        RepairOutcome::Repaired => "it was repaired",
+        RepairOutcome::ManualActionRequired if finding.fault == Fault::ClaimMissing => {
             "the address is in no Sticky pool and in no node's block: add it to a pool, or delete the StickyIP"
         }
-        Outcome::ForAPerson => "delete one of the two StickyIPs",
-        Outcome::Overtaken | Outcome::Failed(_) => return,
+        RepairOutcome::ManualActionRequired => "delete one of the two StickyIPs",
+        RepairOutcome::Conflict | RepairOutcome::Failed(_) => return,
     };
     let Some(sticky) = known else { return };
     world
         .tell(Told {
             about: events::sticky_ip(sticky),
-            reason: if matches!(outcome, Outcome::Cured) { "Repaired" } else { "NeedsAPerson" },
+            reason: if matches!(outcome, RepairOutcome::Repaired) {
+                "Repaired"
+            } else {
+                "ManualActionRequired"
+            },
             message: format!("{finding}; {next}"),
-            warning: !matches!(outcome, Outcome::Cured)
+            warning: !matches!(outcome, RepairOutcome::Repaired)
                 || matches!(finding.fault, Fault::ClaimedForAnother { .. }),
         })
         .await;
@@ -252,7 +259,7 @@ mod tests {
         (address.to_owned(), serde_json::from_value(object).unwrap())
     }
 
-    fn looked_at(index: &Index, keys: &[Key]) -> (Vec<String>, Vec<String>) {
+    fn looked_at(index: &ClusterIndex, keys: &[Key]) -> (Vec<String>, Vec<String>) {
         let (stickies, claims) = concerned(index, &keys.iter().cloned().collect());
         (
             stickies.into_iter().map(ResourceExt::name_any).collect(),
@@ -262,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_lost_claim_comes_from_a_pool_only_where_a_new_one_would() {
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let pool = |name: &str, born: &str, spec: serde_json::Value| {
             let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
                 "metadata": {"name": name, "creationTimestamp": born}, "spec": spec});
@@ -286,37 +293,37 @@ mod tests {
     }
 
     #[test]
-    fn nothing_counts_as_shown_by_nobody_while_somebody_who_would_show_it_cannot_be_heard() {
-        let mut index = Index::default();
+    fn no_address_counts_as_unused_while_a_node_that_may_use_it_is_stale() {
+        let mut index = ClusterIndex::default();
         let at = Duration::from_secs;
-        let shown = |index: &Index, now| Around::of(index, now).shown("10.0.0.1".parse().unwrap());
+        let shown = |index: &ClusterIndex, now| Around::of(index, now).shown("10.0.0.1".parse().unwrap());
         assert!(!shown(&index, at(0)));
         for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
-            index.falls_silent(kind, at(100));
+            index.mark_stale(kind, at(100));
             assert!(shown(&index, at(100)), "{kind:?}");
-            index.hears(kind, &Event::Here(()));
+            index.observe_event(kind, &Event::Here(()));
             assert!(!shown(&index, at(100)), "{kind:?}");
             // A list that has begun may never come to its end.
-            index.hears(kind, &Event::<()>::Listing);
-            index.hears(kind, &Event::Listed(()));
+            index.observe_event(kind, &Event::<()>::Listing);
+            index.observe_event(kind, &Event::Listed(()));
             assert!(shown(&index, at(1_000)), "{kind:?}");
-            index.hears(kind, &Event::<()>::Complete);
+            index.observe_event(kind, &Event::<()>::Complete);
             assert!(!shown(&index, at(100)), "{kind:?}");
             // One that was taken up again and has nothing to say.
-            index.falls_silent(kind, at(100));
+            index.mark_stale(kind, at(100));
             assert!(!shown(&index, at(120)), "{kind:?}");
             // One that fails again and again has longer pauses.
-            (0..8).for_each(|times| index.falls_silent(kind, at(200 + 30 * times)));
+            (0..8).for_each(|times| index.mark_stale(kind, at(200 + 30 * times)));
             assert!(shown(&index, at(460)) && !shown(&index, at(500)), "{kind:?}");
-            index.hears(kind, &Event::<()>::Complete);
+            index.observe_event(kind, &Event::<()>::Complete);
         }
-        index.falls_silent(Kind::Namespace, at(100));
+        index.mark_stale(Kind::Namespace, at(100));
         assert!(!shown(&index, at(100)));
     }
 
     #[test]
-    fn an_address_may_be_with_a_pod_while_a_living_node_shows_it_for_somebody() {
-        let mut index = Index::default();
+    fn an_address_may_be_in_use_while_a_living_node_shows_it() {
+        let mut index = ClusterIndex::default();
         let living = |name: &str| {
             let node: k8s_openapi::api::core::v1::Node =
                 serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
@@ -327,7 +334,7 @@ mod tests {
             let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
             Event::Here((name.to_owned(), node.into()))
         };
-        let may = |index: &Index, text: &str| {
+        let may = |index: &ClusterIndex, text: &str| {
             Around::of(index, Duration::ZERO).may_be_with_a_pod(text.parse().unwrap())
         };
         index.nodes.take(living("n1"));
@@ -344,16 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_inherited_no_claim_comes_to_rest_while_a_witness_cannot_be_heard() {
-        let mut index = Index::default();
-        let may = |index: &Index| {
+    fn without_inheritance_no_claim_is_quarantined_while_a_cache_is_stale() {
+        let mut index = ClusterIndex::default();
+        let may = |index: &ClusterIndex| {
             let around = Around::of(index, Duration::from_secs(100));
             [true, false].map(|inherited| around.may_rest("10.0.0.1".parse().unwrap(), inherited))
         };
         assert_eq!(may(&index), [true, true]);
-        index.falls_silent(Kind::CiliumEndpoint, Duration::from_secs(100));
+        index.mark_stale(Kind::CiliumEndpoint, Duration::from_secs(100));
         assert_eq!(may(&index), [true, false]);
-        index.hears(Kind::CiliumEndpoint, &Event::Here(()));
+        index.observe_event(Kind::CiliumEndpoint, &Event::Here(()));
         assert_eq!(may(&index), [true, true]);
     }
 
@@ -377,7 +384,7 @@ mod tests {
 
     #[test]
     fn whatever_decides_about_a_change_is_looked_at_and_nothing_else() {
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         for (name, address) in [("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3")] {
             index.stickies.take(Event::Here(sticky(name, address, None)));
             index.claims.take(Event::Here(claim(address, name)));

@@ -12,21 +12,21 @@ use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::objects::sticky_ip::{RETENTION_SET, retention_set};
-use crate::controller::context::{Done, Duty, World};
-use crate::controller::index::{Index, Kind, PodSeen, key_of};
+use crate::controller::context::{Context, Duty, RoundResult};
+use crate::controller::index::{ClusterIndex, IndexedPod, Kind, sticky_key_of};
 use crate::controller::queue::Key;
 use crate::policy::PolicyError;
 use crate::policy::lifetime::retention::{RETENTION, Retention, from_annotation};
 
 /// After a write that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// Whose word it is where nobody says anything else.
 const FLAGS: &str = "the controller's flags";
 
 /// The duty. It remembers nothing.
 #[derive(Debug, Default)]
-pub struct Retain {}
+pub struct RetentionSync {}
 
 /// What a StickyIP's retention shall be, and by whose word; none if it stands.
 ///
@@ -34,8 +34,8 @@ pub struct Retain {}
 /// The annotation cannot be read.
 fn wanted(
     sticky: &StickyIP,
-    pod: Option<&PodSeen>,
-    index: &Index,
+    pod: Option<&IndexedPod>,
+    index: &ClusterIndex,
     default: Retention,
 ) -> Result<Option<(Retention, &'static str)>, PolicyError> {
     // Without its pod nobody says anything: what stands stays.
@@ -54,7 +54,7 @@ fn wanted(
 }
 
 /// The StickyIPs that what is due concerns, each once: a pod and its StickyIP are often due together.
-fn concerned<'a>(index: &'a Index, due: &[Key]) -> BTreeMap<String, &'a StickyIP> {
+fn concerned<'a>(index: &'a ClusterIndex, due: &[Key]) -> BTreeMap<String, &'a StickyIP> {
     let mut all = BTreeMap::new();
     for key in due {
         match key.kind {
@@ -64,7 +64,7 @@ fn concerned<'a>(index: &'a Index, due: &[Key]) -> BTreeMap<String, &'a StickyIP
             // Also of a pod that says nothing: it may have said something before, or have come later than its StickyIP.
             Kind::Pod => {
                 let found = index.pods.get(&key.name).and_then(|pod| index.sticky_of(pod));
-                all.extend(found.map(|sticky| (key_of(sticky).to_string(), sticky)));
+                all.extend(found.map(|sticky| (sticky_key_of(sticky).to_string(), sticky)));
             }
             _ => {
                 let first = format!("{}/", key.name);
@@ -76,12 +76,12 @@ fn concerned<'a>(index: &'a Index, due: &[Key]) -> BTreeMap<String, &'a StickyIP
     all
 }
 
-impl Duty for Retain {
+impl Duty for RetentionSync {
     const NAME: &'static str = "retain";
-    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
-    const CALM: Duration = Duration::from_millis(50);
+    const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
+    const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         let default = world.settings.default_retention();
         let (mut todo, mut bad) = (Vec::new(), Vec::new());
         {
@@ -98,17 +98,17 @@ impl Duty for Retain {
         for (facts, why) in bad {
             let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
             let message = format!("how long its address is kept cannot be told: {why}");
-            world.tell(Told { about, reason: "BadAnnotation", message, warning: true }).await;
+            world.tell(Told { about, reason: "InvalidAnnotation", message, warning: true }).await;
         }
-        let mut done = Done::default();
+        let mut done = RoundResult::default();
         for (sticky, (wanted, by)) in todo {
-            let key = key_of(&sticky);
+            let key = sticky_key_of(&sticky);
             // A merge patch: times that are no more must be named to go.
             let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
                               "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
             let patch =
                 json!({"metadata": {"annotations": retention_set(wanted)}, "spec": {"retention": spec}});
-            match world.hands.patch_sticky("the retention", &sticky, patch).await {
+            match world.writer.patch_sticky("the retention", &sticky, patch).await {
                 Ok(Some(_)) => {
                     tracing::info!(sticky = %key, %wanted, by, "retention written");
                     if by == FLAGS {
@@ -125,7 +125,7 @@ impl Duty for Retain {
                 Err(error) => {
                     tracing::warn!(sticky = %key, %error, "cannot write the retention; trying again");
                     done.failures += 1;
-                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), AFTER_FAILURE));
+                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), RETRY_AFTER_FAILURE));
                 }
             }
         }
@@ -148,11 +148,11 @@ mod tests {
         .unwrap()
     }
 
-    fn pod(annotation: Option<&str>) -> PodSeen {
+    fn pod(annotation: Option<&str>) -> IndexedPod {
         let annotations = annotation.map_or(json!({}), |text| json!({RETENTION: text}));
         let pod =
             json!({"metadata": {"name": "db-0", "namespace": "db", "uid": "u", "annotations": annotations}});
-        PodSeen::from(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap())
+        IndexedPod::from(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap())
     }
 
     fn ttl(seconds: u32) -> Retention {
@@ -160,10 +160,10 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_word_counts_before_its_namespaces_and_that_before_the_flags() {
-        let mut index = Index::default();
+    fn the_pods_annotation_counts_before_its_namespaces_and_that_before_the_flags() {
+        let mut index = ClusterIndex::default();
         let plain = sticky(json!({}), None);
-        let ask = |index: &Index, annotation: Option<&str>| {
+        let ask = |index: &ClusterIndex, annotation: Option<&str>| {
             wanted(&plain, Some(&pod(annotation)), index, ttl(60)).unwrap()
         };
         assert_eq!(ask(&index, None), Some((ttl(60), FLAGS)));
@@ -183,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_says_nothing_concerns_its_stickyip_and_who_is_named_twice_is_looked_at_once() {
-        let mut index = Index::default();
+    fn a_pod_without_an_annotation_still_concerns_its_stickyip_which_is_checked_once() {
+        let mut index = ClusterIndex::default();
         index.stickies.take(Event::Here(("db/db-0".into(), sticky(json!({}), None))));
-        index.take_pod(Event::Here(("db/db-0".into(), pod(None))));
+        index.apply_pod(Event::Here(("db/db-0".into(), pod(None))));
         let names = |due: &[Key]| concerned(&index, due).into_keys().collect::<Vec<_>>();
         assert_eq!(names(&[Key::new(Kind::Pod, "db/db-0")]), ["db/db-0"]);
         let all = [(Kind::Pod, "db/db-0"), (Kind::StickyIP, "db/db-0"), (Kind::Namespace, "db")];
@@ -196,8 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_wrote_stays_and_what_was_written_here_may_change() {
-        let index = Index::default();
+    fn what_was_written_by_hand_stays_and_what_was_written_here_may_change() {
+        let index = ClusterIndex::default();
         let by_hand = sticky(json!({"keep": "Forever"}), None);
         assert_eq!(wanted(&by_hand, Some(&pod(None)), &index, ttl(60)).unwrap(), None);
         let ours = sticky(json!(ttl(30)), Some(ttl(30)));

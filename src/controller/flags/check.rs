@@ -2,14 +2,16 @@
 
 use thiserror::Error;
 
-use crate::cluster::api::lease::{BadTerms, Terms};
+use crate::cluster::api::lease::{BadLeaseTimes, LeaseTimes};
 use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
-use crate::cluster::protocol::repair::Times;
-use crate::controller::flags::{CiliumIpam, RetentionWord, ScaleDownWord, Settings, Span, WATERMARK};
+use crate::cluster::protocol::repair::RepairTimes;
+use crate::controller::flags::{
+    CiliumIpam, ControllerSettings, DurationArg, RetentionWord, ScaleDownWord, WATERMARK,
+};
 use crate::policy::lifetime::recycle::Proof;
 use crate::policy::lifetime::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
 use crate::policy::selection::rules::Rules;
-use crate::runtime::tls::{Pair, TlsError};
+use crate::runtime::tls::{CertificateFiles, TlsError};
 
 /// The name of the pool that the cluster-pool flags make.
 pub const CLUSTER_POOL: &str = "cluster-pool";
@@ -21,7 +23,7 @@ const LOWEST_PRIORITY: i32 = -1001;
 #[error("{0}")]
 pub struct Refused(pub String);
 
-impl Settings {
+impl ControllerSettings {
     /// Checks what flags say together.
     ///
     /// # Errors
@@ -50,16 +52,16 @@ impl Settings {
             self.leader_election_renew_deadline,
             self.leader_election_retry_period,
         );
-        match self.terms().check() {
+        match self.lease_times().check() {
             Ok(_) => Ok(()),
-            Err(BadTerms::RenewTooLong { .. }) => refuse(format!(
+            Err(BadLeaseTimes::RenewTooLong { .. }) => refuse(format!(
                 "--leader-election-renew-deadline {renew} must be shorter than --leader-election-lease-duration {lease}"
             )),
-            Err(BadTerms::RetryTooLong { .. }) => refuse(format!(
+            Err(BadLeaseTimes::RetryTooLong { .. }) => refuse(format!(
                 "--leader-election-retry-period {retry} must be more than zero and shorter than \
                  --leader-election-renew-deadline {renew}"
             )),
-            Err(BadTerms::TooShort(_)) => {
+            Err(BadLeaseTimes::TooShort(_)) => {
                 refuse(format!("--leader-election-lease-duration {lease} must be at least 1s"))
             }
         }
@@ -69,8 +71,8 @@ impl Settings {
     ///
     /// # Errors
     /// Only one was given.
-    pub fn tls(&self) -> Result<Option<Pair>, TlsError> {
-        Pair::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
+    pub fn tls(&self) -> Result<Option<CertificateFiles>, TlsError> {
+        CertificateFiles::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
 
     /// Where the Leases are that lock blocks.
@@ -161,7 +163,7 @@ impl Settings {
     /// The retention of an address of which nobody says otherwise.
     #[must_use]
     pub fn default_retention(&self) -> Retention {
-        let seconds = |span: Option<Span>| span.and_then(|span| u32::try_from(span.seconds()).ok());
+        let seconds = |span: Option<DurationArg>| span.and_then(|span| u32::try_from(span.seconds()).ok());
         Retention {
             keep: match self.retention {
                 RetentionWord::WithWorkload => Keep::WithWorkload,
@@ -190,14 +192,14 @@ impl Settings {
 
     /// The repair loop's times.
     #[must_use]
-    pub fn times(&self) -> Times {
-        Times { orphan: self.orphan_after.seconds(), rest: self.quarantine.seconds() }
+    pub fn times(&self) -> RepairTimes {
+        RepairTimes { orphan: self.orphan_after.seconds(), quarantine: self.quarantine.seconds() }
     }
 
     /// The election's times.
     #[must_use]
-    pub fn terms(&self) -> Terms {
-        Terms {
+    pub fn lease_times(&self) -> LeaseTimes {
+        LeaseTimes {
             lease_duration: self.leader_election_lease_duration.0,
             renew_deadline: self.leader_election_renew_deadline.0,
             retry_period: self.leader_election_retry_period.0,

@@ -8,14 +8,14 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches};
 use serde_json::{Map, Value};
 
-use crate::controller::flags::CommandLine;
+use crate::controller::flags::ControllerCommandLine;
 use crate::controller::flags::check::Refused;
 
 /// Settings, and the text of the file that they come from.
 #[derive(Debug)]
 pub struct Loaded {
     /// The command line with everything filled in.
-    pub line: CommandLine,
+    pub line: ControllerCommandLine,
     /// The file, and its text as it was read.
     pub file: Option<(PathBuf, String)>,
 }
@@ -34,8 +34,9 @@ pub enum NoSettings {
 /// # Errors
 /// Names the flag or the key, and its value.
 pub fn load(arguments: &[OsString]) -> Result<Loaded, NoSettings> {
-    let matches = CommandLine::command().try_get_matches_from(arguments).map_err(NoSettings::Line)?;
-    let line = CommandLine::from_arg_matches(&matches).map_err(NoSettings::Line)?;
+    let matches =
+        ControllerCommandLine::command().try_get_matches_from(arguments).map_err(NoSettings::Line)?;
+    let line = ControllerCommandLine::from_arg_matches(&matches).map_err(NoSettings::Line)?;
     let Some(path) = line.settings.config.clone() else {
         line.settings.check().map_err(NoSettings::Refused)?;
         return Ok(Loaded { line, file: None });
@@ -60,11 +61,11 @@ fn read(path: &Path) -> Result<String, Refused> {
         .map_err(|error| Refused(format!("cannot read --config {}: {error}", path.display())))
 }
 
-fn with_file(arguments: &[OsString], path: &Path, text: &str) -> Result<CommandLine, Refused> {
+fn with_file(arguments: &[OsString], path: &Path, text: &str) -> Result<ControllerCommandLine, Refused> {
     let refuse = |why: String| Refused(format!("--config {}: {why}", path.display()));
     let said: Option<Map<String, Value>> =
         serde_saphyr::from_str(text).map_err(|error| refuse(format!("it is not a YAML map: {error}")))?;
-    let command = CommandLine::command();
+    let command = ControllerCommandLine::command();
     let given = command.clone().try_get_matches_from(arguments).map_err(|error| refuse(error.to_string()))?;
     let mut all: Vec<OsString> = arguments.to_vec();
     for (key, value) in said.unwrap_or_default() {
@@ -85,7 +86,8 @@ fn with_file(arguments: &[OsString], path: &Path, text: &str) -> Result<CommandL
         }
     }
     let matches = command.try_get_matches_from(all).map_err(|error| refuse(error.to_string()))?;
-    let line = CommandLine::from_arg_matches(&matches).map_err(|error| refuse(error.to_string()))?;
+    let line =
+        ControllerCommandLine::from_arg_matches(&matches).map_err(|error| refuse(error.to_string()))?;
     line.settings.check().map_err(|Refused(why)| refuse(why))?;
     Ok(line)
 }

@@ -15,12 +15,12 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use crate::policy::selection::rules::DEFAULT_EXCLUDE_KEY;
 use crate::policy::selection::selector::Selector;
-use crate::runtime::log::{Format, Level};
+use crate::runtime::log::{LogFormat, LogLevel};
 
 pub use check::Refused;
 pub use file::{Loaded, NoSettings, load, reread};
 pub use reference::reference;
-pub use values::{PoolRange, Span};
+pub use values::{DurationArg, PoolRange};
 
 /// The default of both watermarks of a node's pool, as older manifests know it. They are the agent's: nothing here goes by them.
 const WATERMARK: u32 = 255;
@@ -33,18 +33,18 @@ const WATERMARK: u32 = 255;
     about = "Keeps the cluster's sticky addresses: marks pods, recycles addresses, repairs, hands out node blocks, watches for drift",
     max_term_width = 120
 )]
-pub struct CommandLine {
+pub struct ControllerCommandLine {
     /// What to do; `run` if nothing is named.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub command: Option<ControllerCommand>,
     /// The settings.
     #[command(flatten)]
-    pub settings: Settings,
+    pub settings: ControllerSettings,
 }
 
 /// What the controller can do.
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
-pub enum Command {
+pub enum ControllerCommand {
     /// Work until told to end (the default)
     Run,
     /// Compare what Nodes, CiliumNodes, annotations and pods say of addresses; status 1 if they disagree
@@ -54,7 +54,7 @@ pub enum Command {
         output: OutputFormat,
     },
     /// Take over a running cluster into Cilium's crd mode, or check the way back; without --apply nothing is written
-    Adopt(Adoption),
+    Adopt(AdoptOptions),
     /// Print the reference of all flags, as the manual has it
     #[command(hide = true)]
     Reference,
@@ -71,7 +71,7 @@ pub enum OutputFormat {
 
 /// What `adopt` is told.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
-pub struct Adoption {
+pub struct AdoptOptions {
     /// Write the pools; without it only say what would be written
     #[arg(long)]
     pub apply: bool,
@@ -146,7 +146,7 @@ pub enum ScaleDownWord {
 
 /// Everything the controller is told.
 #[derive(Debug, Clone, Args)]
-pub struct Settings {
+pub struct ControllerSettings {
     /// The credentials; without it those that the cluster gives a pod
     #[arg(long, env = "KUBECONFIG", global = true, value_name = "FILE", help_heading = "Process")]
     pub kubeconfig: Option<PathBuf>,
@@ -178,7 +178,7 @@ pub struct Settings {
         value_name = "LEVEL",
         help_heading = "Process"
     )]
-    pub log_level: Level,
+    pub log_level: LogLevel,
     /// How log lines look
     #[arg(
         long,
@@ -190,7 +190,7 @@ pub struct Settings {
         value_name = "FORMAT",
         help_heading = "Process"
     )]
-    pub log_format: Format,
+    pub log_format: LogFormat,
 
     /// Which pods are sticky, as JSON
     #[arg(long, alias = "labelSector", alias = "labelSelector", env = "LABEL_SELECTOR", global = true,
@@ -239,7 +239,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "How long an address is kept"
     )]
-    pub retention_ttl: Option<Span>,
+    pub retention_ttl: Option<DurationArg>,
     /// What becomes of an address when its workload is scaled below its pod
     #[arg(
         long,
@@ -259,7 +259,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "How long an address is kept"
     )]
-    pub scale_down_ttl: Option<Span>,
+    pub scale_down_ttl: Option<DurationArg>,
     /// How long an address rests before another owner may have it
     #[arg(
         long,
@@ -269,7 +269,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "How long an address is kept"
     )]
-    pub quarantine: Span,
+    pub quarantine: DurationArg,
     /// How long a claim may stand without its StickyIP before it is taken for left over
     #[arg(
         long,
@@ -279,7 +279,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "How long an address is kept"
     )]
-    pub orphan_after: Span,
+    pub orphan_after: DurationArg,
     /// The time between the two looks that prove a workload gone
     #[arg(
         long,
@@ -289,7 +289,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "How long an address is kept"
     )]
-    pub proof_gap: Span,
+    pub proof_gap: DurationArg,
     /// Whether a workload made anew under its name gets the addresses of the former one; without, they are let go and not given back, unless one of its pods came before that
     #[arg(long, env = "INHERIT", global = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_name = "BOOL", help_heading = "How long an address is kept")]
     pub inherit: bool,
@@ -303,7 +303,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "How long an address is kept"
     )]
-    pub owner_grace: Span,
+    pub owner_grace: DurationArg,
     /// How many addresses a second are let go at most
     #[arg(long, env = "RECYCLE_RATE", global = true, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..), value_name = "N", help_heading = "How long an address is kept")]
     pub recycle_rate: u32,
@@ -340,7 +340,7 @@ pub struct Settings {
         value_name = "N",
         help_heading = "Node blocks"
     )]
-    pub block_low: u32,
+    pub block_min_free: u32,
     /// The most blocks of one family that a node gets
     #[arg(
         long,
@@ -360,7 +360,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "Node blocks"
     )]
-    pub block_rest: Span,
+    pub block_quarantine: DurationArg,
     /// The namespace of the Leases that lock blocks, the same for every replica; without it that of the election's Lease
     #[arg(long, env = "BLOCK_NAMESPACE", global = true, value_parser = values::dns_label, value_name = "NAMESPACE", help_heading = "Node blocks")]
     pub block_namespace: Option<String>,
@@ -397,7 +397,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "Endpoints"
     )]
-    pub cep_termination_timeout: Span,
+    pub cep_termination_timeout: DurationArg,
 
     /// Whether one of several replicas is elected to work
     #[arg(long, env = "ENABLE_LEADER_ELECTION", global = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_name = "BOOL", help_heading = "Leader election")]
@@ -417,7 +417,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "Leader election"
     )]
-    pub leader_election_lease_duration: Span,
+    pub leader_election_lease_duration: DurationArg,
     /// How long a leader that cannot renew goes on
     #[arg(
         long,
@@ -427,7 +427,7 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "Leader election"
     )]
-    pub leader_election_renew_deadline: Span,
+    pub leader_election_renew_deadline: DurationArg,
     /// Between two looks at the lease
     #[arg(
         long,
@@ -437,5 +437,5 @@ pub struct Settings {
         value_name = "DURATION",
         help_heading = "Leader election"
     )]
-    pub leader_election_retry_period: Span,
+    pub leader_election_retry_period: DurationArg,
 }

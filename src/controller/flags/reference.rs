@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use clap::CommandFactory;
 
-use crate::controller::flags::CommandLine;
+use crate::controller::flags::ControllerCommandLine;
 
 /// One table a group of flags, in Markdown.
 #[must_use]
 pub fn reference() -> String {
-    let command = CommandLine::command();
+    let command = ControllerCommandLine::command();
     let mut groups: Vec<&str> = Vec::new();
     for heading in command.get_arguments().filter_map(clap::Arg::get_help_heading) {
         if !groups.contains(&heading) {

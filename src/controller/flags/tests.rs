@@ -10,7 +10,7 @@ fn arguments(given: &[&str]) -> Vec<OsString> {
     std::iter::once("sticky-ipam-controller").chain(given.iter().copied()).map(OsString::from).collect()
 }
 
-fn parse(given: &[&str]) -> Result<Settings, String> {
+fn parse(given: &[&str]) -> Result<ControllerSettings, String> {
     match load(&arguments(given)) {
         Ok(loaded) => Ok(loaded.line.settings),
         Err(NoSettings::Line(error)) => Err(error.to_string()),
@@ -20,7 +20,7 @@ fn parse(given: &[&str]) -> Result<Settings, String> {
 
 #[test]
 fn the_definitions_of_the_flags_are_sound() {
-    CommandLine::command().debug_assert();
+    ControllerCommandLine::command().debug_assert();
 }
 
 #[test]
@@ -33,9 +33,9 @@ fn without_any_flag_the_defaults_are_those_of_the_guide() {
     );
     assert!(settings.enable_leader_election);
     assert_eq!(settings.leader_election_id, "cilium-ipam-leader");
-    assert_eq!(settings.terms(), crate::cluster::api::lease::Terms::default());
+    assert_eq!(settings.lease_times(), crate::cluster::api::lease::LeaseTimes::default());
     assert_eq!(settings.cep_termination_timeout.0, Duration::from_secs(30 * 60));
-    assert_eq!((settings.log_level, settings.log_format), (Level::Info, Format::Text));
+    assert_eq!((settings.log_level, settings.log_format), (LogLevel::Info, LogFormat::Text));
     let pool = settings.cluster_pool().unwrap();
     assert_eq!(pool.spec.cidrs, ["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(pool.spec.block_size.ipv4, 24);
@@ -91,7 +91,7 @@ fn the_deployment_and_the_three_examples_of_the_guide_run_as_they_stand() {
 
 #[test]
 fn every_flag_and_variable_of_the_guide_is_known_by_its_own_spelling() {
-    let command = CommandLine::command();
+    let command = ControllerCommandLine::command();
     let knows = |flag: &str| {
         command.get_arguments().any(|argument| {
             argument.get_long() == Some(flag)
@@ -226,7 +226,7 @@ fn a_file_gives_what_flags_do_not_and_its_mistakes_are_named() {
 }
 
 #[test]
-fn a_change_of_the_file_is_noticed_and_a_bad_one_told() {
+fn a_change_of_the_file_is_noticed_and_a_bad_one_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("settings.yaml");
     let given = arguments(&[&format!("--config={}", path.display())]);
@@ -251,7 +251,7 @@ fn the_manual_has_the_reference_of_all_flags() {
 
 #[test]
 fn help_is_grouped() {
-    let help = CommandLine::command().render_long_help().to_string();
+    let help = ControllerCommandLine::command().render_long_help().to_string();
     for group in ["Who is sticky", "How long an address is kept", "Node blocks", "Leader election", "Process"]
     {
         assert!(help.contains(&format!("{group}:")), "{group}");

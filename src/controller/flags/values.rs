@@ -11,9 +11,9 @@ use crate::policy::selection::selector::Selector;
 
 /// A time, written as `90s`, `15m`, `1h30m`, `168h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(pub Duration);
+pub struct DurationArg(pub Duration);
 
-impl Span {
+impl DurationArg {
     /// Whole seconds.
     #[must_use]
     pub fn seconds(self) -> u64 {
@@ -21,7 +21,7 @@ impl Span {
     }
 }
 
-impl FromStr for Span {
+impl FromStr for DurationArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -30,7 +30,7 @@ impl FromStr for Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for DurationArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }

@@ -1,50 +1,50 @@
 //! One kind of object that is found by something it says, too, and not by its name alone. Kept in step with every change, so
-//! that nobody walks all of them to find a few. Synchronous. Must never be taken for live, as [`Known`].
+//! that nobody walks all of them to find a few. Synchronous. Must never be taken for live, as [`Cache`].
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use crate::runtime::cache::{Known, Told};
+use crate::runtime::cache::{Cache, Told};
 
 /// What objects of a kind are looked for by.
-pub trait Sought {
+pub trait IndexKeys {
     /// What they say.
-    type By: Ord + Clone;
+    type IndexKey: Ord + Clone;
 
     /// What this one says, in any order; what it says twice counts once.
-    fn sought_by(&self) -> Vec<Self::By>;
+    fn index_keys(&self) -> Vec<Self::IndexKey>;
 }
 
 /// Every object of one kind, by name and by what it says.
 #[derive(Debug)]
-pub struct Sorted<T: Sought> {
-    known: Known<T>,
-    by: BTreeSet<(T::By, String)>,
+pub struct IndexedCache<T: IndexKeys> {
+    known: Cache<T>,
+    by: BTreeSet<(T::IndexKey, String)>,
 }
 
-impl<T: Sought> Default for Sorted<T> {
+impl<T: IndexKeys> Default for IndexedCache<T> {
     fn default() -> Self {
-        Self { known: Known::default(), by: BTreeSet::new() }
+        Self { known: Cache::default(), by: BTreeSet::new() }
     }
 }
 
-impl<T: Sought> Deref for Sorted<T> {
-    type Target = Known<T>;
+impl<T: IndexKeys> Deref for IndexedCache<T> {
+    type Target = Cache<T>;
 
-    fn deref(&self) -> &Known<T> {
+    fn deref(&self) -> &Cache<T> {
         &self.known
     }
 }
 
-impl<T: Sought> From<Known<T>> for Sorted<T> {
-    fn from(known: Known<T>) -> Self {
+impl<T: IndexKeys> From<Cache<T>> for IndexedCache<T> {
+    fn from(known: Cache<T>) -> Self {
         let by = known.iter().flat_map(|(name, object)| pairs(name, object)).collect();
         Self { known, by }
     }
 }
 
-impl<T: Sought + PartialEq> Sorted<T> {
-    /// Takes a change in, as [`Known::take`].
+impl<T: IndexKeys + PartialEq> IndexedCache<T> {
+    /// Takes a change in, as [`Cache::take`].
     pub fn take(&mut self, told: Told<(String, T)>) -> Vec<String> {
         let is_whole = matches!(told, Told::Complete);
         let touched = match &told {
@@ -69,24 +69,24 @@ impl<T: Sought + PartialEq> Sorted<T> {
     }
 }
 
-impl<T: Sought> Sorted<T> {
+impl<T: IndexKeys> IndexedCache<T> {
     /// The names of those that say this.
-    pub fn with<'a>(&'a self, by: &'a T::By) -> impl Iterator<Item = &'a String> {
+    pub fn with<'a>(&'a self, by: &'a T::IndexKey) -> impl Iterator<Item = &'a String> {
         let from = self.by.range((by.clone(), String::new())..);
         from.take_while(move |(said, _)| said == by).map(|(_, name)| name)
     }
 
     /// Everything that is said, with who says it, in order.
-    pub fn all_said(&self) -> impl Iterator<Item = &(T::By, String)> {
+    pub fn all_said(&self) -> impl Iterator<Item = &(T::IndexKey, String)> {
         self.by.iter()
     }
 }
 
-fn pairs<T: Sought>(name: &str, object: &T) -> impl Iterator<Item = (T::By, String)> {
-    object.sought_by().into_iter().map(move |by| (by, name.to_owned()))
+fn pairs<T: IndexKeys>(name: &str, object: &T) -> impl Iterator<Item = (T::IndexKey, String)> {
+    object.index_keys().into_iter().map(move |by| (by, name.to_owned()))
 }
 
-fn of<T: Sought>(known: &Known<T>, name: &str) -> Vec<(T::By, String)> {
+fn of<T: IndexKeys>(known: &Cache<T>, name: &str) -> Vec<(T::IndexKey, String)> {
     known.get(name).into_iter().flat_map(|object| pairs(name, object)).collect()
 }
 
@@ -95,10 +95,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    impl Sought for Vec<u8> {
-        type By = u8;
+    impl IndexKeys for Vec<u8> {
+        type IndexKey = u8;
 
-        fn sought_by(&self) -> Vec<u8> {
+        fn index_keys(&self) -> Vec<u8> {
             self.clone()
         }
     }
@@ -118,8 +118,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_says_something_is_found_and_nobody_else(changes in proptest::collection::vec(any_change(), 0..40)) {
-            let (mut sorted, mut plain) = (Sorted::default(), Known::default());
+        fn objects_are_found_by_what_they_name_and_no_others(changes in proptest::collection::vec(any_change(), 0..40)) {
+            let (mut sorted, mut plain) = (IndexedCache::default(), Cache::default());
             for told in changes {
                 prop_assert_eq!(sorted.take(told.clone()), plain.take(told));
                 for by in 0..4 {

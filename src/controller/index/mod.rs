@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode, PoolEntry};
-use crate::cluster::objects::{AddressClaim, Holder, IPPool, StickyIP, WorkloadRef};
+use crate::cluster::objects::{AddressClaim, IPPool, StickyIP, StickyKey, WorkloadRef};
 use crate::cluster::pod;
 use crate::policy::handover::NodeState;
 use crate::policy::lifetime::retention::RETENTION;
@@ -19,9 +19,9 @@ use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::pin::{CALICO_ADDRESSES, PIN};
 use crate::policy::selection::rules::{FIXED_IP, STICKY};
-use crate::runtime::cache::{Known, Told};
+use crate::runtime::cache::{Cache, Told};
 use crate::runtime::client::WATCH_START;
-use indexed::{Sorted, Sought};
+use indexed::{IndexKeys, IndexedCache};
 
 /// The annotations of a pod or namespace that anything here depends on.
 const ANNOTATIONS: &[&str] = &[STICKY, PIN, CALICO_ADDRESSES, FIXED_IP, RETENTION];
@@ -59,8 +59,8 @@ pub enum Kind {
 
 /// A pod, as far as it matters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSeen {
-    /// What decides whether it is sticky. The namespace's annotations are not in it: [`Index::facts`] puts them there.
+pub struct IndexedPod {
+    /// What decides whether it is sticky. The namespace's annotations are not in it: [`ClusterIndex::facts`] puts them there.
     pub facts: PodFacts,
     /// The node it is bound to; empty if none.
     pub node: String,
@@ -74,7 +74,7 @@ pub struct PodSeen {
     pub deleting: bool,
 }
 
-impl PodSeen {
+impl IndexedPod {
     /// It may speak through its addresses, and they are its own: not the node's.
     fn is_live(&self) -> bool {
         !self.ended && !self.facts.host_network
@@ -82,15 +82,15 @@ impl PodSeen {
 }
 
 /// Pods are looked for by the addresses that they show.
-impl Sought for PodSeen {
-    type By = IpAddr;
+impl IndexKeys for IndexedPod {
+    type IndexKey = IpAddr;
 
-    fn sought_by(&self) -> Vec<IpAddr> {
+    fn index_keys(&self) -> Vec<IpAddr> {
         self.addresses.clone()
     }
 }
 
-impl From<Pod> for PodSeen {
+impl From<Pod> for IndexedPod {
     fn from(object: Pod) -> Self {
         let mut facts = pod::facts(&object, BTreeMap::new());
         facts.annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
@@ -110,7 +110,7 @@ impl From<Pod> for PodSeen {
 
 /// A node, as far as it matters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeSeen {
+pub struct IndexedNode {
     /// Its uid.
     pub uid: String,
     /// Its resourceVersion is not kept: it changes with every heartbeat. Its labels.
@@ -127,7 +127,7 @@ pub struct NodeSeen {
     pub drift: Option<String>,
 }
 
-impl From<Node> for NodeSeen {
+impl From<Node> for IndexedNode {
     fn from(object: Node) -> Self {
         let spec = object.spec.as_ref();
         let ranges = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
@@ -166,7 +166,7 @@ fn drift(node: &Node) -> Option<String> {
 
 /// A CiliumNode, as far as it matters.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CiliumNodeSeen {
+pub struct IndexedCiliumNode {
     /// Its uid.
     pub uid: String,
     /// Its resourceVersion.
@@ -184,25 +184,25 @@ pub struct CiliumNodeSeen {
 }
 
 /// CiliumNodes are looked for by the addresses that they show for somebody: keys with an owner, and routes of single addresses.
-impl Sought for CiliumNodeSeen {
-    type By = IpAddr;
+impl IndexKeys for IndexedCiliumNode {
+    type IndexKey = IpAddr;
 
-    fn sought_by(&self) -> Vec<IpAddr> {
+    fn index_keys(&self) -> Vec<IpAddr> {
         let routes = self.pod_cidrs.iter().filter(|net| net.prefix_len() == net.max_prefix_len());
         self.owned.keys().copied().chain(routes.map(IpNet::addr)).collect()
     }
 }
 
 /// Claims are looked for by the StickyIP that they are for.
-impl Sought for AddressClaim {
-    type By = Holder;
+impl IndexKeys for AddressClaim {
+    type IndexKey = StickyKey;
 
-    fn sought_by(&self) -> Vec<Holder> {
+    fn index_keys(&self) -> Vec<StickyKey> {
         vec![self.spec.holder.clone()]
     }
 }
 
-impl CiliumNodeSeen {
+impl IndexedCiliumNode {
     /// The home blocks: what is more than one address.
     pub fn blocks(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.pod_cidrs.iter().copied().filter(|net| net.prefix_len() < net.max_prefix_len())
@@ -215,7 +215,7 @@ impl CiliumNodeSeen {
     }
 }
 
-impl From<CiliumNode> for CiliumNodeSeen {
+impl From<CiliumNode> for IndexedCiliumNode {
     fn from(object: CiliumNode) -> Self {
         let mut seen = Self {
             uid: object.uid().unwrap_or_default(),
@@ -224,7 +224,9 @@ impl From<CiliumNode> for CiliumNodeSeen {
             own: object.spec.own().collect(),
             ..Self::default()
         };
-        for (text, entry) in object.spec.ipam.pool.into_iter().filter(|(_, entry)| !barrier::is_sign(entry)) {
+        for (text, entry) in
+            object.spec.ipam.pool.into_iter().filter(|(_, entry)| !barrier::is_barrier(entry))
+        {
             let Ok(address) = text.parse::<IpAddr>() else { continue };
             if entry.owner.is_empty() {
                 seen.unowned.insert(address);
@@ -240,7 +242,7 @@ impl From<CiliumNode> for CiliumNodeSeen {
 
 /// A CiliumEndpoint, as far as it matters.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct EndpointSeen {
+pub struct IndexedEndpoint {
     /// Its uid.
     pub uid: String,
     /// It is being deleted.
@@ -254,15 +256,15 @@ pub struct EndpointSeen {
 }
 
 /// CiliumEndpoints are looked for by their addresses.
-impl Sought for EndpointSeen {
-    type By = IpAddr;
+impl IndexKeys for IndexedEndpoint {
+    type IndexKey = IpAddr;
 
-    fn sought_by(&self) -> Vec<IpAddr> {
+    fn index_keys(&self) -> Vec<IpAddr> {
         self.addresses.iter().copied().collect()
     }
 }
 
-impl From<CiliumEndpoint> for EndpointSeen {
+impl From<CiliumEndpoint> for IndexedEndpoint {
     fn from(object: CiliumEndpoint) -> Self {
         let status = object.status.as_ref();
         let pairs = status.map(|status| status.networking.addressing.as_slice()).unwrap_or_default();
@@ -289,7 +291,7 @@ pub fn made_for(meta: &kube::core::ObjectMeta) -> Option<String> {
 
 /// The annotations of a namespace that matter.
 #[must_use]
-pub fn namespace_seen(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> {
+pub fn namespace_annotations_of(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> {
     let mut kept = meta.annotations.unwrap_or_default();
     kept.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
     kept
@@ -297,36 +299,36 @@ pub fn namespace_seen(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> 
 
 /// Everything that is known. Names are `namespace/name`, or the name of what has no namespace.
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct ClusterIndex {
     /// Pods.
-    pub pods: Sorted<PodSeen>,
+    pub pods: IndexedCache<IndexedPod>,
     /// The annotations of namespaces.
-    pub namespaces: Known<BTreeMap<String, String>>,
+    pub namespaces: Cache<BTreeMap<String, String>>,
     /// Nodes.
-    pub nodes: Known<NodeSeen>,
+    pub nodes: Cache<IndexedNode>,
     /// StickyIPs, without the record of who wrote which field.
-    pub stickies: Known<StickyIP>,
+    pub stickies: Cache<StickyIP>,
     /// Claims, the same.
-    pub claims: Sorted<AddressClaim>,
+    pub claims: IndexedCache<AddressClaim>,
     /// Pools, the same.
-    pub pools: Known<IPPool>,
+    pub pools: Cache<IPPool>,
     /// CiliumNodes.
-    pub cilium_nodes: Sorted<CiliumNodeSeen>,
+    pub cilium_nodes: IndexedCache<IndexedCiliumNode>,
     /// CiliumEndpoints.
-    pub endpoints: Sorted<EndpointSeen>,
+    pub endpoints: IndexedCache<IndexedEndpoint>,
     /// The addresses that more than one live pod shows.
     doubled: BTreeSet<IpAddr>,
     /// How many pods that have not ended a workload has, by namespace, kind and name.
     pods_of: BTreeMap<(String, String, String), u32>,
     /// The kinds whose watch has broken off.
-    silent: BTreeMap<Kind, Silence>,
+    silent: BTreeMap<Kind, WatchFailure>,
     /// The kinds of which a list is under way.
     being_listed: BTreeSet<Kind>,
 }
 
 /// A watch that fails.
 #[derive(Debug, Clone, Copy)]
-struct Silence {
+struct WatchFailure {
     /// How often, one time after the other.
     times: u32,
     /// The last time.
@@ -334,9 +336,9 @@ struct Silence {
 }
 
 /// After so long without a failure the first pause is the shortest again, as in kube's own watches.
-const FORGIVEN: Duration = Duration::from_secs(120);
+const BACKOFF_RESET: Duration = Duration::from_secs(120);
 
-impl Silence {
+impl WatchFailure {
     /// How long after the last failure the next one is told at the latest, if there is another: a watch that stands says nothing. By the
     /// pauses of kube's own watches (0.8 s doubled up to 30 s, and by chance up to twice that), and the start of a watch.
     fn longest(self) -> Duration {
@@ -345,32 +347,32 @@ impl Silence {
     }
 }
 
-impl Index {
+impl ClusterIndex {
     /// The kinds that have not been listed yet.
     #[must_use]
     pub fn missing(&self) -> Vec<Kind> {
         let listed = [
-            (Kind::Pod, self.pods.is_listed()),
-            (Kind::Namespace, self.namespaces.is_listed()),
-            (Kind::Node, self.nodes.is_listed()),
-            (Kind::StickyIP, self.stickies.is_listed()),
-            (Kind::AddressClaim, self.claims.is_listed()),
-            (Kind::IPPool, self.pools.is_listed()),
-            (Kind::CiliumNode, self.cilium_nodes.is_listed()),
-            (Kind::CiliumEndpoint, self.endpoints.is_listed()),
+            (Kind::Pod, self.pods.is_synced()),
+            (Kind::Namespace, self.namespaces.is_synced()),
+            (Kind::Node, self.nodes.is_synced()),
+            (Kind::StickyIP, self.stickies.is_synced()),
+            (Kind::AddressClaim, self.claims.is_synced()),
+            (Kind::IPPool, self.pools.is_synced()),
+            (Kind::CiliumNode, self.cilium_nodes.is_synced()),
+            (Kind::CiliumEndpoint, self.endpoints.is_synced()),
         ];
         listed.into_iter().filter(|(_, listed)| !listed).map(|(kind, _)| kind).collect()
     }
 
     /// The watch of a kind has broken off, at this time since the start: what is known of it may be old.
-    pub fn falls_silent(&mut self, kind: Kind, now: Duration) {
-        let before = self.silent.get(&kind).filter(|before| now.saturating_sub(before.last) < FORGIVEN);
+    pub fn mark_stale(&mut self, kind: Kind, now: Duration) {
+        let before = self.silent.get(&kind).filter(|before| now.saturating_sub(before.last) < BACKOFF_RESET);
         let times = before.map_or(1, |before| before.times.saturating_add(1));
-        self.silent.insert(kind, Silence { times, last: now });
+        self.silent.insert(kind, WatchFailure { times, last: now });
     }
 
     /// A watch tells something.
-    pub fn hears<T>(&mut self, kind: Kind, told: &Told<T>) {
+    pub fn observe_event<T>(&mut self, kind: Kind, told: &Told<T>) {
         match told {
             // No news yet: the rest of the list may never come.
             Told::Listing => drop(self.being_listed.insert(kind)),
@@ -386,7 +388,7 @@ impl Index {
     /// Whether what is known of a kind may be old: its watch has broken off, and it is neither heard nor so long ago that another failure
     /// would have been told, or it is listed right now.
     #[must_use]
-    pub fn is_silent(&self, kind: Kind, now: Duration) -> bool {
+    pub fn is_stale(&self, kind: Kind, now: Duration) -> bool {
         self.being_listed.contains(&kind)
             || self.silent.get(&kind).is_some_and(|silence| now < silence.last + silence.longest())
     }
@@ -394,7 +396,7 @@ impl Index {
     /// The names of all objects of a kind.
     #[must_use]
     pub fn names(&self, kind: Kind) -> Vec<String> {
-        fn all<T>(known: &Known<T>) -> Vec<String> {
+        fn all<T>(known: &Cache<T>) -> Vec<String> {
             known.iter().map(|(name, _)| name.clone()).collect()
         }
         match kind {
@@ -410,7 +412,7 @@ impl Index {
     }
 
     /// Takes a change of the pods in; the names of those that are other than before.
-    pub fn take_pod(&mut self, told: Told<(String, PodSeen)>) -> Vec<String> {
+    pub fn apply_pod(&mut self, told: Told<(String, IndexedPod)>) -> Vec<String> {
         let is_whole = matches!(told, Told::Complete);
         let touched = match &told {
             Told::Here((name, _)) | Told::Gone(name) => Some(name.clone()),
@@ -419,7 +421,7 @@ impl Index {
         let mut addresses = Vec::new();
         if let Some(before) = touched.as_ref().and_then(|name| self.pods.get(name)) {
             addresses.extend_from_slice(&before.addresses);
-            workload_of(before).iter().for_each(|workload| one_less(&mut self.pods_of, workload));
+            workload_of(before).iter().for_each(|workload| decrement(&mut self.pods_of, workload));
         }
         let changed = self.pods.take(told);
         if is_whole {
@@ -435,7 +437,7 @@ impl Index {
             }
         }
         for address in addresses {
-            if self.live_with(&address).nth(1).is_some() {
+            if self.live_pods_with(&address).nth(1).is_some() {
                 self.doubled.insert(address);
             } else {
                 self.doubled.remove(&address);
@@ -446,7 +448,7 @@ impl Index {
 
     /// Whether a pod shows this address.
     #[must_use]
-    pub fn is_shown(&self, address: IpAddr) -> bool {
+    pub fn is_shown_by_pod(&self, address: IpAddr) -> bool {
         self.pods.with(&address).next().is_some()
     }
 
@@ -457,21 +459,24 @@ impl Index {
     }
 
     /// The live pods that show an address, by name. Those that have ended speak no more; those of the host network have their node's.
-    pub fn live_with<'a>(&'a self, address: &'a IpAddr) -> impl Iterator<Item = (&'a String, &'a PodSeen)> {
+    pub fn live_pods_with<'a>(
+        &'a self,
+        address: &'a IpAddr,
+    ) -> impl Iterator<Item = (&'a String, &'a IndexedPod)> {
         let shown = self.pods.with(address).filter_map(|name| Some((name, self.pods.get(name)?)));
         shown.filter(|(_, pod)| pod.is_live())
     }
 
     /// Everything that decides about a pod, its namespace's word included.
     #[must_use]
-    pub fn facts(&self, pod: &PodSeen) -> PodFacts {
+    pub fn facts(&self, pod: &IndexedPod) -> PodFacts {
         let of_namespace = self.namespaces.get(&pod.facts.namespace).cloned().unwrap_or_default();
         PodFacts { namespace_annotations: of_namespace, ..pod.facts.clone() }
     }
 
     /// The StickyIP that bears the fixed name of the pod's claimant; the slot that is attached to it if there is none.
     #[must_use]
-    pub fn sticky_of(&self, pod: &PodSeen) -> Option<&StickyIP> {
+    pub fn sticky_of(&self, pod: &IndexedPod) -> Option<&StickyIP> {
         let (claimant, namespace) = (Claimant::of(&pod.facts), &pod.facts.namespace);
         if let Some(name) = claimant.fixed_name() {
             return self.stickies.get(&format!("{namespace}/{name}"));
@@ -479,15 +484,17 @@ impl Index {
         // Slots bear the workload's name with a number behind it.
         let first = format!("{namespace}/{}-", claimant.workload().name);
         let slots = self.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
-        slots.map(|(_, sticky)| sticky).find(|sticky| attached_uid(sticky) == Some(pod.facts.uid.as_str()))
+        slots
+            .map(|(_, sticky)| sticky)
+            .find(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()))
     }
 
     /// The pod that a StickyIP is attached to.
     #[must_use]
-    pub fn pod_of(&self, sticky: &StickyIP) -> Option<&PodSeen> {
+    pub fn pod_of(&self, sticky: &StickyIP) -> Option<&IndexedPod> {
         let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
         let pod = self.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
-        (attached_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
+        (attached_pod_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
     }
 
     /// Whether pods of this workload are there that have not ended.
@@ -520,13 +527,13 @@ impl Index {
 }
 
 /// The workload of a pod that has not ended: namespace, kind and name.
-fn workload_of(pod: &PodSeen) -> Option<(String, String, String)> {
+fn workload_of(pod: &IndexedPod) -> Option<(String, String, String)> {
     let claimant = Claimant::of(&pod.facts);
     let workload = claimant.workload();
     (!pod.ended).then(|| (pod.facts.namespace.clone(), workload.kind.clone(), workload.name.clone()))
 }
 
-fn one_less<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
+fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
     if let Some(count) = counts.get_mut(key) {
         *count -= 1;
         if *count == 0 {
@@ -537,19 +544,19 @@ fn one_less<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
 
 /// The uid of the pod that a StickyIP is attached to.
 #[must_use]
-pub fn attached_uid(sticky: &StickyIP) -> Option<&str> {
+pub fn attached_pod_uid(sticky: &StickyIP) -> Option<&str> {
     Some(sticky.status.as_ref()?.attachment.as_ref()?.pod_uid.as_str())
 }
 
 /// A StickyIP's namespace and name.
 #[must_use]
-pub fn key_of(sticky: &StickyIP) -> Holder {
-    Holder { namespace: sticky.namespace().unwrap_or_default(), name: sticky.name_any() }
+pub fn sticky_key_of(sticky: &StickyIP) -> StickyKey {
+    StickyKey { namespace: sticky.namespace().unwrap_or_default(), name: sticky.name_any() }
 }
 
 /// An object without the record of who wrote which field: half its size, and nobody here reads it.
 #[must_use]
-pub fn trimmed<K: ResourceExt>(mut object: K) -> K {
+pub fn without_managed_fields<K: ResourceExt>(mut object: K) -> K {
     // Not cleared: the room for it would stay.
     object.meta_mut().managed_fields = None;
     object
@@ -561,7 +568,7 @@ pub(super) mod fixture {
     use serde_json::{Value, json};
 
     /// A pod of the namespace `db`, running on `n1` with this address.
-    pub fn pod(name: &str, address: &str, owner: Option<(&str, &str)>) -> (String, PodSeen) {
+    pub fn pod(name: &str, address: &str, owner: Option<(&str, &str)>) -> (String, IndexedPod) {
         let owners = owner.map(|(kind, name)| {
             json!([{"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": "o", "controller": true}])
         });
@@ -569,7 +576,7 @@ pub(super) mod fixture {
                                       "labels": {"app": "db"}, "annotations": {"noise": "x"}},
                          "spec": {"nodeName": "n1", "containers": []},
                          "status": {"phase": "Running", "podIPs": [{"ip": address}]}});
-        (format!("db/{name}"), PodSeen::from(serde_json::from_value::<Pod>(pod).unwrap()))
+        (format!("db/{name}"), IndexedPod::from(serde_json::from_value::<Pod>(pod).unwrap()))
     }
 
     /// A StickyIP of the namespace `db`, attached to the pod of its name on this node if one is given.

@@ -7,42 +7,43 @@ use std::net::IpAddr;
 use crate::alloc::RangeSet;
 use crate::alloc::range::{Family, Range};
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool::{Shape, home_blocks};
-use crate::cluster::objects::Holder;
-use crate::cluster::protocol::bind::{Ground, WalkError};
+use crate::cluster::cilium::pool::{PublishConfig, home_blocks};
+use crate::cluster::objects::StickyKey;
+use crate::cluster::protocol::bind::{BindError, LocalNode};
 use crate::cluster::protocol::step::Candidate;
 use crate::cluster::protocol::view::Origin;
 use crate::cni::{Attachment, CniError, ContainerId, PodIdentity, Request, code};
-use crate::plugin::Scene;
+use crate::plugin::VerbContext;
 use crate::plugin::verbs::wait::may_be_there;
 use crate::policy::handover::{OldPod, OldSandbox};
 use crate::store::{
-    Binding, Claimant, Decision, Disk, Draft, Keep, Locked, Phase, Record, StoreError, Stored,
+    Claimant, Decision, Disk, Draft, Keep, LockedStore, Phase, Record, StickyBinding, StoreError,
+    StoredRecord,
 };
 
 /// How many addresses that others hold are passed over before the node counts as full.
-const MOST_PASSED: usize = 1024;
+const MAX_SKIPPED: usize = 1024;
 
 /// Where a node's addresses come from, and what is shown of them.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct AddressSource {
     sets: Vec<RangeSet>,
     /// Addresses that Cilium gives to others, whatever the store says.
     barred: BTreeSet<IpAddr>,
     /// What the node's CiliumNode shows.
-    pub(crate) shape: Shape,
+    pub(crate) shape: PublishConfig,
 }
 
-impl Home {
+impl AddressSource {
     /// The ranges of the node's configuration: this plugin picks, and every range set gives an address.
     pub(crate) fn of_ranges(sets: &[RangeSet]) -> Self {
         let ranges = sets.iter().flat_map(|set| set.ranges()).map(Range::subnet).collect();
-        Self { sets: sets.to_vec(), barred: BTreeSet::new(), shape: Shape { pool: false, ranges } }
+        Self { sets: sets.to_vec(), barred: BTreeSet::new(), shape: PublishConfig { pool: false, ranges } }
     }
 
     /// Nothing is picked here, in `crd` mode.
     pub(crate) fn elsewhere() -> Self {
-        let shape = Shape { pool: true, ranges: Vec::new() };
+        let shape = PublishConfig { pool: true, ranges: Vec::new() };
         Self { sets: Vec::new(), barred: BTreeSet::new(), shape }
     }
 
@@ -54,13 +55,13 @@ impl Home {
 }
 
 /// This node, for one claimant.
-pub(crate) struct Here<'a, D: Disk> {
+pub(crate) struct NodeAddresses<'a, D: Disk> {
     pub(crate) request: &'a Request,
-    pub(crate) scene: &'a Scene<'a, D>,
-    pub(crate) home: &'a Home,
+    pub(crate) scene: &'a VerbContext<'a, D>,
+    pub(crate) home: &'a AddressSource,
     pub(crate) node: &'a str,
     pub(crate) attachment: &'a Attachment,
-    pub(crate) key: Holder,
+    pub(crate) key: StickyKey,
     pub(crate) pod: PodIdentity,
     /// Reserved in this walk.
     pub(crate) reserved: Vec<IpAddr>,
@@ -68,12 +69,12 @@ pub(crate) struct Here<'a, D: Disk> {
     pub(crate) draft: Option<Draft>,
 }
 
-impl<D: Disk> Here<'_, D> {
+impl<D: Disk> NodeAddresses<'_, D> {
     pub(crate) fn claimant(&self) -> Claimant {
         Claimant::bound(&self.key.namespace, &self.key.name, &self.attachment.interface)
     }
 
-    fn record(&self, addresses: Vec<IpAddr>, known_as: &str) -> Record {
+    fn record(&self, addresses: Vec<IpAddr>, attachment_id: &str) -> Record {
         Record {
             addresses,
             attachment: self.attachment.clone(),
@@ -81,23 +82,23 @@ impl<D: Disk> Here<'_, D> {
             netns: self.request.netns.clone(),
             pod: Some(self.pod.clone()),
             keep: Keep::Forever,
-            binding: Some(Binding {
+            binding: Some(StickyBinding {
                 namespace: self.key.namespace.clone(),
                 name: self.key.name.clone(),
-                container: known_as.to_owned(),
+                container: attachment_id.to_owned(),
             }),
             since: self.scene.store.now().clone(),
         }
     }
 
     /// What the claimant has on this node; an error if a sandbox lives with it.
-    fn kept(&self, locked: &mut Locked<'_, D>) -> Result<Option<Stored>, WalkError> {
-        let kept = locked.of_claimant(&self.claimant()).map_err(ground)?;
+    fn kept(&self, locked: &mut LockedStore<'_, D>) -> Result<Option<StoredRecord>, BindError> {
+        let kept = locked.find_by_claimant(&self.claimant()).map_err(ground)?;
         if let Some(stored) = &kept
             && self.lives(&stored.record)
         {
             let address = stored.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-            return Err(WalkError::HeldHere { address, holder: stored.record.holder() });
+            return Err(BindError::HeldOnNode { address, holder: stored.record.holder() });
         }
         Ok(kept)
     }
@@ -112,7 +113,7 @@ impl<D: Disk> Here<'_, D> {
     }
 
     /// Puts an address beside those that are reserved for the claimant already, one a family, or says anew that it is wanted.
-    fn keep(&mut self, mut locked: Locked<'_, D>, address: IpAddr) -> Result<(), WalkError> {
+    fn keep(&mut self, mut locked: LockedStore<'_, D>, address: IpAddr) -> Result<(), BindError> {
         let kept = self.kept(&mut locked)?;
         let claimant = self.claimant();
         let (attachment, tried) = (self.attachment, &self.reserved);
@@ -134,14 +135,14 @@ impl<D: Disk> Here<'_, D> {
     /// Writes down that the sandbox has these addresses, and one of this node's ranges for every range set that they do
     /// not serve. Tells the addresses by range set; where Cilium picks the address there are none. With a `decision`,
     /// that is used up in the same hold of the lock.
-    pub(crate) fn settle(
+    pub(crate) fn write_record(
         &mut self,
-        mut locked: Locked<'_, D>,
+        mut locked: LockedStore<'_, D>,
         addresses: &[IpAddr],
         decision: Option<&Decision>,
     ) -> Result<Vec<IpAddr>, CniError> {
         let kept = self.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
-        let mut outlived: Vec<Stored> = Vec::new();
+        let mut outlived: Vec<StoredRecord> = Vec::new();
         for address in addresses {
             let there = locked.at(*address)?;
             let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(self.claimant()));
@@ -158,14 +159,14 @@ impl<D: Disk> Here<'_, D> {
         let all =
             if self.home.shape.pool { addresses.to_vec() } else { self.by_set(&mut locked, addresses)? };
         let prepared = decision.and_then(|decision| decision.sticky.as_ref());
-        let known_as =
-            prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.known_as.as_str());
-        let record = self.record(all.clone(), known_as);
+        let attachment_id =
+            prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.attachment_id.as_str());
+        let record = self.record(all.clone(), attachment_id);
         locked.use_draft(self.draft.take());
-        locked.leave_behind(kept.as_ref(), &all, &self.reserved)?;
+        locked.mark_superseded(kept.as_ref(), &all, &self.reserved)?;
         match decision {
             Some(decision) => locked.consume(decision, &record, kept.as_ref(), &outlived)?,
-            None => locked.put_instead_of(&record, kept.as_ref(), &outlived)?,
+            None => locked.put_reclaiming(&record, kept.as_ref(), &outlived)?,
         }
         locked.commit()?;
         Ok(all)
@@ -173,7 +174,7 @@ impl<D: Disk> Here<'_, D> {
 
     /// Takes a draft away that this walk did not need.
     pub(crate) fn discard_draft(&mut self) {
-        if let Some(Err(error)) = self.draft.take().map(|draft| self.scene.store.discard(&draft)) {
+        if let Some(Err(error)) = self.draft.take().map(|draft| self.scene.store.discard_draft(&draft)) {
             tracing::warn!(pod = %self.pod, %error, "a draft is left; this container's DEL takes it away");
         }
     }
@@ -188,7 +189,7 @@ impl<D: Disk> Here<'_, D> {
         all
     }
 
-    fn by_set(&self, locked: &mut Locked<'_, D>, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
+    fn by_set(&self, locked: &mut LockedStore<'_, D>, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, CniError> {
         let mut all = self.serving(addresses);
         if all.iter().all(Option::is_none) {
             let message = format!(
@@ -202,7 +203,7 @@ impl<D: Disk> Here<'_, D> {
                 let next = locked.next_free(index, set)?.ok_or_else(|| {
                     CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}"))
                 })?;
-                locked.move_cursor(index, next);
+                locked.set_cursor(index, next);
                 all[index] = Some(next);
             }
         }
@@ -219,7 +220,7 @@ impl<D: Disk> Here<'_, D> {
     }
 }
 
-impl<D: Disk> Ground for Here<'_, D> {
+impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
     fn node(&self) -> &str {
         self.node
     }
@@ -243,14 +244,14 @@ impl<D: Disk> Ground for Here<'_, D> {
         self.home.sets.iter().any(|set| set.contains(address).is_some())
     }
 
-    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, WalkError> {
+    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, BindError> {
         let Ok(container) = ContainerId::new(container_id) else { return Ok(OldSandbox::Gone) };
         let old = Attachment { container, interface: self.attachment.interface.clone() };
         let mut locked = self.scene.store.lock().map_err(ground)?;
-        let known = match locked.of_attachment(&old).map_err(ground)? {
+        let known = match locked.find_by_attachment(&old).map_err(ground)? {
             Some(stored) => Some(stored),
             // The record may bear the id of a sandbox that took its place, or for which it was prepared.
-            None => locked.of_claimant(&self.claimant()).map_err(ground)?.filter(|stored| {
+            None => locked.find_by_claimant(&self.claimant()).map_err(ground)?.filter(|stored| {
                 stored.record.binding.as_ref().is_some_and(|binding| binding.container == container_id)
             }),
         };
@@ -262,7 +263,7 @@ impl<D: Disk> Ground for Here<'_, D> {
             None if pod == OldPod::Running => OldSandbox::MayLive,
             None => {
                 // Prepared for a pod that will not come: from here on it could not use it.
-                if let Some(uid) = Decision::uid_known_as(container_id) {
+                if let Some(uid) = Decision::prepared_uid(container_id) {
                     locked.withdraw(uid, &self.attachment.interface).map_err(ground)?;
                 }
                 OldSandbox::Gone
@@ -288,7 +289,7 @@ impl<D: Disk> Ground for Here<'_, D> {
         &mut self,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
-    ) -> Result<Option<Candidate>, WalkError> {
+    ) -> Result<Option<Candidate>, BindError> {
         let home = self.home;
         let mut locked = self.scene.store.lock().map_err(ground)?;
         let kept = self.kept(&mut locked)?;
@@ -301,9 +302,9 @@ impl<D: Disk> Ground for Here<'_, D> {
             return Ok(Some(Candidate { address, origin }));
         }
         let Some((index, set)) = self.set_of(family) else { return Ok(None) };
-        for _ in 0..MOST_PASSED {
+        for _ in 0..MAX_SKIPPED {
             let Some(address) = locked.next_free(index, set).map_err(ground)? else { return Ok(None) };
-            locked.move_cursor(index, address);
+            locked.set_cursor(index, address);
             if passed(&address) {
                 continue;
             }
@@ -314,17 +315,17 @@ impl<D: Disk> Ground for Here<'_, D> {
         Ok(None)
     }
 
-    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError> {
         let Some(origin) = self.own(address) else { return Ok(Origin::Nowhere) };
         let mut locked = self.scene.store.lock().map_err(ground)?;
         match locked.at(address).map_err(ground)? {
             // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if !there.record.is_for(&self.claimant()) => {
-                Err(WalkError::HeldHere { address, holder: there.record.holder() })
+                Err(BindError::HeldOnNode { address, holder: there.record.holder() })
             }
             _ if self.home.barred.contains(&address) => {
                 let holder = "Cilium, which gives it to any pod".to_owned();
-                Err(WalkError::HeldHere { address, holder })
+                Err(BindError::HeldOnNode { address, holder })
             }
             // Nobody frees what a sandbox lives with.
             Some(there) if there.record.is_attached(self.scene.store.now()) => Ok(origin),
@@ -336,6 +337,6 @@ impl<D: Disk> Ground for Here<'_, D> {
     }
 }
 
-fn ground(error: StoreError) -> WalkError {
-    WalkError::Ground(error.to_string())
+fn ground(error: StoreError) -> BindError {
+    BindError::LocalNode(error.to_string())
 }

@@ -7,20 +7,20 @@ use crate::cluster::api::client::Connection;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::cilium::pool;
-use crate::cluster::cilium::pool::{ProjectionError, Shown};
-use crate::cluster::objects::{ClaimantRef, Holder, StickyIP};
-use crate::cluster::protocol::apply::Carrier;
+use crate::cluster::cilium::pool::{Publication, PublishError};
+use crate::cluster::objects::{ClaimantRef, StickyIP, StickyKey};
+use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind;
-use crate::cluster::protocol::bind::{WalkError, Walker};
+use crate::cluster::protocol::bind::{BindError, Binder};
 use crate::cluster::protocol::step::Refusal;
 use crate::cluster::protocol::sticky_identity;
 use crate::cni::{Attachment, CniError, PodIdentity, code};
-use crate::plugin::cluster::add::{Errand, Remembered, Why};
-use crate::plugin::cluster::addresses::{Here, Home};
-use crate::plugin::cluster::optimistic::{Ahead, Sent, Standing};
+use crate::plugin::cluster::add::{AddContext, AddError, LastKnown};
+use crate::plugin::cluster::addresses::{AddressSource, NodeAddresses};
+use crate::plugin::cluster::optimistic::{AlreadyAttached, FirstReads, OptimisticAttach};
 use crate::plugin::cluster::reads;
-use crate::plugin::cluster::reads::Found;
-use crate::plugin::{Story, attachment};
+use crate::plugin::cluster::reads::AddReads;
+use crate::plugin::{VerbLog, attachment};
 use crate::policy::handover::Attached;
 use crate::policy::lifetime::retention::asked_by;
 use crate::policy::selection::claimant::{Claimant, slot_name};
@@ -30,21 +30,21 @@ use crate::store;
 use crate::store::Disk;
 
 /// How often a pod of a Deployment chooses another slot because somebody was faster.
-const MOST_SLOTS: usize = 16;
+const MAX_SLOT_TRIES: usize = 16;
 
 /// The addresses of a sticky pod; none if it is not sticky. A refusal is told to whoever looks at the pod, too.
 pub(crate) async fn ask<D: Disk>(
     mut api: Connection,
-    errand: &Errand<'_, D>,
+    errand: &AddContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    remembered: Remembered,
-    story: &mut Story<'_>,
-) -> Result<Option<Vec<IpAddr>>, Why> {
+    remembered: LastKnown,
+    story: &mut VerbLog<'_>,
+) -> Result<Option<Vec<IpAddr>>, AddError> {
     // Waiting for a turn on this node was not the server's fault.
     api.restart_time();
-    let mut carrier = Carrier::new(api, story.witness);
-    let answer = ask_through(&mut carrier, errand, wanted, remembered, story).await;
-    if let Err(Why::Told(error)) = &answer
+    let mut api_writer = ApiWriter::new(api, story.observer);
+    let answer = ask_through(&mut api_writer, errand, wanted, remembered, story).await;
+    if let Err(AddError::Told(error)) = &answer
         && error.code == code::REQUEST_REFUSED
     {
         let pod = errand.pod;
@@ -54,74 +54,78 @@ pub(crate) async fn ask<D: Disk>(
             message: error.msg.clone(),
             warning: true,
         };
-        events::tell(&mut carrier, &told).await;
+        events::tell(&mut api_writer, &told).await;
     }
     answer
 }
 
 async fn ask_through<D: Disk>(
-    carrier: &mut Carrier<'_>,
-    errand: &Errand<'_, D>,
+    api_writer: &mut ApiWriter<'_>,
+    errand: &AddContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    remembered: Remembered,
-    story: &mut Story<'_>,
-) -> Result<Option<Vec<IpAddr>>, Why> {
-    let sent = begin(carrier, errand, wanted, remembered).await?;
+    remembered: LastKnown,
+    story: &mut VerbLog<'_>,
+) -> Result<Option<Vec<IpAddr>>, AddError> {
+    let sent = first_reads(api_writer, errand, wanted, remembered).await?;
     // Of what was sent ahead and does not stand, nothing is left.
-    let before = if sent.standing.is_some() || sent.in_doubt { 0 } else { carrier.count() };
-    match go_on(carrier, errand, wanted, sent, story).await {
+    let before = if sent.standing.is_some() || sent.in_doubt { 0 } else { api_writer.count() };
+    match bind_pod(api_writer, errand, wanted, sent, story).await {
         // What was written may stand.
-        Err(Why::Unasked(error)) if carrier.count() > before => Err(Why::Doubt(error)),
+        Err(AddError::Unreachable(error)) if api_writer.count() > before => {
+            Err(AddError::WriteInDoubt(error))
+        }
         answer => answer,
     }
 }
 
 /// Looks at everything, and attaches the pod ahead of that where the node remembers how, and there is a server to talk to.
-async fn begin<D: Disk>(
-    carrier: &mut Carrier<'_>,
-    errand: &Errand<'_, D>,
+async fn first_reads<D: Disk>(
+    api_writer: &mut ApiWriter<'_>,
+    errand: &AddContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    remembered: Remembered,
-) -> Result<Sent, Why> {
+    remembered: LastKnown,
+) -> Result<FirstReads, AddError> {
     let attachment = attachment(errand.request)?;
-    let Remembered { addresses, parting } = remembered;
-    let is_called = carrier.api().settled().await;
-    let parting = parting.filter(|_| is_called && wanted.iter().all(Option::is_none));
-    match parting.and_then(|parting| Ahead::of(errand, attachment.container.as_str(), &parting)) {
+    let LastKnown { addresses, detached_snapshot } = remembered;
+    let is_called = api_writer.api().settled().await;
+    let detached_snapshot = detached_snapshot.filter(|_| is_called && wanted.iter().all(Option::is_none));
+    match detached_snapshot.and_then(|detached_snapshot| {
+        OptimisticAttach::of(errand, attachment.container.as_str(), &detached_snapshot)
+    }) {
         Some(ahead) => {
-            let sent = ahead.send(carrier, errand, attachment).await;
-            if let Err(Why::Doubt(_)) = &sent {
+            let sent = ahead.send(api_writer, errand, attachment).await;
+            if let Err(AddError::WriteInDoubt(_)) = &sent {
                 // The next try reads first, so that a server of no help is one that was not asked.
-                forget_parting(errand, attachment);
+                remove_detached_snapshot(errand, attachment);
             }
             sent
         }
         None => {
-            let found = reads::look(carrier.api(), errand, &addresses).await?;
-            Ok(Sent { found, standing: None, in_doubt: false })
+            let found = reads::look(api_writer.api(), errand, &addresses).await?;
+            Ok(FirstReads { found, standing: None, in_doubt: false })
         }
     }
 }
 
-fn forget_parting<D: Disk>(errand: &Errand<'_, D>, attachment: &Attachment) {
+fn remove_detached_snapshot<D: Disk>(errand: &AddContext<'_, D>, attachment: &Attachment) {
     let (pod, claimant) = (errand.pod, store::Claimant::new(errand.pod, &attachment.interface));
     let locked = errand.scene.store.lock();
-    if let Err(error) = locked.and_then(|mut locked| locked.forget_parting(&claimant)) {
+    if let Err(error) = locked.and_then(|mut locked| locked.remove_detached_snapshot(&claimant)) {
         tracing::debug!(%pod, %error, "what this node remembers of the pod's StickyIP stays");
     }
 }
 
-async fn go_on<D: Disk>(
-    carrier: &mut Carrier<'_>,
-    errand: &Errand<'_, D>,
+async fn bind_pod<D: Disk>(
+    api_writer: &mut ApiWriter<'_>,
+    errand: &AddContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    sent: Sent,
-    story: &mut Story<'_>,
-) -> Result<Option<Vec<IpAddr>>, Why> {
-    let Errand { request, scene, conf, pod, crd } = *errand;
+    sent: FirstReads,
+    story: &mut VerbLog<'_>,
+) -> Result<Option<Vec<IpAddr>>, AddError> {
+    let AddContext { request, scene, conf, pod, crd } = *errand;
     let attachment = attachment(request)?;
-    let itself = Holder { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
-    let Sent { found: Found { facts, sticky, claims, node }, mut standing, .. } = sent;
+    let itself = StickyKey { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
+    let FirstReads { found: AddReads { facts, sticky, claims, node }, mut standing, .. } = sent;
     let facts = match facts {
         Ok(facts) => facts,
         Err(reason) => {
@@ -137,36 +141,41 @@ async fn go_on<D: Disk>(
         .into());
     }
     if crd && node.is_none() {
-        let missing = ProjectionError::Missing { node: conf.node.clone() };
+        let missing = PublishError::Missing { node: conf.node.clone() };
         return Err(CniError::try_again(missing.to_string()).into());
     }
     let home = match &node {
-        Some(node) => Home::of_cilium_node(node, &itself.to_string()),
-        None => Home::of_ranges(&scene.ipam.sets),
+        Some(node) => AddressSource::of_cilium_node(node, &itself.to_string()),
+        None => AddressSource::of_ranges(&scene.ipam.sets),
     };
     let claimant = Claimant::of(&facts);
     // The uid that the runtime knows is the one that later DELs and other nodes can compare.
     let uid = pod.uid().unwrap_or(&facts.uid).to_owned();
-    for _ in 0..MOST_SLOTS {
+    for _ in 0..MAX_SLOT_TRIES {
         let (key, reference, read) = match claimant.fixed_name() {
             Some(name) if name == itself.name => {
                 (itself.clone(), sticky_identity::reference(&claimant, None), Some(sticky.clone()))
             }
             Some(name) => (
-                Holder { name: name.to_owned(), ..itself.clone() },
+                StickyKey { name: name.to_owned(), ..itself.clone() },
                 sticky_identity::reference(&claimant, None),
                 None,
             ),
             None => {
-                let slot =
-                    sticky_identity::choose(carrier.api(), &claimant, &facts).await.map_err(Why::Unasked)?;
+                let slot = sticky_identity::choose(api_writer.api(), &claimant, &facts)
+                    .await
+                    .map_err(AddError::Unreachable)?;
                 let name = slot_name(&claimant.workload().name, slot);
-                (Holder { name, ..itself.clone() }, sticky_identity::reference(&claimant, Some(slot)), None)
+                (
+                    StickyKey { name, ..itself.clone() },
+                    sticky_identity::reference(&claimant, Some(slot)),
+                    None,
+                )
             }
         };
         let walker = walker(errand, attachment, &facts, key.clone(), reference)?;
         let named = PodIdentity::new(pod.namespace(), pod.name(), Some(&uid))?;
-        let mut here = Here {
+        let mut here = NodeAddresses {
             request,
             scene,
             home: &home,
@@ -178,13 +187,13 @@ async fn go_on<D: Disk>(
             draft: None,
         };
         let walked = match standing.take() {
-            Some(Standing { object, draft }) => {
+            Some(AlreadyAttached { object, draft }) => {
                 here.draft = draft;
                 Ok(object)
             }
             None => {
                 let read_claims = claims.clone().filter(|_| read.is_some());
-                walker.walk_to(carrier, &mut here, read, read_claims).await
+                walker.bind(api_writer, &mut here, read, read_claims).await
             }
         };
         if walked.is_err() {
@@ -193,25 +202,25 @@ async fn go_on<D: Disk>(
         match walked {
             Ok(object) => {
                 let locked = scene.store.lock().map_err(CniError::from)?;
-                let addresses = here.settle(locked, &object.spec.addresses, None)?;
+                let addresses = here.write_record(locked, &object.spec.addresses, None)?;
                 story.tell(&addresses, format!("bound by StickyIP {}", walker.key));
-                show(carrier, errand, &home, &walker, &object).await?;
+                publish(api_writer, errand, &home, &walker, &object).await?;
                 let before = sticky.as_ref().filter(|known| known.metadata.uid == object.metadata.uid);
-                events::tell_of_the_move(carrier, before, &object, &facts).await;
+                events::emit_move_events(api_writer, before, &object, &facts).await;
                 return Ok(Some(addresses));
             }
             // Another pod was faster on this slot.
-            Err(WalkError::Refused(Refusal::Handover { .. })) if claimant.fixed_name().is_none() => {
-                carrier.api_mut().restart_time();
-                unreserve(carrier, &here).await?;
+            Err(BindError::Refused(Refusal::Handover { .. })) if claimant.fixed_name().is_none() => {
+                api_writer.api_mut().restart_time();
+                unreserve(api_writer, &here).await?;
             }
-            Err(WalkError::Api(error)) => return Err(Why::Unasked(error)),
+            Err(BindError::Api(error)) => return Err(AddError::Unreachable(error)),
             Err(error) => {
-                if matches!(error, WalkError::Refused(_) | WalkError::Waited { .. }) {
-                    carrier.api_mut().restart_time();
-                    unreserve(carrier, &here).await?;
+                if matches!(error, BindError::Refused(_) | BindError::Waited { .. }) {
+                    api_writer.api_mut().restart_time();
+                    unreserve(api_writer, &here).await?;
                 }
-                return Err(Why::Told(to_cni(&error)));
+                return Err(AddError::Told(cni_error(&error)));
             }
         }
     }
@@ -220,16 +229,16 @@ async fn go_on<D: Disk>(
 
 /// The pod on its way to the StickyIP of this name.
 pub(crate) fn walker<D: Disk>(
-    errand: &Errand<'_, D>,
+    errand: &AddContext<'_, D>,
     attachment: &Attachment,
     facts: &PodFacts,
-    key: Holder,
+    key: StickyKey,
     claimant: ClaimantRef,
-) -> Result<Walker, CniError> {
-    let Errand { scene, conf, pod, .. } = *errand;
+) -> Result<Binder, CniError> {
+    let AddContext { scene, conf, pod, .. } = *errand;
     let pin = pin_of(facts, claimant.ordinal)
         .map_err(|error| CniError::new(code::REQUEST_REFUSED, error.to_string()))?;
-    Ok(Walker {
+    Ok(Binder {
         asker: Attached {
             node: conf.node.clone(),
             pod_uid: facts.uid.clone(),
@@ -247,8 +256,8 @@ pub(crate) fn walker<D: Disk>(
 
 /// Lets go of what was reserved for a walk that was refused, if nobody claims it. The StickyIP that this walk made may have been
 /// attached by a faster pod of another node: then the address lives there, and this node, its home, must keep it from others.
-async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result<(), CniError> {
-    match bind::is_any_claimed(carrier, &here.reserved).await {
+async fn unreserve<D: Disk>(api_writer: &ApiWriter<'_>, here: &NodeAddresses<'_, D>) -> Result<(), CniError> {
+    match bind::is_any_claimed(api_writer, &here.reserved).await {
         Ok(false) => Ok(here.unreserve()?),
         Ok(true) => Ok(()),
         Err(error) => {
@@ -260,11 +269,11 @@ async fn unreserve<D: Disk>(carrier: &Carrier<'_>, here: &Here<'_, D>) -> Result
 }
 
 /// Has the node's CiliumNode show the addresses, as long as they are attached to this sandbox.
-async fn show<D: Disk>(
-    carrier: &mut Carrier<'_>,
-    errand: &Errand<'_, D>,
-    home: &Home,
-    walker: &Walker,
+async fn publish<D: Disk>(
+    api_writer: &mut ApiWriter<'_>,
+    errand: &AddContext<'_, D>,
+    home: &AddressSource,
+    walker: &Binder,
     object: &StickyIP,
 ) -> Result<(), CniError> {
     let addresses = &object.spec.addresses;
@@ -276,39 +285,39 @@ async fn show<D: Disk>(
     let interface = &attachment(errand.request)?.interface;
     let claimant = store::Claimant::bound(&walker.key.namespace, &walker.key.name, interface);
     // A DEL of this very sandbox may come before this ADD has ended, and must find nothing left behind its back.
-    let _turn = scene.store.pool_turn(&claimant, scene.sticky.lock_timeout)?;
-    carrier.api_mut().restart_time();
+    let _pool_lock = scene.store.pool_lock(&claimant, scene.sticky.lock_timeout)?;
+    api_writer.api_mut().restart_time();
     // What the CiliumNode showed before is old: the one who was waited for may have taken it out since.
     let read = tokio::try_join!(
-        bind::read_sticky(carrier, &walker.key),
-        pool::read_node(carrier.api(), &errand.conf.node),
+        bind::read_sticky(api_writer, &walker.key),
+        pool::read_node(api_writer.api(), &errand.conf.node),
     );
     let (live, node) = read.map_err(|error| again(error.to_string()))?;
     let attached = live.and_then(|live| live.status?.attachment);
     if attached.is_none_or(|attached| attached.container_id != walker.asker.container_id) {
         return Err(again(format!("StickyIP {} was detached while its pod was being added", walker.key)));
     }
-    let shown = Shown {
+    let shown = Publication {
         addresses: addresses.clone(),
         owner: errand.pod.to_string(),
         resource: pool::resource(&walker.key.namespace, &object.spec.workload),
     };
-    let put = pool::put(carrier, &errand.conf.node, &home.shape, &shown, node).await;
+    let put = pool::put(api_writer, &errand.conf.node, &home.shape, &shown, node).await;
     put.map_err(|error| again(error.to_string()))
 }
 
-fn to_cni(error: &WalkError) -> CniError {
+fn cni_error(error: &BindError) -> CniError {
     let message = error.to_string();
     match error {
-        WalkError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. }) => {
+        BindError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. }) => {
             CniError::try_again(message)
         }
-        WalkError::Refused(_) | WalkError::HeldHere { .. } => CniError::new(code::REQUEST_REFUSED, message),
-        WalkError::Exhausted { .. } => CniError::new(code::EXHAUSTED, message),
-        WalkError::Ground(_) => CniError::io(message),
-        WalkError::Api(_)
-        | WalkError::Waited { .. }
-        | WalkError::Outrun { .. }
-        | WalkError::Unsound { .. } => CniError::try_again(message),
+        BindError::Refused(_) | BindError::HeldOnNode { .. } => CniError::new(code::REQUEST_REFUSED, message),
+        BindError::Exhausted { .. } => CniError::new(code::EXHAUSTED, message),
+        BindError::LocalNode(_) => CniError::io(message),
+        BindError::Api(_)
+        | BindError::Waited { .. }
+        | BindError::TooManyConflicts { .. }
+        | BindError::InvalidObject { .. } => CniError::try_again(message),
     }
 }

@@ -17,44 +17,45 @@ use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
-use crate::cluster::protocol::bind::Claims;
+use crate::cluster::protocol::bind::ClaimsByAddress;
 use crate::cluster::protocol::sticky_identity;
-use crate::cluster::protocol::sticky_identity::ErrandError;
+use crate::cluster::protocol::sticky_identity::StickyIdentityError;
 use crate::cni::{CniError, PodIdentity, code};
-use crate::plugin::cluster::add::{Errand, Why};
+use crate::plugin::cluster::add::{AddContext, AddError};
 use crate::policy::selection::facts::PodFacts;
-use crate::policy::selection::rules::Reason;
+use crate::policy::selection::rules::StickyReason;
 use crate::store::Disk;
 
 /// What was found.
-pub(crate) struct Found {
+pub(crate) struct AddReads {
     /// The pod's facts if it is sticky, else why it is not.
-    pub(crate) facts: Result<PodFacts, Reason>,
+    pub(crate) facts: Result<PodFacts, StickyReason>,
     /// The StickyIP of the pod's own name.
     pub(crate) sticky: Option<StickyIP>,
     /// Its claims, if all of them were found and are sealed to it.
-    pub(crate) claims: Option<Claims>,
+    pub(crate) claims: Option<ClaimsByAddress>,
     /// The node's CiliumNode, in `crd` mode.
     pub(crate) node: Option<CiliumNode>,
 }
 
 /// What was found beside the StickyIP.
-pub(crate) struct Around {
-    /// As in [`Found`].
-    pub(crate) facts: Result<PodFacts, Reason>,
+pub(crate) struct SideReads {
+    /// As in [`AddReads`].
+    pub(crate) facts: Result<PodFacts, StickyReason>,
     /// Those on the addresses that were remembered, if all of them were found.
-    pub(crate) claims: Option<Claims>,
-    /// As in [`Found`].
+    pub(crate) claims: Option<ClaimsByAddress>,
+    /// As in [`AddReads`].
     pub(crate) node: Option<CiliumNode>,
 }
 
-impl Around {
+impl SideReads {
     /// All of it, with the StickyIP of the pod's own name.
-    pub(crate) fn with(self, sticky: Option<StickyIP>) -> Found {
+    pub(crate) fn with(self, sticky: Option<StickyIP>) -> AddReads {
         let Self { facts, claims, node } = self;
-        let are_its = |claims: &Claims| sticky.as_ref().is_some_and(|sticky| cached::are_all(claims, sticky));
+        let are_its =
+            |claims: &ClaimsByAddress| sticky.as_ref().is_some_and(|sticky| cached::are_all(claims, sticky));
         let claims = claims.filter(are_its);
-        Found { facts, sticky, claims, node }
+        AddReads { facts, sticky, claims, node }
     }
 }
 
@@ -64,20 +65,20 @@ impl Around {
 /// are sealed to it; and the word of the namespace where it makes the pod sticky.
 pub(crate) async fn look<D: Disk>(
     api: &Connection,
-    errand: &Errand<'_, D>,
+    errand: &AddContext<'_, D>,
     remembered: &BTreeSet<IpAddr>,
-) -> Result<Found, Why> {
-    let (around, sticky) = tokio::join!(look_around(api, errand, remembered), sticky_of(api, errand.pod));
-    Ok(around?.with(sticky.map_err(Why::Unasked)?))
+) -> Result<AddReads, AddError> {
+    let (around, sticky) = tokio::join!(read_others(api, errand, remembered), sticky_of(api, errand.pod));
+    Ok(around?.with(sticky.map_err(AddError::Unreachable)?))
 }
 
 /// Looks at all but the StickyIP.
-pub(crate) async fn look_around<D: Disk>(
+pub(crate) async fn read_others<D: Disk>(
     api: &Connection,
-    errand: &Errand<'_, D>,
+    errand: &AddContext<'_, D>,
     remembered: &BTreeSet<IpAddr>,
-) -> Result<Around, Why> {
-    let Errand { conf, pod, crd, .. } = *errand;
+) -> Result<SideReads, AddError> {
+    let AddContext { conf, pod, crd, .. } = *errand;
     let pods: Api<Pod> = Api::namespaced(api.client(), pod.namespace());
     let what = format!("get Pod {pod}");
     let own_node = async { if crd { pool::read_node(api, &conf.node).await } else { Ok(None) } };
@@ -86,19 +87,19 @@ pub(crate) async fn look_around<D: Disk>(
         cached::annotations(api, pod.namespace()),
         cached::claims(api, remembered),
     );
-    let (seen, node) = first.map_err(Why::Unasked)?;
-    let seen = match seen.filter(|seen| is_certain(seen, pod, &conf.node)) {
+    let (seen, node) = first.map_err(AddError::Unreachable)?;
+    let seen = match seen.filter(|seen| is_surely_expected(seen, pod, &conf.node)) {
         Some(seen) => Some(seen),
-        None => api.read(&what, || pods.get_opt(pod.name())).await.map_err(Why::Unasked)?,
+        None => api.read(&what, || pods.get_opt(pod.name())).await.map_err(AddError::Unreachable)?,
     };
-    let seen = the_pod_that_is_meant(seen, pod, &conf.node)?;
+    let seen = expected_pod(seen, pod, &conf.node)?;
     let facts = match judge(errand, &seen, namespace).await {
         Ok(Ok(facts)) => Ok(facts),
         Ok(Err(_)) | Err(_) => {
             judge(errand, &seen, sticky_identity::of_namespace(api, pod.namespace()).await).await?
         }
     };
-    Ok(Around { facts, claims, node })
+    Ok(SideReads { facts, claims, node })
 }
 
 /// The StickyIP of the pod's own name.
@@ -113,13 +114,13 @@ async fn sticky_of(api: &Connection, pod: &PodIdentity) -> Result<Option<StickyI
 }
 
 /// Whether this is surely the pod that is asked for, on this node.
-fn is_certain(seen: &Pod, pod: &PodIdentity, node: &str) -> bool {
+fn is_surely_expected(seen: &Pod, pod: &PodIdentity, node: &str) -> bool {
     let bound = seen.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     pod.uid().is_some_and(|uid| pod::is_meant(seen, uid)) && bound == Some(node)
 }
 
 /// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.
-fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod, CniError> {
+fn expected_pod(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod, CniError> {
     let Some(found) = found else {
         return Err(CniError::try_again(format!("pod {pod} does not exist in the API server")));
     };
@@ -139,17 +140,17 @@ fn the_pod_that_is_meant(found: Option<Pod>, pod: &PodIdentity, node: &str) -> R
 
 /// The facts of a sticky pod, or why it is none.
 async fn judge<D: Disk>(
-    errand: &Errand<'_, D>,
+    errand: &AddContext<'_, D>,
     found: &Pod,
     namespace: Result<BTreeMap<String, String>, ApiError>,
-) -> Result<Result<PodFacts, Reason>, Why> {
+) -> Result<Result<PodFacts, StickyReason>, AddError> {
     let facts = pod::facts(found, Default::default());
     match sticky_identity::judge(&errand.conf.rules, facts, async { namespace }).await {
         Ok((true, facts, _)) => Ok(Ok(facts)),
         Ok((false, _, reason)) => Ok(Err(reason)),
-        Err(ErrandError::Policy(error)) => {
-            Err(Why::Told(CniError::new(code::REQUEST_REFUSED, error.to_string())))
+        Err(StickyIdentityError::Policy(error)) => {
+            Err(AddError::Told(CniError::new(code::REQUEST_REFUSED, error.to_string())))
         }
-        Err(ErrandError::Api(error)) => Err(Why::Unasked(error)),
+        Err(StickyIdentityError::Api(error)) => Err(AddError::Unreachable(error)),
     }
 }

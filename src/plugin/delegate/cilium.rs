@@ -12,21 +12,21 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::alloc::range::Family;
-use crate::cluster::cilium::socket::{Endpoint, endpoint};
+use crate::cluster::cilium::socket::{EndpointAnswer, endpoint};
 use crate::cni::{ClusterConf, CniError, CniResult, IpamConf, Request, Verb, code};
 use crate::plugin::cluster::add;
-use crate::plugin::cluster::add::{Added, Bound, Errand};
+use crate::plugin::cluster::add::{AddContext, Reserved, Resolved};
 use crate::plugin::cluster::del as cluster_del;
 use crate::plugin::delegate::Delegate;
 use crate::plugin::verbs::{del, gc};
-use crate::plugin::{Scene, Story, attachment, boot_id_file, list};
-use crate::store::{Disk, Moment, Store};
+use crate::plugin::{VerbContext, VerbLog, attachment, boot_id_file, list};
+use crate::store::{Disk, NodeTime, Store};
 
 /// Between two looks at Cilium, or two tries.
 const PAUSE: Duration = Duration::from_millis(50);
 /// What cilium-cni says, in parts of a sentence, while another sandbox still has the address, or while Cilium's agent has
 /// not seen the pool's new key.
-const PASSING: &[&str] = &["already in use", "expiration timer", "ips available"];
+const TEMPORARY: &[&str] = &["already in use", "expiration timer", "ips available"];
 
 /// Carries a verb out.
 ///
@@ -37,13 +37,13 @@ pub(crate) fn run(
     conf: &ClusterConf,
     delegate: &Delegate<'_>,
     disk: impl Disk,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
-    let now = Moment::now(&boot_id_file(request))?;
-    let ipam = whereabouts_of_the_store(request);
+    let now = NodeTime::now(&boot_id_file(request))?;
+    let ipam = store_location(request);
     let sticky = request.config.sticky().cloned().unwrap_or_default();
     let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-    let scene = Scene { ipam: &ipam, sticky, store, crd: true };
+    let scene = VerbContext { ipam: &ipam, sticky, store, crd: true };
     match request.verb {
         Verb::Add => add(&scene, request, conf, delegate, story),
         Verb::Del => {
@@ -63,7 +63,7 @@ pub(crate) fn run(
             answer
         }
         Verb::Status => {
-            scene.store.is_usable().map_err(|error| CniError::not_available(error.to_string()))?;
+            scene.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
             cluster_del::is_ready(conf)?;
             delegate.pass(story)
         }
@@ -72,7 +72,7 @@ pub(crate) fn run(
 }
 
 /// Only where the store is: this node's addresses are its CiliumNode's.
-fn whereabouts_of_the_store(request: &Request) -> IpamConf {
+fn store_location(request: &Request) -> IpamConf {
     let of_ipam = request.config.ipam.as_ref().map(|ipam| ipam.data_dir.clone());
     let of_sticky = || request.config.sticky().cloned().unwrap_or_default().data_dir;
     IpamConf {
@@ -86,29 +86,30 @@ fn whereabouts_of_the_store(request: &Request) -> IpamConf {
 }
 
 fn add<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
     conf: &ClusterConf,
     delegate: &Delegate<'_>,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let started = Instant::now();
     let Some(pod) = request.pod.as_ref().filter(|pod| scene.sticky.selects(pod)) else {
         return delegate.pass(story);
     };
-    let errand = Errand { request, scene, conf, pod, crd: true };
-    let Bound { addresses, mut unwritten } = match add::add(&errand, &[], story)? {
-        Added::Sticky(bound) => bound,
+    let errand = AddContext { request, scene, conf, pod, crd: true };
+    let Reserved { addresses, mut pending_record } = match add::add(&errand, &[], story)? {
+        Resolved::Sticky(bound) => bound,
         // A pod that is not sticky leaves no record here. Until Cilium has it, only its turn tells that its ADD is on its way.
-        Added::Plain(_turn) => return delegate.pass(story),
+        Resolved::Plain(_claimant_lock) => return delegate.pass(story),
     };
-    let mut write_down = || unwritten.take().map_or(Ok(()), |unwritten| unwritten.write(&errand));
+    let mut write_record =
+        || pending_record.take().map_or(Ok(()), |pending_record| pending_record.write(&errand));
     let container = attachment(request)?.container.as_str();
     let deadline = started + scene.sticky.wait_for_old_pod;
     loop {
         while let Some(address) = with_another_sandbox(conf, &addresses, container) {
             // It may take long, and with it the pod's turn would.
-            write_down()?;
+            write_record()?;
             if Instant::now() + PAUSE >= deadline {
                 return Err(CniError::try_again(format!(
                     "{address} is still with another sandbox, as Cilium's agent says; it is free when that is deleted"
@@ -117,7 +118,7 @@ fn add<D: Disk>(
             std::thread::sleep(PAUSE);
         }
         let at_work = delegate.start(Verb::Add)?;
-        let written = write_down();
+        let written = write_record();
         let answer = at_work.answer();
         let looked_at = written.and(answer).and_then(|answer| Ok((given(request, answer.as_ref())?, answer)));
         let why = match looked_at {
@@ -127,7 +128,7 @@ fn add<D: Disk>(
                 delegate.clean_up();
                 match other {
                     Ok((given, _)) => format!("Cilium gave [{}] instead", list(&given)),
-                    Err(error) if is_passing(&error) => error.to_string(),
+                    Err(error) if is_temporary(&error) => error.to_string(),
                     Err(error) => return Err(error),
                 }
             }
@@ -145,16 +146,16 @@ fn add<D: Disk>(
     }
 }
 
-fn is_passing(error: &CniError) -> bool {
+fn is_temporary(error: &CniError) -> bool {
     let told = error.to_string().to_lowercase();
-    PASSING.iter().any(|part| told.contains(part))
+    TEMPORARY.iter().any(|part| told.contains(part))
 }
 
 /// The address with which Cilium has an endpoint of another sandbox, if there is one. An agent that cannot be asked is not waited
 /// for: cilium-cni knows how to.
 fn with_another_sandbox(conf: &ClusterConf, addresses: &[IpAddr], container: &str) -> Option<IpAddr> {
     let is_elsewhere = |address: &&IpAddr| match endpoint(&conf.cilium_socket, **address) {
-        Ok(Endpoint::There(about)) => !about.contains(container),
+        Ok(EndpointAnswer::There(about)) => !about.contains(container),
         Ok(_) => false,
         Err(error) => {
             tracing::debug!(%error, "Cilium's agent cannot be asked");
@@ -180,10 +181,10 @@ fn is_right(bound: &[IpAddr], given: &[IpAddr]) -> bool {
         && given.iter().filter(of_bound_family).all(|given| bound.contains(given))
 }
 
-fn check<D: Disk>(scene: &Scene<'_, D>, request: &Request, conf: &ClusterConf) -> Result<(), CniError> {
+fn check<D: Disk>(scene: &VerbContext<'_, D>, request: &Request, conf: &ClusterConf) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let stored = match scene.store.lock_existing()? {
-        Some(mut locked) => locked.of_attachment(attachment)?,
+        Some(mut locked) => locked.find_by_attachment(attachment)?,
         None => None,
     };
     let Some(record) = stored.map(|stored| stored.record) else { return Ok(()) };

@@ -10,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::cni::{CniError, Request, Verb, code};
-use crate::plugin::Story;
+use crate::plugin::VerbLog;
 use crate::store::Disk;
 
 /// A large Go program that ends after a moment: of its time to start a quarter goes to collecting garbage that its end throws away. It
 /// begins to collect at that much memory, unless whoever runs us says otherwise (docs/decisions/0030).
-const SHORT_LIVED: &str = "cilium-cni";
-const COLLECTING: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
+const CILIUM_CNI: &str = "cilium-cni";
+const GO_GC_LIMITS: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
 
 /// Carries a verb out through the delegate.
 ///
@@ -26,7 +26,7 @@ pub(super) fn run(
     request: &Request,
     delegate: &Value,
     disk: impl Disk,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let delegate = Delegate::find(request, delegate)?;
     #[cfg(feature = "cluster")]
@@ -58,7 +58,7 @@ impl<'a> Delegate<'a> {
     /// # Errors
     /// The delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by then, so that it
     /// leaves nothing behind, as the specification asks.
-    pub(super) fn pass(&self, story: &mut Story<'_>) -> Result<Option<Value>, CniError> {
+    pub(super) fn pass(&self, story: &mut VerbLog<'_>) -> Result<Option<Value>, CniError> {
         story.tell(&[], format!("answered by {}", self.kind));
         let outcome = self.ask(self.request.verb);
         if self.request.verb == Verb::Add && outcome.is_err() {
@@ -86,9 +86,9 @@ impl<'a> Delegate<'a> {
     ///
     /// # Errors
     /// Why it could not be run.
-    pub(super) fn start(&self, verb: Verb) -> Result<AtWork<'_>, CniError> {
+    pub(super) fn start(&self, verb: Verb) -> Result<RunningDelegate<'_>, CniError> {
         let child = self.execute(verb).map_err(|error| self.cannot_run(&error))?;
-        Ok(AtWork { delegate: self, child })
+        Ok(RunningDelegate { delegate: self, child })
     }
 
     fn cannot_run(&self, error: &std::io::Error) -> CniError {
@@ -99,9 +99,9 @@ impl<'a> Delegate<'a> {
     fn execute(&self, verb: Verb) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.env("CNI_COMMAND", verb.as_str());
-        let is_told = COLLECTING.iter().any(|(name, _)| std::env::var_os(name).is_some());
-        if self.kind == SHORT_LIVED && !is_told {
-            command.envs(COLLECTING);
+        let is_told = GO_GC_LIMITS.iter().any(|(name, _)| std::env::var_os(name).is_some());
+        if self.kind == CILIUM_CNI && !is_told {
+            command.envs(GO_GC_LIMITS);
         }
         if let Some(attachment) = &self.request.attachment {
             command.env("CNI_CONTAINERID", attachment.container.as_str());
@@ -131,12 +131,12 @@ impl<'a> Delegate<'a> {
 }
 
 /// A delegate that runs.
-pub(super) struct AtWork<'a> {
+pub(super) struct RunningDelegate<'a> {
     delegate: &'a Delegate<'a>,
     child: Child,
 }
 
-impl AtWork<'_> {
+impl RunningDelegate<'_> {
     /// Waits for its end.
     ///
     /// # Errors

@@ -9,14 +9,14 @@ use crate::alloc::RangeSet;
 use crate::cni::{
     CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, Request, code, parse_resolv_conf,
 };
-use crate::plugin::verbs::wait::OldPod;
-use crate::plugin::{Scene, Story, attachment, keep};
-use crate::store::{Claimant, Disk, Keep, Locked, Phase, Record, StoreError, Stored};
+use crate::plugin::verbs::wait::OldPodWait;
+use crate::plugin::{VerbContext, VerbLog, attachment, keep};
+use crate::store::{Claimant, Disk, Keep, LockedStore, Phase, Record, StoreError, StoredRecord};
 
 pub(crate) fn run<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Value, CniError> {
     let dns = name_service(scene.ipam)?;
     let wanted = requested_by_set(scene.ipam)?;
@@ -39,17 +39,17 @@ pub(crate) fn run<D: Disk>(
 #[cfg(feature = "cluster")]
 fn addresses<D: Disk>(
     request: &Request,
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     use crate::plugin::cluster::add;
-    use crate::plugin::cluster::add::{Added, Errand};
-    let _turn = match (&scene.sticky.cluster, &request.pod) {
+    use crate::plugin::cluster::add::{AddContext, Resolved};
+    let _claimant_lock = match (&scene.sticky.cluster, &request.pod) {
         (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
-            match add::add(&Errand { request, scene, conf, pod, crd: false }, wanted, story)? {
-                Added::Sticky(bound) => return Ok(bound.addresses),
-                Added::Plain(turn) => turn,
+            match add::add(&AddContext { request, scene, conf, pod, crd: false }, wanted, story)? {
+                Resolved::Sticky(bound) => return Ok(bound.addresses),
+                Resolved::Plain(claimant_lock) => claimant_lock,
             }
         }
         _ => None,
@@ -63,28 +63,28 @@ use reserve as addresses;
 /// Reserves the addresses, durably, and tells them in the order of the range sets.
 fn reserve<D: Disk>(
     request: &Request,
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
-    let mut old_pod = OldPod::new(scene.sticky.wait_for_old_pod);
+    let mut old_pod = OldPodWait::new(scene.sticky.wait_for_old_pod);
     loop {
         let mut locked = scene.store.lock()?;
-        if let Some(held) = locked.of_attachment(attachment)? {
-            let addresses = the_same_again(&held.record, scene.ipam, wanted)?;
+        if let Some(held) = locked.find_by_attachment(attachment)? {
+            let addresses = repeated_addresses(&held.record, scene.ipam, wanted)?;
             // Whoever reserved it may have ended before it was on the disk.
-            locked.sync_again(&held)?;
+            locked.sync_existing(&held)?;
             locked.commit()?;
             story.tell(&addresses, "this container has it already");
             return Ok(addresses);
         }
         let claimed = match (keep(request), &request.pod) {
             (Keep::No, _) | (_, None) => None,
-            (_, Some(pod)) => locked.of_claimant(&Claimant::new(pod, &attachment.interface))?,
+            (_, Some(pod)) => locked.find_by_claimant(&Claimant::new(pod, &attachment.interface))?,
         };
         if let Some(claimed) = &claimed
-            && let Some(holder) = OldPod::in_the_way(request, &claimed.record, scene.store.now())
+            && let Some(holder) = OldPodWait::in_the_way(request, &claimed.record, scene.store.now())
         {
             drop(locked);
             old_pod.wait_for(&holder)?;
@@ -97,24 +97,24 @@ fn reserve<D: Disk>(
 /// Takes an address for each set, puts the record in place, and returns when it is on the disk.
 fn take<D: Disk>(
     request: &Request,
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    mut locked: Locked<'_, D>,
-    claimed: Option<&Stored>,
-    story: &mut Story<'_>,
+    mut locked: LockedStore<'_, D>,
+    claimed: Option<&StoredRecord>,
+    story: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
-    let (addresses, given_up) = loop {
+    let (addresses, reclaimed) = loop {
         let mut addresses = Vec::new();
-        let mut given_up: Vec<Stored> = Vec::new();
+        let mut reclaimed: Vec<StoredRecord> = Vec::new();
         for (index, set) in scene.ipam.sets.iter().enumerate() {
             let Choice { address, why, instead_of } =
                 pick(&mut locked, scene, (index, set), wanted[index], claimed)?;
-            locked.move_cursor(index, address);
+            locked.set_cursor(index, address);
             addresses.push(address);
             story.tell(&addresses, why);
-            if let Some(stored) = instead_of.filter(|stored| !given_up.contains(stored)) {
-                given_up.push(stored);
+            if let Some(stored) = instead_of.filter(|stored| !reclaimed.contains(stored)) {
+                reclaimed.push(stored);
             }
         }
         let record = Record {
@@ -128,8 +128,8 @@ fn take<D: Disk>(
             since: scene.store.now().clone(),
         };
         // In one change: a pod must not lose its address for an ADD that fails.
-        match locked.put_instead_of(&record, claimed, &given_up) {
-            Ok(()) => break (addresses, given_up),
+        match locked.put_reclaiming(&record, claimed, &reclaimed) {
+            Ok(()) => break (addresses, reclaimed),
             // A file that nobody told us of stood under that name. The store knows it now: look again.
             Err(StoreError::Taken(address)) if !wanted.contains(&Some(address)) => {}
             Err(error) => return Err(error.into()),
@@ -138,8 +138,8 @@ fn take<D: Disk>(
     if let Err(error) = locked.commit() {
         // What is not on the disk is not answered: put it back as it was, as far as the disk lets us.
         let undone = scene.store.lock().and_then(|mut locked| {
-            let Some(stored) = locked.of_attachment(attachment)? else { return Ok(()) };
-            let mut before = claimed.into_iter().chain(&given_up);
+            let Some(stored) = locked.find_by_attachment(attachment)? else { return Ok(()) };
+            let mut before = claimed.into_iter().chain(&reclaimed);
             match before.next() {
                 Some(first) => locked.put(&first.record, Some(&stored))?,
                 None => locked.free(&stored)?,
@@ -151,7 +151,7 @@ fn take<D: Disk>(
         }
         return Err(error.into());
     }
-    for stored in given_up {
+    for stored in reclaimed {
         let (addresses, from) = (crate::plugin::list(&stored.record.addresses), stored.record.holder());
         tracing::warn!(addresses, from, reason = story.reason, "gave up a kept address");
     }
@@ -162,16 +162,16 @@ fn take<D: Disk>(
 struct Choice {
     address: IpAddr,
     why: &'static str,
-    instead_of: Option<Stored>,
+    instead_of: Option<StoredRecord>,
 }
 
 /// The address for one range set: the one asked for, else the one kept for this pod, else the next free one.
 fn pick<D: Disk>(
-    locked: &mut Locked<'_, D>,
-    scene: &Scene<'_, D>,
+    locked: &mut LockedStore<'_, D>,
+    scene: &VerbContext<'_, D>,
     (index, set): (usize, &RangeSet),
     wanted: Option<IpAddr>,
-    claimed: Option<&Stored>,
+    claimed: Option<&StoredRecord>,
 ) -> Result<Choice, CniError> {
     if let Some(address) = wanted {
         let instead_of = in_the_way(locked, scene, address, claimed)?;
@@ -199,16 +199,16 @@ pub(crate) fn of_set(record: &Record, set: &RangeSet) -> Option<IpAddr> {
 
 /// Refuses a requested address that somebody has. One that is kept for longer than it should be may go.
 fn in_the_way<D: Disk>(
-    locked: &mut Locked<'_, D>,
-    scene: &Scene<'_, D>,
+    locked: &mut LockedStore<'_, D>,
+    scene: &VerbContext<'_, D>,
     address: IpAddr,
-    claimed: Option<&Stored>,
-) -> Result<Option<Stored>, CniError> {
+    claimed: Option<&StoredRecord>,
+) -> Result<Option<StoredRecord>, CniError> {
     let Some(there) = locked.at(address)? else { return Ok(None) };
     if claimed.is_some_and(|claimed| claimed.record.claimant() == there.record.claimant()) {
         return Ok(None);
     }
-    if there.record.has_expired(scene.store.now(), locked.first_look()) {
+    if there.record.has_expired(scene.store.now(), locked.first_opened_at()) {
         return Ok(Some(there));
     }
     let how = if there.record.is_attached(scene.store.now()) { "held by" } else { "kept for" };
@@ -219,19 +219,19 @@ fn in_the_way<D: Disk>(
 /// A kept address of this set when nothing else is free: one whose time has run out, else, if the operator allows
 /// it, the one that was kept longest.
 fn reclaim<D: Disk>(
-    locked: &mut Locked<'_, D>,
-    scene: &Scene<'_, D>,
+    locked: &mut LockedStore<'_, D>,
+    scene: &VerbContext<'_, D>,
     set: &RangeSet,
-    claimed: Option<&Stored>,
+    claimed: Option<&StoredRecord>,
 ) -> Result<Option<Choice>, CniError> {
-    let mut kept: Vec<(Stored, IpAddr)> = locked
+    let mut kept: Vec<(StoredRecord, IpAddr)> = locked
         .kept()?
         .into_iter()
         .filter(|stored| Some(stored) != claimed && stored.record.binding.is_none())
         .filter_map(|stored| of_set(&stored.record, set).map(|address| (stored, address)))
         .collect();
-    let (now, first_look) = (scene.store.now(), locked.first_look().clone());
-    let expired = kept.iter().position(|(stored, _)| stored.record.has_expired(now, &first_look));
+    let (now, first_opened_at) = (scene.store.now(), locked.first_opened_at().clone());
+    let expired = kept.iter().position(|(stored, _)| stored.record.has_expired(now, &first_opened_at));
     let (at, why) = match (expired, scene.sticky.on_exhaustion) {
         (Some(expired), _) => (expired, "its retention ran out"),
         (None, OnExhaustion::Reclaim) if !kept.is_empty() => (0, "reclaimed, nothing else was free"),
@@ -242,7 +242,7 @@ fn reclaim<D: Disk>(
 }
 
 /// The addresses that this container has, by range set.
-fn the_same_again(
+fn repeated_addresses(
     held: &Record,
     ipam: &IpamConf,
     wanted: &[Option<IpAddr>],

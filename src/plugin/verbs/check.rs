@@ -1,17 +1,17 @@
 //! CHECK: the container still has what ADD gave it.
 
 use crate::cni::{CniError, Request, code};
-use crate::plugin::{Scene, Story, attachment};
+use crate::plugin::{VerbContext, VerbLog, attachment};
 use crate::store::Disk;
 
 pub(crate) fn run<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let stored = match scene.store.lock_existing()? {
-        Some(mut locked) => locked.of_attachment(attachment)?,
+        Some(mut locked) => locked.find_by_attachment(attachment)?,
         None => None,
     };
     let Some(stored) = stored else {

@@ -3,15 +3,17 @@
 //! By container, never by pod: a late or repeated DEL finds nothing of what a newer container has.
 
 use crate::cni::{Attachment, CniError, Request};
-use crate::plugin::{Scene, Story, attachment};
+use crate::plugin::{VerbContext, VerbLog, attachment};
 #[cfg(feature = "cluster")]
-use crate::store::Binding;
-use crate::store::{Decision, Disk, Keep, Locked, Moment, Note, Phase, Record, StoreError, Stored, Told};
+use crate::store::StickyBinding;
+use crate::store::{
+    Decision, Disk, Keep, LockedStore, NodeTime, PendingUpdate, Phase, Record, StoreError, StoredRecord, Told,
+};
 
 pub(crate) fn run<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let stored = match scene.store.lock_existing()? {
@@ -19,44 +21,44 @@ pub(crate) fn run<D: Disk>(
             story.tell(&[], "there is no store");
             None
         }
-        Some(mut locked) => match locked.of_attachment(attachment)? {
+        Some(mut locked) => match locked.find_by_attachment(attachment)? {
             None => {
-                locked.forget_draft(attachment)?;
+                locked.remove_draft(attachment)?;
                 story.tell(&[], "this container has nothing");
                 None
             }
             Some(stored) => {
                 // A repeated DEL could not find it by its container id: somebody else must know how to.
-                let known_as = stored.record.binding.as_ref().map(|binding| binding.container.as_str());
-                if known_as.is_some_and(|known_as| known_as != attachment.container.as_str()) {
-                    let note = ended_note(attachment, Some(&stored.record), scene.store.now());
-                    locked.leave_note(attachment, &note)?;
+                let attachment_id = stored.record.binding.as_ref().map(|binding| binding.container.as_str());
+                if attachment_id.is_some_and(|attachment_id| attachment_id != attachment.container.as_str()) {
+                    let note = detached_update(attachment, Some(&stored.record), scene.store.now());
+                    locked.put_pending_update(attachment, &note)?;
                 }
-                let why = let_go(&mut locked, &stored, scene.store.now())?;
+                let why = end_attachment(&mut locked, &stored, scene.store.now())?;
                 story.tell(&stored.record.addresses, why);
                 locked.commit()?;
                 Some(stored)
             }
         },
     };
-    tell_cluster(scene, request, stored.as_ref(), story)
+    detach_in_cluster(scene, request, stored.as_ref(), story)
 }
 
 /// Has the API server know that the sandbox has ended: at once, or by a note for the agent. An attachment of which this
 /// node knows nothing may still stand there, if its ADD ended half way.
 #[cfg(feature = "cluster")]
-fn tell_cluster<D: Disk>(
-    scene: &Scene<'_, D>,
+fn detach_in_cluster<D: Disk>(
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    stored: Option<&Stored>,
-    story: &mut Story<'_>,
+    stored: Option<&StoredRecord>,
+    story: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let record = stored.map(|stored| &stored.record);
     if record.is_none() && is_not_sticky(scene, request, attachment)? {
         return Ok(());
     }
-    let told = if record.is_none() { told_before(scene, attachment)? } else { None };
+    let told = if record.is_none() { earlier_update(scene, attachment)? } else { None };
     let outcome = match (&scene.sticky.cluster, record.map(|record| &record.binding)) {
         (_, Some(None)) | (None, None) => return Ok(()),
         (None, Some(Some(_))) => Err("sticky.cluster is missing or cannot be read".to_owned()),
@@ -73,7 +75,7 @@ fn tell_cluster<D: Disk>(
     };
     let Err(why) = outcome else {
         return match scene.store.lock_existing()? {
-            Some(mut locked) => Ok(locked.forget_note(attachment)?),
+            Some(mut locked) => Ok(locked.clear_pending_update(attachment)?),
             None => Ok(()),
         };
     };
@@ -83,19 +85,22 @@ fn tell_cluster<D: Disk>(
         // The earlier DEL's note knows more than this one does.
         return Ok(());
     }
-    Ok(locked.leave_note(attachment, &ended_note(attachment, record, scene.store.now()))?)
+    Ok(locked.put_pending_update(attachment, &detached_update(attachment, record, scene.store.now()))?)
 }
 
 /// What an earlier DEL of this sandbox knew of its attachment and could not tell: it has freed the record since.
 #[cfg(feature = "cluster")]
-fn told_before<D: Disk>(scene: &Scene<'_, D>, attachment: &Attachment) -> Result<Option<Binding>, CniError> {
+fn earlier_update<D: Disk>(
+    scene: &VerbContext<'_, D>,
+    attachment: &Attachment,
+) -> Result<Option<StickyBinding>, CniError> {
     let Some(mut locked) = scene.store.lock_existing()? else { return Ok(None) };
-    let note = locked.note_of(attachment)?.filter(|note| note.what == Told::Ended);
+    let note = locked.pending_update_of(attachment)?.filter(|note| note.what == Told::Ended);
     Ok(note.and_then(|note| {
-        Some(Binding {
+        Some(StickyBinding {
             namespace: note.namespace?,
             name: note.name?,
-            container: note.known_as.unwrap_or(note.container),
+            container: note.attachment_id.unwrap_or(note.container),
         })
     }))
 }
@@ -104,7 +109,7 @@ fn told_before<D: Disk>(scene: &Scene<'_, D>, attachment: &Attachment) -> Result
 /// addresses, pods that are not sticky leave no record, and there are many of them.
 #[cfg(feature = "cluster")]
 fn is_not_sticky<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
     attachment: &Attachment,
 ) -> Result<bool, CniError> {
@@ -118,52 +123,59 @@ fn is_not_sticky<D: Disk>(
         decision.is_some_and(|decision| decision.sticky.is_none() && decision.is_for(pod, scene.store.now()));
     // What was sticky once may have been attached by an ADD that ended before it read that the pod is not.
     let claimant = crate::store::Claimant::new(pod, &attachment.interface);
-    Ok(is_decided && locked.of_claimant(&claimant)?.is_none())
+    Ok(is_decided && locked.find_by_claimant(&claimant)?.is_none())
 }
 
 /// Without the cluster's part only a note can be left, for one that has it.
 #[cfg(not(feature = "cluster"))]
-fn tell_cluster<D: Disk>(
-    scene: &Scene<'_, D>,
+fn detach_in_cluster<D: Disk>(
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    stored: Option<&Stored>,
-    _: &mut Story<'_>,
+    stored: Option<&StoredRecord>,
+    _: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     if let Some(stored) = stored.filter(|stored| stored.record.binding.is_some()) {
         let mut locked = scene.store.lock()?;
-        locked.leave_note(attachment, &ended_note(attachment, Some(&stored.record), scene.store.now()))?;
+        locked.put_pending_update(
+            attachment,
+            &detached_update(attachment, Some(&stored.record), scene.store.now()),
+        )?;
     }
     Ok(())
 }
 
 /// The note that this sandbox has ended.
-pub(crate) fn ended_note(attachment: &Attachment, record: Option<&Record>, now: &Moment) -> Note {
+pub(crate) fn detached_update(
+    attachment: &Attachment,
+    record: Option<&Record>,
+    now: &NodeTime,
+) -> PendingUpdate {
     let binding = record.and_then(|record| record.binding.as_ref());
     let container = attachment.container.as_str();
-    Note {
+    PendingUpdate {
         what: Told::Ended,
         container: container.to_owned(),
         interface: attachment.interface.as_str().to_owned(),
         namespace: binding.map(|binding| binding.namespace.clone()),
         name: binding.map(|binding| binding.name.clone()),
-        known_as: binding.map(|binding| binding.container.clone()).filter(|known| known != container),
+        attachment_id: binding.map(|binding| binding.container.clone()).filter(|known| known != container),
         uid: record.and_then(|record| record.pod.as_ref()?.uid().map(str::to_owned)),
         at: now.clone(),
     }
 }
 
 /// Ends an attachment, and says what became of its addresses.
-pub(crate) fn let_go<D: Disk>(
-    locked: &mut Locked<'_, D>,
-    stored: &Stored,
-    now: &Moment,
+pub(crate) fn end_attachment<D: Disk>(
+    locked: &mut LockedStore<'_, D>,
+    stored: &StoredRecord,
+    now: &NodeTime,
 ) -> Result<&'static str, StoreError> {
     if let Some(uid) = stored.record.pod.as_ref().and_then(|pod| pod.uid())
-        && stored.record.binding.as_ref().is_some_and(|known| known.container == Decision::known_as(uid))
+        && stored.record.binding.as_ref().is_some_and(|known| known.container == Decision::attachment_id(uid))
     {
         // Used up; a crash may have left it.
-        locked.forget_prepared(uid)?;
+        locked.remove_decision(uid)?;
     }
     if stored.record.keep == Keep::No {
         locked.free(stored)?;

@@ -6,19 +6,19 @@
 use std::time::{Duration, Instant};
 
 use crate::cni::{CniError, Request};
-use crate::plugin::verbs::del::{ended_note, let_go};
-use crate::plugin::{Scene, Story};
-use crate::store::{Disk, Entry, Locked, Store, StoreError};
+use crate::plugin::verbs::del::{detached_update, end_attachment};
+use crate::plugin::{VerbContext, VerbLog};
+use crate::store::{Disk, IndexEntry, LockedStore, Store, StoreError};
 
 /// How many records one hold of the lock takes on at most: some milliseconds of work.
-const PORTION: usize = 32;
+const MAX_RECORDS_PER_LOCK: usize = 32;
 /// After this long the lock is given back whatever is left: a sticky record is synced under it, and disks differ.
-const LONGEST_HOLD: Duration = Duration::from_millis(20);
+const MAX_LOCK_TIME: Duration = Duration::from_millis(20);
 
 pub(crate) fn run<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let Some(valid) = &request.config.valid_attachments else {
         story.tell(&[], "no list of valid attachments: nothing is freed");
@@ -37,15 +37,18 @@ pub(crate) fn run<D: Disk>(
     Ok(())
 }
 
-fn end_stale<D: Disk>(store: &Store<D>, stale: &[Entry]) -> Result<usize, CniError> {
-    in_portions(store, stale, |locked, entry| {
-        let Some(stored) = locked.of_entry(entry)? else { return Ok(false) };
+fn end_stale<D: Disk>(store: &Store<D>, stale: &[IndexEntry]) -> Result<usize, CniError> {
+    in_batches(store, stale, |locked, entry| {
+        let Some(stored) = locked.find_by_entry(entry)? else { return Ok(false) };
         // The note first: nobody repeats a GC that ended in between, and the binding would stay attached for ever.
         if stored.record.binding.is_some() {
             let attachment = &stored.record.attachment;
-            locked.leave_note(attachment, &ended_note(attachment, Some(&stored.record), store.now()))?;
+            locked.put_pending_update(
+                attachment,
+                &detached_update(attachment, Some(&stored.record), store.now()),
+            )?;
         }
-        let reason = let_go(locked, &stored, store.now())?;
+        let reason = end_attachment(locked, &stored, store.now())?;
         let addresses = crate::plugin::list(&stored.record.addresses);
         tracing::info!(holder = stored.record.holder(), addresses, reason, "GC ended a stale attachment");
         Ok(true)
@@ -53,9 +56,9 @@ fn end_stale<D: Disk>(store: &Store<D>, stale: &[Entry]) -> Result<usize, CniErr
 }
 
 fn free_expired<D: Disk>(store: &Store<D>) -> Result<usize, CniError> {
-    in_portions(store, &store.claimants()?, |locked, entry| {
-        let Some(stored) = locked.of_entry(entry)? else { return Ok(false) };
-        if !stored.record.has_expired(store.now(), locked.first_look()) {
+    in_batches(store, &store.claimants()?, |locked, entry| {
+        let Some(stored) = locked.find_by_entry(entry)? else { return Ok(false) };
+        if !stored.record.has_expired(store.now(), locked.first_opened_at()) {
             return Ok(false);
         }
         locked.free(&stored)?;
@@ -69,10 +72,10 @@ fn free_expired<D: Disk>(store: &Store<D>) -> Result<usize, CniError> {
 ///
 /// # Errors
 /// The first one; but as much as possible is done first, as the specification asks.
-fn in_portions<D: Disk>(
+fn in_batches<D: Disk>(
     store: &Store<D>,
-    entries: &[Entry],
-    mut act: impl FnMut(&mut Locked<'_, D>, &Entry) -> Result<bool, StoreError>,
+    entries: &[IndexEntry],
+    mut act: impl FnMut(&mut LockedStore<'_, D>, &IndexEntry) -> Result<bool, StoreError>,
 ) -> Result<usize, CniError> {
     let mut count = 0;
     let mut failed = None;
@@ -80,7 +83,7 @@ fn in_portions<D: Disk>(
     while left.peek().is_some() {
         let Some(mut locked) = store.lock_existing()? else { break };
         let started = Instant::now();
-        for entry in left.by_ref().take(PORTION) {
+        for entry in left.by_ref().take(MAX_RECORDS_PER_LOCK) {
             match act(&mut locked, entry) {
                 Ok(acted) => count += usize::from(acted),
                 Err(error) => {
@@ -90,7 +93,7 @@ fn in_portions<D: Disk>(
                     break;
                 }
             }
-            if started.elapsed() >= LONGEST_HOLD {
+            if started.elapsed() >= MAX_LOCK_TIME {
                 break;
             }
         }

@@ -3,15 +3,15 @@
 use crate::alloc::RangeSet;
 use crate::cni::{CniError, OnExhaustion, Request, StatusWhenExhausted};
 use crate::plugin::verbs::add::of_set;
-use crate::plugin::{Scene, Story};
+use crate::plugin::{VerbContext, VerbLog};
 use crate::store::Disk;
 
 pub(crate) fn run<D: Disk>(
-    scene: &Scene<'_, D>,
+    scene: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut Story<'_>,
+    story: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
-    scene.store.is_usable().map_err(|error| CniError::not_available(error.to_string()))?;
+    scene.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
     #[cfg(feature = "cluster")]
     if let Some(conf) = &scene.sticky.cluster {
         crate::plugin::cluster::del::is_ready(conf)?;
@@ -34,13 +34,13 @@ pub(crate) fn run<D: Disk>(
 }
 
 /// Whether an ADD could take a kept address of this set instead. Looked at only when nothing is free.
-fn could_reclaim<D: Disk>(scene: &Scene<'_, D>, set: &RangeSet) -> Result<bool, CniError> {
+fn could_reclaim<D: Disk>(scene: &VerbContext<'_, D>, set: &RangeSet) -> Result<bool, CniError> {
     let Some(mut locked) = scene.store.lock_existing()? else { return Ok(true) };
-    let first_look = locked.first_look().clone();
+    let first_opened_at = locked.first_opened_at().clone();
     let kept = locked.kept()?;
     let may_go = scene.sticky.on_exhaustion == OnExhaustion::Reclaim;
     Ok(kept
         .iter()
         .filter(|stored| stored.record.binding.is_none() && of_set(&stored.record, set).is_some())
-        .any(|stored| may_go || stored.record.has_expired(scene.store.now(), &first_look)))
+        .any(|stored| may_go || stored.record.has_expired(scene.store.now(), &first_opened_at)))
 }

@@ -5,25 +5,25 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::cni::{CniError, Request};
-use crate::store::{Moment, Record};
+use crate::store::{NodeTime, Record};
 
 /// Between two looks at the store.
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// The patience with an old pod.
-pub(crate) struct OldPod {
+pub(crate) struct OldPodWait {
     started: Instant,
     patience: Duration,
 }
 
-impl OldPod {
+impl OldPodWait {
     pub(crate) fn new(patience: Duration) -> Self {
         Self { started: Instant::now(), patience }
     }
 
     /// Who is in the way: another pod of the same name (another uid) whose namespace is still there. A sandbox made
     /// anew for the same pod takes over at once: its old one is dead.
-    pub(crate) fn in_the_way(request: &Request, record: &Record, now: &Moment) -> Option<String> {
+    pub(crate) fn in_the_way(request: &Request, record: &Record, now: &NodeTime) -> Option<String> {
         let old = record.pod.as_ref().and_then(|pod| pod.uid());
         let new = request.pod.as_ref().and_then(|pod| pod.uid());
         let other_pod = matches!((old, new), (Some(old), Some(new)) if old != new);

@@ -7,21 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::policy::selection::facts::Moment;
+use crate::policy::selection::facts::TimePoint;
 
 /// Between two tries of something that should have worked at once, in seconds.
-pub const AGAIN: u64 = 60;
+pub const RETRY_SECONDS: u64 = 60;
 /// Between two removals of a wrong endpoint of one pod, in seconds: whoever writes it wrong again needs a person, not a fight.
-pub const RARELY: u64 = 3600;
+pub const REPLACE_INTERVAL_SECONDS: u64 = 3600;
 
 /// How long is long enough, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct EndpointTimeouts {
     /// A running pod without an endpoint is nudged after this, and again after each such time.
     pub missing: u64,
     /// The most nudges of one pod: whatever does not help three times helps a fourth time neither.
     pub nudges: u32,
-    /// An endpoint that is being deleted is freed after this, and again after [`AGAIN`] if that did not help.
+    /// An endpoint that is being deleted is freed after this, and again after [`RETRY_SECONDS`] if that did not help.
     pub terminating: u64,
     /// A disagreement is told after this: objects are written one after the other.
     pub disagreeing: u64,
@@ -30,30 +30,34 @@ pub struct Patience {
     pub wrong: u64,
 }
 
-impl Default for Patience {
+impl Default for EndpointTimeouts {
     fn default() -> Self {
         Self { missing: 30, nudges: 3, terminating: 30 * 60, disagreeing: 30, wrong: 120 }
     }
 }
 
-impl Patience {
+impl EndpointTimeouts {
     /// How long a name is seen in this state before something is done for the next time; none if never again.
-    fn due(&self, state: &State, done: u32) -> Option<u64> {
+    fn due(&self, state: &EndpointState, done: u32) -> Option<u64> {
         match state {
-            State::Missing { .. } => {
+            EndpointState::Missing { .. } => {
                 (done < self.nudges).then(|| self.missing.saturating_mul(u64::from(done) + 1))
             }
-            State::Terminating { .. } => Some(self.terminating.saturating_add(AGAIN * u64::from(done))),
-            State::LeftOver { .. } => Some(self.disagreeing.saturating_add(AGAIN * u64::from(done))),
-            State::Disagreeing(_) => (done == 0).then_some(self.disagreeing),
-            State::Wrong { .. } => Some(self.wrong),
+            EndpointState::Terminating { .. } => {
+                Some(self.terminating.saturating_add(RETRY_SECONDS * u64::from(done)))
+            }
+            EndpointState::LeftOver { .. } => {
+                Some(self.disagreeing.saturating_add(RETRY_SECONDS * u64::from(done)))
+            }
+            EndpointState::Disagreeing(_) => (done == 0).then_some(self.disagreeing),
+            EndpointState::Wrong { .. } => Some(self.wrong),
         }
     }
 }
 
 /// A pod's endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EndpointFacts {
     /// Its uid, the precondition of every write.
     pub uid: String,
     /// It is being deleted.
@@ -66,7 +70,7 @@ pub struct Endpoint {
     pub addresses: BTreeSet<IpAddr>,
 }
 
-impl Endpoint {
+impl EndpointFacts {
     fn is_left_over(&self, pod: &str) -> bool {
         !self.deleting && self.made_for.as_deref().is_some_and(|uid| uid != pod)
     }
@@ -74,7 +78,7 @@ impl Endpoint {
 
 /// What is said of one name by the pod, its endpoint, its binding and its node's pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Said {
+pub struct EndpointView {
     /// The pod's uid; none if there is no pod of this name.
     pub pod: Option<String>,
     /// It runs, on the pod network.
@@ -82,14 +86,14 @@ pub struct Said {
     /// The addresses that the pod shows.
     pub pod_addresses: BTreeSet<IpAddr>,
     /// The endpoint, if there is one.
-    pub endpoint: Option<Endpoint>,
+    pub endpoint: Option<EndpointFacts>,
     /// The addresses of the StickyIP that is attached to this pod; none if it is not sticky.
     pub bound: Option<BTreeSet<IpAddr>>,
     /// The addresses that the node's pool keeps for this pod; none if the mode has no pool.
     pub pooled: Option<BTreeSet<IpAddr>>,
 }
 
-impl Said {
+impl EndpointView {
     /// Whether the endpoint says nothing true of its pod, and the pod is proved right by its binding. One that shares an address with
     /// the pod still carries that one's traffic; of a pod that is not sticky, or has another address than its binding, nobody
     /// can say from here who is right.
@@ -110,7 +114,7 @@ impl Said {
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Deed {
+pub enum EndpointAction {
     /// Put a label on the pod, so that Cilium looks at it again.
     Nudge {
         /// The pod's uid, the precondition.
@@ -183,7 +187,7 @@ impl Disagreement {
 
 /// What a name was seen with, and since when.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum EndpointState {
     Missing {
         uid: String,
     },
@@ -202,42 +206,44 @@ enum State {
 
 /// The keeper's memory, by namespace and name.
 #[derive(Debug, Default)]
-pub struct Keeper {
-    patience: Patience,
-    seen: BTreeMap<String, BTreeMap<State, (Moment, u32)>>,
+pub struct EndpointTracker {
+    patience: EndpointTimeouts,
+    seen: BTreeMap<String, BTreeMap<EndpointState, (TimePoint, u32)>>,
     /// Whose wrong endpoint was removed: the pod's uid, and when. For as long as that pod is there.
-    replaced: BTreeMap<String, (String, Moment)>,
+    replaced: BTreeMap<String, (String, TimePoint)>,
 }
 
-impl Keeper {
+impl EndpointTracker {
     /// A keeper with this patience.
     #[must_use]
-    pub fn new(patience: Patience) -> Self {
+    pub fn new(patience: EndpointTimeouts) -> Self {
         Self { patience, seen: BTreeMap::new(), replaced: BTreeMap::new() }
     }
 
-    /// Looks at one name and tells what to do now. What was done is told back by [`Keeper::done`], and not repeated before its time.
-    pub fn look(&mut self, name: &str, said: &Said, now: Moment) -> Vec<Deed> {
+    /// Looks at one name and tells what to do now. What was done is told back by [`EndpointTracker::done`], and not repeated before its time.
+    pub fn look(&mut self, name: &str, said: &EndpointView, now: TimePoint) -> Vec<EndpointAction> {
         let states = states(said);
         if self.replaced.get(name).is_some_and(|(pod, _)| Some(pod) != said.pod.as_ref()) {
             self.replaced.remove(name);
         }
         let mut before = self.seen.remove(name).unwrap_or_default();
-        let mut deeds = Vec::new();
+        let mut actions = Vec::new();
         let mut kept = BTreeMap::new();
         for state in states {
             let (since, done) = before.remove(&state).unwrap_or((now, 0));
             if self.due_in(name, &state, (since, done), now) == Some(0) {
-                deeds.push(match &state {
-                    State::Missing { uid } => Deed::Nudge { uid: uid.clone(), number: done + 1 },
-                    State::Terminating { uid } => Deed::Free { uid: uid.clone() },
-                    State::LeftOver { uid } => Deed::Remove { uid: uid.clone() },
-                    State::Wrong { pod } => Deed::Replace {
+                actions.push(match &state {
+                    EndpointState::Missing { uid } => {
+                        EndpointAction::Nudge { uid: uid.clone(), number: done + 1 }
+                    }
+                    EndpointState::Terminating { uid } => EndpointAction::Free { uid: uid.clone() },
+                    EndpointState::LeftOver { uid } => EndpointAction::Remove { uid: uid.clone() },
+                    EndpointState::Wrong { pod } => EndpointAction::Replace {
                         uid: said.endpoint.as_ref().map(|endpoint| endpoint.uid.clone()).unwrap_or_default(),
                         pod: pod.clone(),
                         addresses: said.pod_addresses.clone(),
                     },
-                    State::Disagreeing(what) => Deed::Tell(what.clone()),
+                    EndpointState::Disagreeing(what) => EndpointAction::Tell(what.clone()),
                 });
             }
             kept.insert(state, (since, done));
@@ -245,20 +251,20 @@ impl Keeper {
         if !kept.is_empty() {
             self.seen.insert(name.to_owned(), kept);
         }
-        deeds
+        actions
     }
 
     /// A deed was carried out. One that came to nothing does not count: it is due again.
-    pub fn done(&mut self, name: &str, deed: &Deed, now: Moment) {
-        if let Deed::Replace { pod, .. } = deed {
+    pub fn done(&mut self, name: &str, action: &EndpointAction, now: TimePoint) {
+        if let EndpointAction::Replace { pod, .. } = action {
             self.replaced.insert(name.to_owned(), (pod.clone(), now));
         }
-        let state = match deed.clone() {
-            Deed::Nudge { uid, .. } => State::Missing { uid },
-            Deed::Free { uid } => State::Terminating { uid },
-            Deed::Remove { uid } => State::LeftOver { uid },
-            Deed::Replace { pod, .. } => State::Wrong { pod },
-            Deed::Tell(what) => State::Disagreeing(what),
+        let state = match action.clone() {
+            EndpointAction::Nudge { uid, .. } => EndpointState::Missing { uid },
+            EndpointAction::Free { uid } => EndpointState::Terminating { uid },
+            EndpointAction::Remove { uid } => EndpointState::LeftOver { uid },
+            EndpointAction::Replace { pod, .. } => EndpointState::Wrong { pod },
+            EndpointAction::Tell(what) => EndpointState::Disagreeing(what),
         };
         if let Some((_, done)) = self.seen.get_mut(name).and_then(|states| states.get_mut(&state)) {
             *done += 1;
@@ -267,31 +273,37 @@ impl Keeper {
 
     /// How many seconds until this name must be looked at again, whatever happens; none if nothing is awaited.
     #[must_use]
-    pub fn next_look(&self, name: &str, now: Moment) -> Option<u64> {
+    pub fn next_look(&self, name: &str, now: TimePoint) -> Option<u64> {
         let states = self.seen.get(name)?.iter();
         states.filter_map(|(state, seen)| self.due_in(name, state, *seen, now)).min()
     }
 
     /// How many seconds until something is to be done about a state that is seen since then, after so many times; none if never.
-    fn due_in(&self, name: &str, state: &State, (since, done): (Moment, u32), now: Moment) -> Option<u64> {
+    fn due_in(
+        &self,
+        name: &str,
+        state: &EndpointState,
+        (since, done): (TimePoint, u32),
+        now: TimePoint,
+    ) -> Option<u64> {
         let wait = self.patience.due(state, done)?.saturating_sub(now.seconds_since(since));
-        let last = self.replaced.get(name).filter(|_| matches!(state, State::Wrong { .. }));
-        let rest = last.map_or(0, |(_, at)| RARELY.saturating_sub(now.seconds_since(*at)));
+        let last = self.replaced.get(name).filter(|_| matches!(state, EndpointState::Wrong { .. }));
+        let rest = last.map_or(0, |(_, at)| REPLACE_INTERVAL_SECONDS.saturating_sub(now.seconds_since(*at)));
         Some(wait.max(rest))
     }
 }
 
-fn states(said: &Said) -> Vec<State> {
+fn states(said: &EndpointView) -> Vec<EndpointState> {
     let mut states = Vec::new();
     match (&said.endpoint, &said.pod) {
         (Some(endpoint), _) if endpoint.deleting && endpoint.held => {
-            states.push(State::Terminating { uid: endpoint.uid.clone() });
+            states.push(EndpointState::Terminating { uid: endpoint.uid.clone() });
         }
         (Some(endpoint), Some(uid)) if said.running && endpoint.is_left_over(uid) => {
             // Whatever it says is of another pod.
-            return vec![State::LeftOver { uid: endpoint.uid.clone() }];
+            return vec![EndpointState::LeftOver { uid: endpoint.uid.clone() }];
         }
-        (None, Some(uid)) if said.running => states.push(State::Missing { uid: uid.clone() }),
+        (None, Some(uid)) if said.running => states.push(EndpointState::Missing { uid: uid.clone() }),
         _ => {}
     }
     if !said.running || said.pod_addresses.is_empty() {
@@ -299,9 +311,9 @@ fn states(said: &Said) -> Vec<State> {
     }
     let removed = said.is_wrong();
     if let (true, Some(pod)) = (removed, &said.pod) {
-        states.push(State::Wrong { pod: pod.clone() });
+        states.push(EndpointState::Wrong { pod: pod.clone() });
     }
-    let mut disagree = |what| states.push(State::Disagreeing(what));
+    let mut disagree = |what| states.push(EndpointState::Disagreeing(what));
     if let Some(endpoint) = said.endpoint.as_ref().filter(|endpoint| !endpoint.deleting)
         && !endpoint.addresses.is_empty()
         && endpoint.addresses != said.pod_addresses

@@ -6,161 +6,193 @@ fn set(texts: &[&str]) -> BTreeSet<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-fn running() -> Said {
-    Said { pod: Some("p".into()), running: true, pod_addresses: set(&["10.0.0.1"]), ..Said::default() }
+fn running() -> EndpointView {
+    EndpointView {
+        pod: Some("p".into()),
+        running: true,
+        pod_addresses: set(&["10.0.0.1"]),
+        ..EndpointView::default()
+    }
 }
 
-fn endpoint(addresses: &[&str]) -> Option<Endpoint> {
-    Some(Endpoint { uid: "e".into(), deleting: false, held: true, made_for: None, addresses: set(addresses) })
+fn endpoint(addresses: &[&str]) -> Option<EndpointFacts> {
+    Some(EndpointFacts {
+        uid: "e".into(),
+        deleting: false,
+        held: true,
+        made_for: None,
+        addresses: set(addresses),
+    })
 }
 
 /// Looks, and carries everything out.
-fn act(keeper: &mut Keeper, name: &str, said: &Said, now: Moment) -> Vec<Deed> {
-    let deeds = keeper.look(name, said, now);
-    for deed in &deeds {
-        keeper.done(name, deed, now);
+fn act(keeper: &mut EndpointTracker, name: &str, said: &EndpointView, now: TimePoint) -> Vec<EndpointAction> {
+    let actions = keeper.look(name, said, now);
+    for action in &actions {
+        keeper.done(name, action, now);
     }
-    deeds
+    actions
 }
 
 #[test]
 fn what_came_to_nothing_does_not_count() {
-    let mut keeper = Keeper::new(Patience { nudges: 1, ..Patience::default() });
-    let first = Deed::Nudge { uid: "p".into(), number: 1 };
-    assert_eq!(keeper.look("db/a", &running(), Moment(0)), []);
+    let mut keeper = EndpointTracker::new(EndpointTimeouts { nudges: 1, ..EndpointTimeouts::default() });
+    let first = EndpointAction::Nudge { uid: "p".into(), number: 1 };
+    assert_eq!(keeper.look("db/a", &running(), TimePoint(0)), []);
     for time in [30, 31, 90] {
-        assert_eq!(keeper.look("db/a", &running(), Moment(time)), std::slice::from_ref(&first));
+        assert_eq!(keeper.look("db/a", &running(), TimePoint(time)), std::slice::from_ref(&first));
     }
-    keeper.done("db/a", &first, Moment(90));
-    assert_eq!(keeper.look("db/a", &running(), Moment(91)), []);
-    assert_eq!(keeper.next_look("db/a", Moment(91)), None);
+    keeper.done("db/a", &first, TimePoint(90));
+    assert_eq!(keeper.look("db/a", &running(), TimePoint(91)), []);
+    assert_eq!(keeper.next_look("db/a", TimePoint(91)), None);
 }
 
 #[test]
 fn a_running_pod_without_an_endpoint_is_nudged_a_few_times_with_pauses() {
-    let mut keeper = Keeper::new(Patience::default());
-    let mut at = |time| act(&mut keeper, "db/a", &running(), Moment(time)).len();
+    let mut keeper = EndpointTracker::new(EndpointTimeouts::default());
+    let mut at = |time| act(&mut keeper, "db/a", &running(), TimePoint(time)).len();
     assert_eq!([at(0), at(29), at(30), at(31), at(59), at(60), at(90), at(500)], [0, 0, 1, 0, 0, 1, 1, 0]);
-    assert_eq!(keeper.next_look("db/a", Moment(500)), None);
-    let there = Said { endpoint: endpoint(&["10.0.0.1"]), ..running() };
-    assert_eq!(act(&mut keeper, "db/a", &there, Moment(501)), []);
+    assert_eq!(keeper.next_look("db/a", TimePoint(500)), None);
+    let there = EndpointView { endpoint: endpoint(&["10.0.0.1"]), ..running() };
+    assert_eq!(act(&mut keeper, "db/a", &there, TimePoint(501)), []);
     assert!(keeper.seen.is_empty(), "what is well is not remembered");
     // Another pod of the name starts anew.
-    let another = Said { pod: Some("q".into()), ..running() };
-    assert_eq!(act(&mut keeper, "db/a", &another, Moment(600)), []);
-    assert_eq!(keeper.next_look("db/a", Moment(610)), Some(20));
+    let another = EndpointView { pod: Some("q".into()), ..running() };
+    assert_eq!(act(&mut keeper, "db/a", &another, TimePoint(600)), []);
+    assert_eq!(keeper.next_look("db/a", TimePoint(610)), Some(20));
 }
 
 #[test]
 fn an_endpoint_whose_deletion_hangs_is_freed_by_its_uid_after_the_operators_time() {
-    let mut keeper = Keeper::new(Patience { terminating: 1800, ..Patience::default() });
-    let hanging = |uid: &str| Said {
-        endpoint: Some(Endpoint { uid: uid.into(), deleting: true, ..endpoint(&[]).unwrap() }),
-        ..Said::default()
+    let mut keeper =
+        EndpointTracker::new(EndpointTimeouts { terminating: 1800, ..EndpointTimeouts::default() });
+    let hanging = |uid: &str| EndpointView {
+        endpoint: Some(EndpointFacts { uid: uid.into(), deleting: true, ..endpoint(&[]).unwrap() }),
+        ..EndpointView::default()
     };
-    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), Moment(0)), []);
-    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), Moment(1799)), []);
-    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), Moment(1800)), [Deed::Free { uid: "e".into() }]);
+    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), TimePoint(0)), []);
+    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), TimePoint(1799)), []);
+    assert_eq!(
+        act(&mut keeper, "db/a", &hanging("e"), TimePoint(1800)),
+        [EndpointAction::Free { uid: "e".into() }]
+    );
     // It may not have worked: again, but not at once.
-    assert_eq!(keeper.next_look("db/a", Moment(1801)), Some(59));
-    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), Moment(1859)), []);
-    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), Moment(1860)).len(), 1);
-    assert_eq!(act(&mut keeper, "db/a", &hanging("f"), Moment(1862)), [], "another one has its own time");
+    assert_eq!(keeper.next_look("db/a", TimePoint(1801)), Some(59));
+    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), TimePoint(1859)), []);
+    assert_eq!(act(&mut keeper, "db/a", &hanging("e"), TimePoint(1860)).len(), 1);
+    assert_eq!(act(&mut keeper, "db/a", &hanging("f"), TimePoint(1862)), [], "another one has its own time");
     // Nothing holds it: it goes by itself.
     let mut going = hanging("g");
     going.endpoint.as_mut().unwrap().held = false;
-    assert_eq!(act(&mut keeper, "db/b", &going, Moment(0)), []);
-    assert_eq!(act(&mut keeper, "db/b", &going, Moment(9999)), []);
+    assert_eq!(act(&mut keeper, "db/b", &going, TimePoint(0)), []);
+    assert_eq!(act(&mut keeper, "db/b", &going, TimePoint(9999)), []);
 }
 
 #[test]
-fn an_endpoint_of_an_earlier_pod_of_the_name_is_removed_and_nothing_it_says_is_told() {
-    let mut keeper = Keeper::new(Patience::default());
+fn an_endpoint_of_an_earlier_pod_of_the_name_is_removed_and_not_reported() {
+    let mut keeper = EndpointTracker::new(EndpointTimeouts::default());
     let made_for = |pod: &str| {
-        let mut said = Said { endpoint: endpoint(&["10.0.0.2"]), ..running() };
+        let mut said = EndpointView { endpoint: endpoint(&["10.0.0.2"]), ..running() };
         said.endpoint.as_mut().unwrap().made_for = Some(pod.into());
         said
     };
-    assert_eq!(act(&mut keeper, "db/a", &made_for("old"), Moment(0)), []);
-    assert_eq!(act(&mut keeper, "db/a", &made_for("old"), Moment(30)), [Deed::Remove { uid: "e".into() }]);
-    assert_eq!(act(&mut keeper, "db/a", &made_for("old"), Moment(31)), []);
+    assert_eq!(act(&mut keeper, "db/a", &made_for("old"), TimePoint(0)), []);
     assert_eq!(
-        act(&mut keeper, "db/a", &made_for("p"), Moment(32)),
+        act(&mut keeper, "db/a", &made_for("old"), TimePoint(30)),
+        [EndpointAction::Remove { uid: "e".into() }]
+    );
+    assert_eq!(act(&mut keeper, "db/a", &made_for("old"), TimePoint(31)), []);
+    assert_eq!(
+        act(&mut keeper, "db/a", &made_for("p"), TimePoint(32)),
         [],
         "its own, which disagrees since now"
     );
-    let gone = Said { pod: None, running: false, ..made_for("old") };
+    let gone = EndpointView { pod: None, running: false, ..made_for("old") };
     assert_eq!(
-        act(&mut keeper, "db/b", &gone, Moment(99)),
+        act(&mut keeper, "db/b", &gone, TimePoint(99)),
         [],
         "Cilium's operator collects those without a pod"
     );
-    assert_eq!(act(&mut keeper, "db/b", &gone, Moment(999)), []);
+    assert_eq!(act(&mut keeper, "db/b", &gone, TimePoint(999)), []);
 }
 
 #[test]
-fn each_disagreement_is_told_once_after_a_while_and_again_when_it_changes() {
-    let mut keeper = Keeper::new(Patience::default());
-    let wrong = |text: &str| Said { endpoint: endpoint(&[text]), ..running() };
-    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.2"), Moment(0)), []);
-    let told = act(&mut keeper, "db/a", &wrong("10.0.0.2"), Moment(30));
+fn each_disagreement_is_reported_once_after_a_while_and_again_when_it_changes() {
+    let mut keeper = EndpointTracker::new(EndpointTimeouts::default());
+    let wrong = |text: &str| EndpointView { endpoint: endpoint(&[text]), ..running() };
+    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.2"), TimePoint(0)), []);
+    let told = act(&mut keeper, "db/a", &wrong("10.0.0.2"), TimePoint(30));
     assert!(
-        matches!(&told[..], [Deed::Tell(what)] if what.reason() == "EndpointDisagreesWithPod"),
+        matches!(&told[..], [EndpointAction::Tell(what)] if what.reason() == "EndpointDisagreesWithPod"),
         "{told:?}"
     );
-    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.2"), Moment(99)), []);
-    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.3"), Moment(100)), []);
-    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.3"), Moment(130)).len(), 1);
+    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.2"), TimePoint(99)), []);
+    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.3"), TimePoint(100)), []);
+    assert_eq!(act(&mut keeper, "db/a", &wrong("10.0.0.3"), TimePoint(130)).len(), 1);
 }
 
 #[test]
-fn a_sticky_pods_endpoint_with_none_of_its_addresses_is_replaced_after_a_while_and_rarely() {
-    let mut keeper = Keeper::new(Patience::default());
+fn a_sticky_pods_endpoint_with_none_of_its_addresses_is_replaced_late_and_rarely() {
+    let mut keeper = EndpointTracker::new(EndpointTimeouts::default());
     let made_for = |pod: &str, addresses: &[&str]| {
-        let mut said = Said { bound: Some(set(&["10.0.0.1"])), endpoint: endpoint(addresses), ..running() };
+        let mut said =
+            EndpointView { bound: Some(set(&["10.0.0.1"])), endpoint: endpoint(addresses), ..running() };
         said.endpoint.as_mut().unwrap().made_for = Some(pod.into());
         said
     };
     let wrong = made_for("p", &["10.0.0.2"]);
-    let replace = Deed::Replace { uid: "e".into(), pod: "p".into(), addresses: set(&["10.0.0.1"]) };
-    assert_eq!(act(&mut keeper, "db/a", &wrong, Moment(0)), []);
-    assert_eq!(act(&mut keeper, "db/a", &wrong, Moment(30)).len(), 1, "first it is told");
-    assert_eq!(keeper.next_look("db/a", Moment(31)), Some(89));
-    assert_eq!(act(&mut keeper, "db/a", &wrong, Moment(120)), std::slice::from_ref(&replace));
+    let replace = EndpointAction::Replace { uid: "e".into(), pod: "p".into(), addresses: set(&["10.0.0.1"]) };
+    assert_eq!(act(&mut keeper, "db/a", &wrong, TimePoint(0)), []);
+    assert_eq!(act(&mut keeper, "db/a", &wrong, TimePoint(30)).len(), 1, "first it is told");
+    assert_eq!(keeper.next_look("db/a", TimePoint(31)), Some(89));
+    assert_eq!(act(&mut keeper, "db/a", &wrong, TimePoint(120)), std::slice::from_ref(&replace));
     // Gone, and then written wrong again by whoever does it: no fight.
-    let gone = Said { endpoint: None, ..wrong.clone() };
-    act(&mut keeper, "db/a", &gone, Moment(121));
+    let gone = EndpointView { endpoint: None, ..wrong.clone() };
+    act(&mut keeper, "db/a", &gone, TimePoint(121));
     let mut again = wrong.clone();
     again.endpoint.as_mut().unwrap().uid = "f".into();
-    let replaces = |deeds: Vec<Deed>| deeds.iter().any(|deed| matches!(deed, Deed::Replace { .. }));
-    assert!(!replaces(act(&mut keeper, "db/a", &again, Moment(130))));
-    assert!(!replaces(act(&mut keeper, "db/a", &again, Moment(120 + RARELY as i64 - 1))));
-    assert!(replaces(act(&mut keeper, "db/a", &again, Moment(120 + RARELY as i64))));
+    let replaces = |actions: Vec<EndpointAction>| {
+        actions.iter().any(|action| matches!(action, EndpointAction::Replace { .. }))
+    };
+    assert!(!replaces(act(&mut keeper, "db/a", &again, TimePoint(130))));
+    assert!(!replaces(act(
+        &mut keeper,
+        "db/a",
+        &again,
+        TimePoint(120 + REPLACE_INTERVAL_SECONDS as i64 - 1)
+    )));
+    assert!(replaces(act(&mut keeper, "db/a", &again, TimePoint(120 + REPLACE_INTERVAL_SECONDS as i64))));
     // What nobody can judge from here is told only.
     let mut shares = made_for("p", &["10.0.0.1", "fd00::9"]);
     shares.pod_addresses = set(&["10.0.0.1", "fd00::1"]);
-    let not_sticky = Said { bound: None, ..wrong.clone() };
-    let elsewhere = Said { bound: Some(set(&["10.0.0.7"])), ..wrong.clone() };
+    let not_sticky = EndpointView { bound: None, ..wrong.clone() };
+    let elsewhere = EndpointView { bound: Some(set(&["10.0.0.7"])), ..wrong.clone() };
     let mut nobodys = wrong.clone();
     nobodys.endpoint.as_mut().unwrap().made_for = None;
     for said in [shares, not_sticky, elsewhere, nobodys] {
-        let mut keeper = Keeper::new(Patience::default());
-        assert_eq!(act(&mut keeper, "db/b", &said, Moment(0)), []);
-        let told = act(&mut keeper, "db/b", &said, Moment(9999));
+        let mut keeper = EndpointTracker::new(EndpointTimeouts::default());
+        assert_eq!(act(&mut keeper, "db/b", &said, TimePoint(0)), []);
+        let told = act(&mut keeper, "db/b", &said, TimePoint(9999));
         assert!(!replaces(told.clone()) && !told.is_empty(), "{told:?}");
     }
 }
 
 #[test]
-fn a_sticky_pod_with_a_foreign_address_or_without_its_key_is_told() {
-    let reasons = |said: &Said| -> Vec<&'static str> {
-        let mut keeper = Keeper::new(Patience { disagreeing: 0, missing: 999, ..Patience::default() });
-        let told = act(&mut keeper, "db/a", said, Moment(0));
+fn a_sticky_pod_with_a_foreign_address_or_without_its_entry_is_reported() {
+    let reasons = |said: &EndpointView| -> Vec<&'static str> {
+        let mut keeper = EndpointTracker::new(EndpointTimeouts {
+            disagreeing: 0,
+            missing: 999,
+            ..EndpointTimeouts::default()
+        });
+        let told = act(&mut keeper, "db/a", said, TimePoint(0));
         told.iter()
-            .filter_map(|deed| if let Deed::Tell(what) = deed { Some(what.reason()) } else { None })
+            .filter_map(
+                |action| if let EndpointAction::Tell(what) = action { Some(what.reason()) } else { None },
+            )
             .collect()
     };
-    let bound = |text: &str, pooled: &[&str]| Said {
+    let bound = |text: &str, pooled: &[&str]| EndpointView {
         bound: Some(set(&[text])),
         pooled: Some(set(pooled)),
         ..running()

@@ -4,11 +4,11 @@
 use crate::policy::selection::facts::Owner;
 
 /// How many owners above a workload are remembered. Real chains have one or two.
-pub const MOST_OWNERS: usize = 8;
+pub const MAX_OWNERS: usize = 8;
 
 /// What is known of one object of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Link {
+pub enum OwnerLookup {
     /// Its kind has not been listed yet: ask again.
     Unlisted,
     /// Its kind cannot be seen: unknown to the server, or not allowed.
@@ -26,21 +26,21 @@ pub enum Link {
 
 /// The owners above a workload that is there, nearest first. None if that cannot be said: the workload is not there or cannot be
 /// seen, or a link of the chain has yet to be listed. An owner that is gone or cannot be seen ends the chain, and is part of it.
-pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> Link) -> Option<Vec<Owner>> {
-    let Link::There { owner: mut next, .. } = look(workload) else { return None };
+pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> OwnerLookup) -> Option<Vec<Owner>> {
+    let OwnerLookup::There { owner: mut next, .. } = look(workload) else { return None };
     let mut chain: Vec<Owner> = Vec::new();
     while let Some(owner) = next.take() {
         let known = |other: &Owner| {
             (other.group(), &other.kind, &other.name) == (owner.group(), &owner.kind, &owner.name)
         };
-        if chain.len() == MOST_OWNERS || known(workload) || chain.iter().any(known) {
+        if chain.len() == MAX_OWNERS || known(workload) || chain.iter().any(known) {
             break;
         }
         next = match look(&owner) {
-            Link::Unlisted => return None,
+            OwnerLookup::Unlisted => return None,
             // Another of the same name has made nothing of what is below.
-            Link::There { uid, owner: above } if uid == owner.uid => above,
-            Link::There { .. } | Link::Hidden | Link::Absent => None,
+            OwnerLookup::There { uid, owner: above } if uid == owner.uid => above,
+            OwnerLookup::There { .. } | OwnerLookup::Hidden | OwnerLookup::Absent => None,
         };
         chain.push(owner);
     }
@@ -51,7 +51,7 @@ pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> Link) -> Option<V
 /// workload's and a number, and not one of chance. Some kinds are themselves named anew each time, so that nobody ever asks for
 /// the old name.
 #[must_use]
-pub fn comes_again(named_by_workload: bool, workload_kind: &str) -> bool {
+pub fn can_return(named_by_workload: bool, workload_kind: &str) -> bool {
     named_by_workload && workload_kind != "ReplicaSet" && workload_kind != "Job"
 }
 
@@ -62,12 +62,12 @@ mod tests {
     use std::collections::BTreeMap;
 
     /// Who owns whom, by name; every kind is listed.
-    fn world(links: &[(&str, Option<&str>)]) -> impl Fn(&Owner) -> Link {
+    fn world(links: &[(&str, Option<&str>)]) -> impl Fn(&Owner) -> OwnerLookup {
         let links: BTreeMap<String, Option<String>> =
             links.iter().map(|(name, above)| ((*name).to_owned(), above.map(str::to_owned))).collect();
         move |asked| match links.get(&asked.name) {
-            None => Link::Absent,
-            Some(above) => Link::There {
+            None => OwnerLookup::Absent,
+            Some(above) => OwnerLookup::There {
                 uid: asked.uid.clone(),
                 owner: above.as_ref().map(|name| owner("x.example/v1", "Thing", name)),
             },
@@ -96,36 +96,39 @@ mod tests {
             Some(vec!["a".into(), "b".into()])
         );
         assert_eq!(names(&[("set", Some("a")), ("a", Some("set"))]), Some(vec!["a".into()]));
-        let endless = |asked: &Owner| Link::There {
+        let endless = |asked: &Owner| OwnerLookup::There {
             uid: asked.uid.clone(),
             owner: Some(owner("x.example/v1", "Thing", &format!("{}x", asked.name))),
         };
-        assert_eq!(above(&owner("v1", "Thing", "set"), endless).unwrap().len(), MOST_OWNERS);
+        assert_eq!(above(&owner("v1", "Thing", "set"), endless).unwrap().len(), MAX_OWNERS);
     }
 
     #[test]
     fn a_kind_that_is_not_listed_yet_leaves_the_chain_open_and_a_hidden_one_ends_it() {
-        let made_by = |link: Link| {
+        let made_by = |link: OwnerLookup| {
             let set = owner("apps/v1", "StatefulSet", "set");
             let look = |asked: &Owner| match asked.kind.as_str() {
-                "StatefulSet" => {
-                    Link::There { uid: asked.uid.clone(), owner: Some(owner("x.example/v1", "Cluster", "c")) }
-                }
+                "StatefulSet" => OwnerLookup::There {
+                    uid: asked.uid.clone(),
+                    owner: Some(owner("x.example/v1", "Cluster", "c")),
+                },
                 _ => link.clone(),
             };
             above(&set, look).map(|chain| chain.len())
         };
-        assert_eq!(made_by(Link::Unlisted), None);
-        assert_eq!(made_by(Link::Hidden), Some(1));
-        let other =
-            Link::There { uid: "another".into(), owner: Some(owner("x.example/v1", "Cluster", "top")) };
+        assert_eq!(made_by(OwnerLookup::Unlisted), None);
+        assert_eq!(made_by(OwnerLookup::Hidden), Some(1));
+        let other = OwnerLookup::There {
+            uid: "another".into(),
+            owner: Some(owner("x.example/v1", "Cluster", "top")),
+        };
         assert_eq!(made_by(other), Some(1), "another of the name is not what made it");
     }
 
     #[test]
     fn only_names_that_can_be_asked_for_again_come_again() {
-        assert!(comes_again(true, "StatefulSet") && comes_again(true, "CloneSet"));
-        assert!(!comes_again(false, "StatefulSet"), "a pod of a random name");
-        assert!(!comes_again(true, "ReplicaSet") && !comes_again(true, "Job"));
+        assert!(can_return(true, "StatefulSet") && can_return(true, "CloneSet"));
+        assert!(!can_return(false, "StatefulSet"), "a pod of a random name");
+        assert!(!can_return(true, "ReplicaSet") && !can_return(true, "Job"));
     }
 }

@@ -5,11 +5,11 @@
 //! it and the proof begins anew, which is slower and never wrong.
 
 use crate::policy::lifetime::retention::{Keep, OnScaleDown, Retention};
-use crate::policy::selection::facts::Moment;
+use crate::policy::selection::facts::TimePoint;
 
 /// What a live look (never a cache) found of the workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WorkloadLook {
+pub enum WorkloadLookup {
     /// It is not there.
     Absent,
     /// It is there, under this uid.
@@ -52,12 +52,12 @@ pub struct Kept {
     /// Its retention.
     pub retention: Retention,
     /// When its pod was last seen, by the clock of whoever wrote it.
-    pub last_seen: Option<Moment>,
+    pub last_seen: Option<TimePoint>,
 }
 
 /// What a live look found of the claimant's pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PodLook {
+pub enum PodLookup {
     /// No pod of this claimant exists.
     Absent,
     /// One exists, in whatever state.
@@ -74,7 +74,7 @@ pub struct Absence {
     /// Its resourceVersion then: any write since means that somebody lives.
     pub resource_version: String,
     /// When the first look was, by this process's own clock.
-    pub first_look: Moment,
+    pub first_look: TimePoint,
 }
 
 /// Why an address is kept.
@@ -94,7 +94,7 @@ pub enum KeepReason {
         seconds_left: u64,
     },
     /// Its workload is gone, and what made that is there.
-    OwnerLives {
+    OwnerExists {
         /// What, for a person.
         by: String,
         /// Seconds left in which the workload may be made anew.
@@ -126,7 +126,7 @@ pub enum Recycle {
     /// Keep it, and forget any earlier absence.
     Keep(KeepReason),
     /// Remember this absence and look again after the gap.
-    LookAgain(Absence),
+    CheckAgain(Absence),
     /// Delete the StickyIP with these preconditions; its claims then rest.
     Release {
         /// Precondition.
@@ -159,10 +159,10 @@ impl Default for Proof {
 #[must_use]
 pub fn decide(
     kept: &Kept,
-    workload: &WorkloadLook,
-    pod: PodLook,
+    workload: &WorkloadLookup,
+    pod: PodLookup,
     before: Option<&Absence>,
-    now: Moment,
+    now: TimePoint,
     proof: Proof,
 ) -> Recycle {
     let reason = match reason_to_release(kept, workload, pod, now, proof) {
@@ -177,8 +177,8 @@ pub fn decide(
             resource_version: kept.resource_version.clone(),
             reason,
         },
-        Some(absence) => Recycle::LookAgain(absence.clone()),
-        None => Recycle::LookAgain(Absence {
+        Some(absence) => Recycle::CheckAgain(absence.clone()),
+        None => Recycle::CheckAgain(Absence {
             uid: kept.uid.clone(),
             resource_version: kept.resource_version.clone(),
             first_look: now,
@@ -188,18 +188,18 @@ pub fn decide(
 
 fn reason_to_release(
     kept: &Kept,
-    workload: &WorkloadLook,
-    pod: PodLook,
-    now: Moment,
+    workload: &WorkloadLookup,
+    pod: PodLookup,
+    now: TimePoint,
     proof: Proof,
 ) -> Result<ReleaseReason, KeepReason> {
     if kept.attached {
         return Err(KeepReason::Attached);
     }
     match pod {
-        PodLook::Present => return Err(KeepReason::PodExists),
-        PodLook::Unknown => return Err(KeepReason::Doubt { why: "its pod could not be looked up".into() }),
-        PodLook::Absent => {}
+        PodLookup::Present => return Err(KeepReason::PodExists),
+        PodLookup::Unknown => return Err(KeepReason::Doubt { why: "its pod could not be looked up".into() }),
+        PodLookup::Absent => {}
     }
     if kept.retention.keep == Keep::Forever {
         return Err(KeepReason::Forever);
@@ -210,23 +210,23 @@ fn reason_to_release(
         _ => Ok(reason),
     };
     match workload {
-        WorkloadLook::Unknown { why } => Err(KeepReason::Doubt { why: why.clone() }),
-        WorkloadLook::Absent => whole(ReleaseReason::WorkloadGone),
-        WorkloadLook::Owned { by } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
+        WorkloadLookup::Unknown { why } => Err(KeepReason::Doubt { why: why.clone() }),
+        WorkloadLookup::Absent => whole(ReleaseReason::WorkloadGone),
+        WorkloadLookup::Owned { by } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
             0 => whole(ReleaseReason::WorkloadGone),
-            seconds_left => Err(KeepReason::OwnerLives { by: by.clone(), seconds_left }),
+            seconds_left => Err(KeepReason::OwnerExists { by: by.clone(), seconds_left }),
         },
         // Once the owner's time is over it does not matter whether it lives.
-        WorkloadLook::OwnerUnknown { why } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
+        WorkloadLookup::OwnerUnknown { why } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
             0 => whole(ReleaseReason::WorkloadGone),
             _ => Err(KeepReason::Doubt { why: why.clone() }),
         },
-        WorkloadLook::Present { uid, .. }
+        WorkloadLookup::Present { uid, .. }
             if !kept.workload_uid.is_empty() && *uid != kept.workload_uid && !proof.inherit =>
         {
             whole(ReleaseReason::WorkloadReplaced)
         }
-        WorkloadLook::Present { ordinals: Some((first, count)), .. }
+        WorkloadLookup::Present { ordinals: Some((first, count)), .. }
             if kept.ordinal.is_some_and(|n| n < *first || n - first >= *count) =>
         {
             match kept.retention.on_scale_down {
@@ -236,12 +236,12 @@ fn reason_to_release(
                 OnScaleDown::Ttl => after(kept.retention.scale_down_ttl_seconds, ReleaseReason::ScaledDown),
             }
         }
-        WorkloadLook::Present { .. } => Err(KeepReason::WorkloadWantsIt),
+        WorkloadLookup::Present { .. } => Err(KeepReason::WorkloadWantsIt),
     }
 }
 
 /// A TTL without its time or without a last sight never runs out: doubt keeps.
-fn ttl_over(kept: &Kept, ttl: Option<u32>, now: Moment) -> Result<(), KeepReason> {
+fn ttl_over(kept: &Kept, ttl: Option<u32>, now: TimePoint) -> Result<(), KeepReason> {
     let Some(ttl) = ttl else { return Err(KeepReason::Doubt { why: "the TTL has no time".into() }) };
     match seconds_left(kept, ttl.into(), now)? {
         0 => Ok(()),
@@ -250,7 +250,7 @@ fn ttl_over(kept: &Kept, ttl: Option<u32>, now: Moment) -> Result<(), KeepReason
 }
 
 /// What is left of a time that runs from the last sight of the pod.
-fn seconds_left(kept: &Kept, time: u64, now: Moment) -> Result<u64, KeepReason> {
+fn seconds_left(kept: &Kept, time: u64, now: TimePoint) -> Result<u64, KeepReason> {
     match kept.last_seen {
         Some(last_seen) => Ok(time.saturating_sub(now.seconds_since(last_seen))),
         None => Err(KeepReason::Doubt { why: "when its pod was last seen is not recorded".into() }),
@@ -260,8 +260,13 @@ fn seconds_left(kept: &Kept, time: u64, now: Moment) -> Result<u64, KeepReason> 
 /// Whether a resting claim may go to another owner: it rested long enough, measured from when **this** process
 /// first saw it rest, and no pod shows the address.
 #[must_use]
-pub fn rested(first_seen_resting: Moment, now: Moment, quarantine_seconds: u64, in_use: bool) -> bool {
-    !in_use && now.seconds_since(first_seen_resting) >= quarantine_seconds
+pub fn quarantine_over(
+    first_seen_quarantined: TimePoint,
+    now: TimePoint,
+    quarantine_seconds: u64,
+    in_use: bool,
+) -> bool {
+    !in_use && now.seconds_since(first_seen_quarantined) >= quarantine_seconds
 }
 
 #[cfg(test)]
@@ -276,20 +281,20 @@ mod tests {
             workload_uid: "w".into(),
             ordinal: Some(2),
             retention: Retention::default(),
-            last_seen: Some(Moment(100)),
+            last_seen: Some(TimePoint(100)),
         }
     }
 
-    fn present(ordinals: Option<(u32, u32)>) -> WorkloadLook {
-        WorkloadLook::Present { uid: "w".into(), ordinals }
+    fn present(ordinals: Option<(u32, u32)>) -> WorkloadLookup {
+        WorkloadLookup::Present { uid: "w".into(), ordinals }
     }
 
     /// Two looks, far enough apart.
-    fn after_proof(kept: &Kept, look: &WorkloadLook, at: i64) -> Recycle {
+    fn after_proof(kept: &Kept, look: &WorkloadLookup, at: i64) -> Recycle {
         let proof = Proof::default();
-        match decide(kept, look, PodLook::Absent, None, Moment(at), proof) {
-            Recycle::LookAgain(absence) => {
-                decide(kept, look, PodLook::Absent, Some(&absence), Moment(at + 10), proof)
+        match decide(kept, look, PodLookup::Absent, None, TimePoint(at), proof) {
+            Recycle::CheckAgain(absence) => {
+                decide(kept, look, PodLookup::Absent, Some(&absence), TimePoint(at + 10), proof)
             }
             kept => kept,
         }
@@ -303,25 +308,25 @@ mod tests {
     }
 
     #[test]
-    fn one_look_is_no_proof_and_two_give_a_release_with_both_preconditions() {
+    fn one_check_is_no_proof_and_two_give_a_release_with_both_preconditions() {
         let first =
-            decide(&kept(), &WorkloadLook::Absent, PodLook::Absent, None, Moment(0), Proof::default());
-        let Recycle::LookAgain(absence) = first else { panic!("{first:?}") };
+            decide(&kept(), &WorkloadLookup::Absent, PodLookup::Absent, None, TimePoint(0), Proof::default());
+        let Recycle::CheckAgain(absence) = first else { panic!("{first:?}") };
         let soon = decide(
             &kept(),
-            &WorkloadLook::Absent,
-            PodLook::Absent,
+            &WorkloadLookup::Absent,
+            PodLookup::Absent,
             Some(&absence),
-            Moment(9),
+            TimePoint(9),
             Proof::default(),
         );
-        assert_eq!(soon, Recycle::LookAgain(absence.clone()), "the first look keeps its time");
+        assert_eq!(soon, Recycle::CheckAgain(absence.clone()), "the first look keeps its time");
         let second = decide(
             &kept(),
-            &WorkloadLook::Absent,
-            PodLook::Absent,
+            &WorkloadLookup::Absent,
+            PodLookup::Absent,
             Some(&absence),
-            Moment(10),
+            TimePoint(10),
             Proof::default(),
         );
         assert_eq!(
@@ -335,31 +340,34 @@ mod tests {
     }
 
     #[test]
-    fn a_write_between_the_looks_starts_the_proof_anew() {
-        let stale = Absence { uid: "u".into(), resource_version: "6".into(), first_look: Moment(0) };
+    fn a_write_between_the_checks_starts_the_proof_again() {
+        let stale = Absence { uid: "u".into(), resource_version: "6".into(), first_look: TimePoint(0) };
         let decision = decide(
             &kept(),
-            &WorkloadLook::Absent,
-            PodLook::Absent,
+            &WorkloadLookup::Absent,
+            PodLookup::Absent,
             Some(&stale),
-            Moment(500),
+            TimePoint(500),
             Proof::default(),
         );
-        assert!(matches!(decision, Recycle::LookAgain(absence) if absence.first_look == Moment(500)));
+        assert!(matches!(decision, Recycle::CheckAgain(absence) if absence.first_look == TimePoint(500)));
     }
 
     #[test]
     fn doubt_attachment_and_a_living_pod_keep() {
-        let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: Moment(0) };
-        let keep = |kept: &Kept, look: &WorkloadLook, pod| {
-            matches!(decide(kept, look, pod, Some(&absence), Moment(999), Proof::default()), Recycle::Keep(_))
+        let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: TimePoint(0) };
+        let keep = |kept: &Kept, look: &WorkloadLookup, pod| {
+            matches!(
+                decide(kept, look, pod, Some(&absence), TimePoint(999), Proof::default()),
+                Recycle::Keep(_)
+            )
         };
-        assert!(keep(&kept(), &WorkloadLook::Unknown { why: "forbidden".into() }, PodLook::Absent));
-        assert!(keep(&kept(), &WorkloadLook::Absent, PodLook::Present));
-        assert!(keep(&kept(), &WorkloadLook::Absent, PodLook::Unknown));
-        assert!(keep(&Kept { attached: true, ..kept() }, &WorkloadLook::Absent, PodLook::Absent));
+        assert!(keep(&kept(), &WorkloadLookup::Unknown { why: "forbidden".into() }, PodLookup::Absent));
+        assert!(keep(&kept(), &WorkloadLookup::Absent, PodLookup::Present));
+        assert!(keep(&kept(), &WorkloadLookup::Absent, PodLookup::Unknown));
+        assert!(keep(&Kept { attached: true, ..kept() }, &WorkloadLookup::Absent, PodLookup::Absent));
         let forever = Retention { keep: Keep::Forever, ..Retention::default() };
-        assert!(keep(&Kept { retention: forever, ..kept() }, &WorkloadLook::Absent, PodLook::Absent));
+        assert!(keep(&Kept { retention: forever, ..kept() }, &WorkloadLookup::Absent, PodLookup::Absent));
     }
 
     #[test]
@@ -392,35 +400,35 @@ mod tests {
     fn a_ttl_runs_from_the_last_sight_and_without_one_never_ends() {
         let ttl = Retention { keep: Keep::Ttl, ttl_seconds: Some(60), ..Retention::default() };
         let with = |last_seen| Kept { retention: ttl, last_seen, ..kept() };
-        assert_eq!(released(&after_proof(&with(Some(Moment(100))), &WorkloadLook::Absent, 120)), None);
-        assert!(released(&after_proof(&with(Some(Moment(100))), &WorkloadLook::Absent, 160)).is_some());
-        assert_eq!(released(&after_proof(&with(None), &WorkloadLook::Absent, 9_999)), None);
+        assert_eq!(released(&after_proof(&with(Some(TimePoint(100))), &WorkloadLookup::Absent, 120)), None);
+        assert!(released(&after_proof(&with(Some(TimePoint(100))), &WorkloadLookup::Absent, 160)).is_some());
+        assert_eq!(released(&after_proof(&with(None), &WorkloadLookup::Absent, 9_999)), None);
         assert_eq!(
-            released(&after_proof(&with(Some(Moment(9_000))), &WorkloadLook::Absent, 120)),
+            released(&after_proof(&with(Some(TimePoint(9_000))), &WorkloadLookup::Absent, 120)),
             None,
             "a clock ahead"
         );
     }
 
     #[test]
-    fn a_recreated_workload_inherits_unless_told_otherwise() {
-        let other = WorkloadLook::Present { uid: "new".into(), ordinals: Some((0, 3)) };
+    fn a_recreated_workload_inherits_unless_configured_otherwise() {
+        let other = WorkloadLookup::Present { uid: "new".into(), ordinals: Some((0, 3)) };
         assert_eq!(released(&after_proof(&kept(), &other, 500)), None);
         let strict = Proof { inherit: false, ..Proof::default() };
-        let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: Moment(0) };
-        let decision = decide(&kept(), &other, PodLook::Absent, Some(&absence), Moment(500), strict);
+        let absence = Absence { uid: "u".into(), resource_version: "7".into(), first_look: TimePoint(0) };
+        let decision = decide(&kept(), &other, PodLookup::Absent, Some(&absence), TimePoint(500), strict);
         assert_eq!(released(&decision), Some(ReleaseReason::WorkloadReplaced));
     }
 
     #[test]
     fn what_made_the_workload_keeps_for_its_time_and_no_longer() {
-        let owned = WorkloadLook::Owned { by: "Cluster c".into() };
-        let doubt = WorkloadLook::OwnerUnknown { why: "forbidden".into() };
+        let owned = WorkloadLookup::Owned { by: "Cluster c".into() };
+        let doubt = WorkloadLookup::OwnerUnknown { why: "forbidden".into() };
         let day = 24 * 3600;
-        let at = |look: &WorkloadLook, seconds: i64| {
-            decide(&kept(), look, PodLook::Absent, None, Moment(100 + seconds), Proof::default())
+        let at = |look: &WorkloadLookup, seconds: i64| {
+            decide(&kept(), look, PodLookup::Absent, None, TimePoint(100 + seconds), Proof::default())
         };
-        let Recycle::Keep(KeepReason::OwnerLives { by, seconds_left }) = at(&owned, 60) else {
+        let Recycle::Keep(KeepReason::OwnerExists { by, seconds_left }) = at(&owned, 60) else {
             panic!("let go")
         };
         assert_eq!((by.as_str(), seconds_left), ("Cluster c", day as u64 - 60));
@@ -428,7 +436,7 @@ mod tests {
             matches!(at(&doubt, day - 1), Recycle::Keep(KeepReason::Doubt { why }) if why == "forbidden")
         );
         for look in [&owned, &doubt] {
-            assert!(matches!(at(look, day), Recycle::LookAgain(_)), "its time is over");
+            assert!(matches!(at(look, day), Recycle::CheckAgain(_)), "its time is over");
             assert_eq!(released(&after_proof(&kept(), look, 100 + day)), Some(ReleaseReason::WorkloadGone));
         }
         let unseen = Kept { last_seen: None, ..kept() };
@@ -442,10 +450,10 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_rests_its_full_time_and_longer_while_a_pod_shows_the_address() {
-        assert!(!rested(Moment(0), Moment(59), 60, false));
-        assert!(rested(Moment(0), Moment(60), 60, false));
-        assert!(!rested(Moment(0), Moment(600), 60, true));
-        assert!(!rested(Moment(100), Moment(60), 60, false));
+    fn a_claim_is_quarantined_its_full_time_and_longer_while_a_pod_shows_the_address() {
+        assert!(!quarantine_over(TimePoint(0), TimePoint(59), 60, false));
+        assert!(quarantine_over(TimePoint(0), TimePoint(60), 60, false));
+        assert!(!quarantine_over(TimePoint(0), TimePoint(600), 60, true));
+        assert!(!quarantine_over(TimePoint(100), TimePoint(60), 60, false));
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_annotation_is_a_word_or_a_time() {
+    fn an_annotation_is_a_kind_or_a_duration() {
         let read = |text: &str| from_annotation("k", text, Retention::default());
         assert_eq!(read("Forever").unwrap().keep, Keep::Forever);
         assert_eq!(read("WithWorkload").unwrap(), Retention::default());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_asks_before_its_namespace_and_what_nobody_understands_is_the_default() {
+    fn a_pods_annotation_counts_before_its_namespaces_and_an_unknown_one_is_the_default() {
         let of = |pod: Option<&str>, namespace: Option<&str>| {
             let one = |text: Option<&str>| text.map(|text| (RETENTION.to_owned(), text.to_owned()));
             let annotations = one(pod).into_iter().collect();

@@ -1,6 +1,6 @@
 //! Which node gets which block of which pool, when it gets another, and when a block is free again.
 //!
-//! A block is given under a lock that the API server keeps: [`Lock`]. The lock is taken (made, or written again with its
+//! A block is given under a lock that the API server keeps: [`BlockLock`]. The lock is taken (made, or written again with its
 //! version) after the node's object was read, and the node is written only if it has not changed since: so a block that
 //! another replica gives back, because the node was gone, is never written on a node that came again meanwhile.
 //! Must never give a block of which one address is taken, by whatever is said anywhere, and never give one back while an
@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
-use crate::alloc::block::{Taken, count_blocks, count_taken, count_taken_beside, next_block};
-use crate::alloc::block_map::Owned;
-use crate::policy::selection::facts::Moment;
+use crate::alloc::block::{TakenRanges, count_blocks, count_taken, count_taken_besides, next_block};
+use crate::alloc::block_map::BlockMap;
+use crate::policy::selection::facts::TimePoint;
 use crate::policy::selection::selector::Selector;
 
 /// Ranges from which nodes get blocks.
@@ -59,14 +59,14 @@ impl Pool {
 
     /// How many blocks were given of how many: what was taken out is not counted as there, nor as given.
     #[must_use]
-    pub fn fill(&self, given: &Taken) -> Fill {
-        let excluded: Taken = self.excluded.iter().copied().collect();
+    pub fn fill(&self, given: &TakenRanges) -> Fill {
+        let excluded: TakenRanges = self.excluded.iter().copied().collect();
         let mut fill = Fill::default();
         for range in &self.ranges {
             let size = self.size(Family::of(range.addr()));
             let there = count_blocks(*range, size) - count_taken(*range, size, &excluded);
             fill.total = fill.total.saturating_add(there);
-            fill.given = fill.given.saturating_add(count_taken_beside(*range, size, given, &excluded));
+            fill.given = fill.given.saturating_add(count_taken_besides(*range, size, given, &excluded));
         }
         fill
     }
@@ -102,7 +102,7 @@ pub struct NodeFacts {
 
 /// The lock on a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lock {
+pub struct BlockLock {
     /// The block.
     pub block: IpNet,
     /// The node that it is for.
@@ -115,7 +115,7 @@ pub struct Lock {
 
 /// A lock whose object cannot be read: nobody knows for which node it stands, but nobody can make another. So its block is taken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BrokenLock {
+pub struct UnreadableLock {
     /// The block, by the object's name.
     pub block: IpNet,
     /// The object's kind and name.
@@ -128,15 +128,15 @@ pub struct BrokenLock {
 
 /// Everything that a decision rests on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct View {
+pub struct BlockFacts {
     /// The pools that may be used: sound, and none overlapping another.
     pub pools: Vec<Pool>,
     /// Everyone of whom there is a Node or a CiliumNode.
     pub nodes: Vec<NodeFacts>,
     /// Every lock, as the API server has told: one that was not read would be taken for one that is not there.
-    pub locks: Vec<Lock>,
+    pub locks: Vec<BlockLock>,
     /// The locks that cannot be read.
-    pub broken: Vec<BrokenLock>,
+    pub broken: Vec<UnreadableLock>,
     /// Addresses that are kept for somebody: those under a claim.
     pub kept: BTreeSet<IpAddr>,
     /// Ranges of which no block is given: those of Sticky pools, and the addresses of nodes themselves.
@@ -145,24 +145,24 @@ pub struct View {
 
 /// The operator's choices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub struct BlockLimits {
     /// A node with fewer free addresses gets another block. Zero: never.
     pub low: u128,
     /// The most blocks of one family that a node gets.
     pub most: usize,
     /// How long, in seconds, a node must be gone before its blocks are free again.
-    pub rest: u64,
+    pub quarantine: u64,
 }
 
-impl Default for Terms {
+impl Default for BlockLimits {
     fn default() -> Self {
-        Self { low: 16, most: 8, rest: 600 }
+        Self { low: 16, most: 8, quarantine: 600 }
     }
 }
 
 /// Why a block is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum BlockReason {
     /// The node has none of this family.
     First,
     /// It has few addresses left.
@@ -171,7 +171,7 @@ pub enum Why {
     Locked,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for BlockReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::First => "the node had none of this family",
@@ -183,9 +183,9 @@ impl fmt::Display for Why {
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum BlockStep {
     /// Make the lock of a block that the node has already.
-    Lock {
+    BlockLock {
         /// The block.
         block: IpNet,
         /// The node.
@@ -198,22 +198,22 @@ pub enum Step {
         /// The node.
         node: String,
         /// The lock to take again; none if there is none yet.
-        lock: Option<Lock>,
+        lock: Option<BlockLock>,
         /// The pool that it is of; none if none is any more.
         pool: Option<String>,
         /// Why.
-        why: Why,
+        why: BlockReason,
     },
     /// Remove the lock, after one more live look that the node is gone and no address of the block is kept.
     Return {
         /// The lock.
-        lock: Lock,
+        lock: BlockLock,
     },
 }
 
 /// What a person must know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trouble {
+pub enum BlockProblem {
     /// Every pool that serves the node is full.
     NoRoom {
         /// The node.
@@ -238,10 +238,10 @@ pub enum Trouble {
         other: String,
     },
     /// A lock cannot be read.
-    Broken(BrokenLock),
+    Broken(UnreadableLock),
 }
 
-impl Trouble {
+impl BlockProblem {
     /// A word for a metric's label and an event's reason.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -254,7 +254,7 @@ impl Trouble {
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for BlockProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoRoom { node, family, pools } => write!(
@@ -271,7 +271,7 @@ impl fmt::Display for Trouble {
                 "block {block} is kept for node {node}, but node {other} says that it has addresses of it; correct \
                  one of them, or delete the Lease of the block"
             ),
-            Self::Broken(BrokenLock { block, object, why, .. }) => write!(
+            Self::Broken(UnreadableLock { block, object, why, .. }) => write!(
                 f,
                 "{object} cannot be read: {why}; block {block} is not given and not returned until the Lease is corrected \
                  or deleted (a node that has the block gets a new Lease)"
@@ -284,9 +284,9 @@ impl fmt::Display for Trouble {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// What to do, in this order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<BlockStep>,
     /// What a person must know.
-    pub troubles: Vec<Trouble>,
+    pub problems: Vec<BlockProblem>,
     /// How full each pool was before the steps, by name.
     pub fill: BTreeMap<String, Fill>,
     /// In how many seconds to decide again, whatever happens; none if nothing is awaited.
@@ -295,42 +295,42 @@ pub struct Plan {
 
 /// Since when nodes are gone, by the uid of the lock. A restart loses it at no harm: blocks come back later.
 #[derive(Debug, Clone, Default)]
-pub struct Memory {
-    gone: BTreeMap<String, Moment>,
+pub struct GoneNodes {
+    gone: BTreeMap<String, TimePoint>,
 }
 
 /// Decides for all nodes at once.
 #[must_use]
-pub fn decide(view: &View, terms: Terms, memory: &mut Memory, now: Moment) -> Plan {
-    let mut giver = Giver::new(view);
+pub fn decide(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: TimePoint) -> Plan {
+    let mut giver = BlockAllocator::new(view);
     let mut plan = Plan { fill: giver.fill(), ..Plan::default() };
     for node in &view.nodes {
         giver.lock_what_stands(node, &mut plan);
-        giver.give(node, terms, &mut plan);
+        giver.give(node, limits, &mut plan);
     }
-    returns(view, terms, memory, now, &mut plan);
-    plan.troubles.extend(view.broken.iter().cloned().map(Trouble::Broken));
+    returns(view, limits, memory, now, &mut plan);
+    plan.problems.extend(view.broken.iter().cloned().map(BlockProblem::Broken));
     plan
 }
 
-struct Giver<'a> {
+struct BlockAllocator<'a> {
     pools: Vec<&'a Pool>,
     /// What nodes have, for the count.
-    given: Taken,
+    given: TakenRanges,
     /// That, and everything else that must not be given.
-    taken: Taken,
-    owned: Owned,
-    locks: BTreeMap<IpNet, &'a Lock>,
+    taken: TakenRanges,
+    owned: BlockMap,
+    locks: BTreeMap<IpNet, &'a BlockLock>,
     /// The blocks whose locks cannot be read: making or taking one would come to nothing, over and over.
-    broken: Taken,
-    locked_for: BTreeMap<&'a str, Vec<&'a Lock>>,
+    broken: TakenRanges,
+    locked_for: BTreeMap<&'a str, Vec<&'a BlockLock>>,
 }
 
-impl<'a> Giver<'a> {
-    fn new(view: &'a View) -> Self {
+impl<'a> BlockAllocator<'a> {
+    fn new(view: &'a BlockFacts) -> Self {
         let mut pools: Vec<&Pool> = view.pools.iter().collect();
         pools.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
-        let mut owned = Owned::default();
+        let mut owned = BlockMap::default();
         for node in &view.nodes {
             for range in node.blocks.iter().chain(&node.said) {
                 owned.add(*range, &node.name);
@@ -339,7 +339,7 @@ impl<'a> Giver<'a> {
         let stands = view.nodes.iter().flat_map(|node| node.blocks.iter().chain(&node.said)).copied();
         let locked = view.locks.iter().map(|lock| lock.block);
         let kept = view.kept.iter().map(|address| IpNet::from(*address));
-        let mut locked_for: BTreeMap<&str, Vec<&Lock>> = BTreeMap::new();
+        let mut locked_for: BTreeMap<&str, Vec<&BlockLock>> = BTreeMap::new();
         for lock in &view.locks {
             locked_for.entry(&lock.node).or_default().push(lock);
         }
@@ -372,59 +372,62 @@ impl<'a> Giver<'a> {
         for block in &node.blocks {
             match self.locks.get(block) {
                 Some(lock) if lock.node == node.name => {}
-                Some(lock) => plan.troubles.push(Trouble::Contested {
+                Some(lock) => plan.problems.push(BlockProblem::Contested {
                     block: *block,
                     node: lock.node.clone(),
                     other: node.name.clone(),
                 }),
                 None if self.pool_of(*block).is_some()
-                    && self.owned.other_than(&node.name, *block).is_none()
+                    && self.owned.other_owner(&node.name, *block).is_none()
                     && !self.broken.overlaps(*block)
                     && !self.locks.values().any(|lock| clash(lock.block, *block)) =>
                 {
-                    plan.steps.push(Step::Lock { block: *block, node: node.name.clone() });
+                    plan.steps.push(BlockStep::BlockLock { block: *block, node: node.name.clone() });
                 }
                 None => {}
             }
         }
     }
 
-    fn give(&mut self, node: &NodeFacts, terms: Terms, plan: &mut Plan) {
+    fn give(&mut self, node: &NodeFacts, limits: BlockLimits, plan: &mut Plan) {
         if node.uid.is_none() || !node.writable {
             return;
         }
         let serving: Vec<&Pool> =
             self.pools.iter().copied().filter(|pool| pool.serves(&node.labels)).collect();
         if serving.is_empty() && node.blocks.is_empty() && !self.pools.is_empty() {
-            plan.troubles.push(Trouble::NoPool { node: node.name.clone() });
+            plan.problems.push(BlockProblem::NoPool { node: node.name.clone() });
         }
         for family in [Family::V4, Family::V6] {
             let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
             let mut has: Vec<IpNet> = node.blocks.iter().filter(of_family).copied().collect();
-            let kept: Vec<&Lock> = self.locked_for.get(node.name.as_str()).cloned().unwrap_or_default();
+            let kept: Vec<&BlockLock> = self.locked_for.get(node.name.as_str()).cloned().unwrap_or_default();
             let mut gives = Vec::new();
             for lock in kept.into_iter().filter(|lock| of_family(&&lock.block)) {
                 if has.iter().any(|block| clash(*block, lock.block)) || self.broken.overlaps(lock.block) {
                     continue;
                 }
-                match self.owned.other_than(&node.name, lock.block) {
-                    Some((other, _)) => plan.troubles.push(Trouble::Contested {
+                match self.owned.other_owner(&node.name, lock.block) {
+                    Some((other, _)) => plan.problems.push(BlockProblem::Contested {
                         block: lock.block,
                         node: node.name.clone(),
                         other: other.to_owned(),
                     }),
-                    None => gives.push((lock.block, Some(lock.clone()), Why::Locked)),
+                    None => gives.push((lock.block, Some(lock.clone()), BlockReason::Locked)),
                 }
             }
             has.extend(gives.iter().map(|(block, ..)| *block));
-            let why =
-                if has.is_empty() { Some(Why::First) } else { self.runs_low(node, family, &has, terms) };
+            let why = if has.is_empty() {
+                Some(BlockReason::First)
+            } else {
+                self.runs_low(node, family, &has, limits)
+            };
             if let Some(why) = why
                 && serving.iter().any(|pool| pool.of(family).next().is_some())
             {
                 match self.choose(node, family, &serving, why) {
                     Some(block) => gives.push((block, None, why)),
-                    None => plan.troubles.push(Trouble::NoRoom {
+                    None => plan.problems.push(BlockProblem::NoRoom {
                         node: node.name.clone(),
                         family,
                         pools: serving.iter().map(|pool| pool.name.clone()).collect(),
@@ -434,7 +437,7 @@ impl<'a> Giver<'a> {
             for (block, lock, why) in gives {
                 self.taken.add(block);
                 self.owned.add(block, &node.name);
-                plan.steps.push(Step::Give {
+                plan.steps.push(BlockStep::Give {
                     block,
                     node: node.name.clone(),
                     lock,
@@ -445,28 +448,34 @@ impl<'a> Giver<'a> {
         }
     }
 
-    fn runs_low(&self, node: &NodeFacts, family: Family, has: &[IpNet], terms: Terms) -> Option<Why> {
+    fn runs_low(
+        &self,
+        node: &NodeFacts,
+        family: Family,
+        has: &[IpNet],
+        limits: BlockLimits,
+    ) -> Option<BlockReason> {
         let room = has.iter().fold(0, |sum: u128, block| sum.saturating_add(usable(*block)));
         let used = node.used.get(&family).copied().unwrap_or(0);
-        let low = room.saturating_sub(used) < terms.low && has.len() < terms.most;
-        low.then_some(Why::Low)
+        let low = room.saturating_sub(used) < limits.low && has.len() < limits.most;
+        low.then_some(BlockReason::Low)
     }
 
     /// The block that the Node says it has, so that the two never disagree; else the first free one of the first pool that
     /// has one.
-    fn choose(&self, node: &NodeFacts, family: Family, serving: &[&Pool], why: Why) -> Option<IpNet> {
+    fn choose(&self, node: &NodeFacts, family: Family, serving: &[&Pool], why: BlockReason) -> Option<IpNet> {
         let said = node.said.iter().copied().find(|range| {
-            why == Why::First
+            why == BlockReason::First
                 && Family::of(range.addr()) == family
                 && range.prefix_len() < range.max_prefix_len()
                 && serving.iter().any(|pool| pool.contains(*range))
-                && self.owned.other_than(&node.name, *range).is_none()
+                && self.owned.other_owner(&node.name, *range).is_none()
                 && !self.broken.overlaps(*range)
                 && !self.locks.values().any(|lock| clash(lock.block, *range))
         });
         let next = || {
             serving.iter().find_map(|pool| {
-                let excluded: Taken = pool.excluded.iter().copied().collect();
+                let excluded: TakenRanges = pool.excluded.iter().copied().collect();
                 let taken = [&self.taken, &excluded];
                 pool.of(family).find_map(|range| next_block(range, pool.size(family), &taken))
             })
@@ -475,7 +484,7 @@ impl<'a> Giver<'a> {
     }
 }
 
-fn returns(view: &View, terms: Terms, memory: &mut Memory, now: Moment, plan: &mut Plan) {
+fn returns(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: TimePoint, plan: &mut Plan) {
     let there: BTreeSet<&str> = view.nodes.iter().map(|node| node.name.as_str()).collect();
     let mut gone = BTreeMap::new();
     for lock in view.locks.iter().filter(|lock| !there.contains(lock.node.as_str())) {
@@ -485,10 +494,10 @@ fn returns(view: &View, terms: Terms, memory: &mut Memory, now: Moment, plan: &m
         let waited = now.seconds_since(since);
         if kept.is_some() {
             // The last claim that goes is seen by a watch.
-        } else if waited >= terms.rest {
-            plan.steps.push(Step::Return { lock: lock.clone() });
+        } else if waited >= limits.quarantine {
+            plan.steps.push(BlockStep::Return { lock: lock.clone() });
         } else {
-            let left = terms.rest - waited;
+            let left = limits.quarantine - waited;
             plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
         }
     }

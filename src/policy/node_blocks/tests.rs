@@ -25,23 +25,23 @@ fn with(name: &str, blocks: &[&str]) -> NodeFacts {
     NodeFacts { blocks: blocks.iter().map(|text| net(text)).collect(), ..node(name) }
 }
 
-fn lock(block: &str, node: &str) -> Lock {
-    Lock { block: net(block), node: node.into(), uid: format!("lock-{block}"), version: "7".into() }
+fn lock(block: &str, node: &str) -> BlockLock {
+    BlockLock { block: net(block), node: node.into(), uid: format!("lock-{block}"), version: "7".into() }
 }
 
-fn broken(block: &str) -> BrokenLock {
+fn broken(block: &str) -> UnreadableLock {
     let (object, uid) = (format!("Lease {block}"), format!("broken-{block}"));
-    BrokenLock { block: net(block), object, uid, why: "it is torn".into() }
+    UnreadableLock { block: net(block), object, uid, why: "it is torn".into() }
 }
 
-fn plan(view: &View) -> Plan {
-    decide(view, Terms::default(), &mut Memory::default(), Moment(0))
+fn plan(view: &BlockFacts) -> Plan {
+    decide(view, BlockLimits::default(), &mut GoneNodes::default(), TimePoint(0))
 }
 
 /// What is given, as `node block`.
 fn given(plan: &Plan) -> Vec<String> {
-    let give = |step: &Step| match step {
-        Step::Give { block, node, .. } => Some(format!("{node} {block}")),
+    let give = |step: &BlockStep| match step {
+        BlockStep::Give { block, node, .. } => Some(format!("{node} {block}")),
         _ => None,
     };
     plan.steps.iter().filter_map(give).collect()
@@ -60,10 +60,10 @@ fn only(mut pool: Pool, json: &str) -> Pool {
 #[test]
 fn every_node_gets_a_block_a_family_of_the_pool_that_serves_it() {
     let ssd = only(pool("ssd", 0, &["10.8.0.0/16"]), r#"{"matchLabels":{"disk":"ssd"}}"#);
-    let view = View {
+    let view = BlockFacts {
         pools: vec![ssd, pool("all", -1, &["10.9.0.0/16", "fd00::/64"])],
         nodes: vec![node("a"), labelled(node("b"), "disk", "ssd"), node("c")],
-        ..View::default()
+        ..BlockFacts::default()
     };
     let expected = [
         "a 10.9.0.0/24",
@@ -77,24 +77,24 @@ fn every_node_gets_a_block_a_family_of_the_pool_that_serves_it() {
 }
 
 #[test]
-fn the_next_pool_takes_over_when_one_is_full_and_then_a_person_is_told() {
-    let mut view = View {
+fn the_next_pool_is_used_when_one_is_full_and_exhaustion_is_reported() {
+    let mut view = BlockFacts {
         pools: vec![pool("second", 1, &["10.2.0.0/24"]), pool("first", 5, &["10.1.0.0/24"])],
         nodes: vec![node("a"), node("b"), node("c")],
-        ..View::default()
+        ..BlockFacts::default()
     };
     let decided = plan(&view);
     assert_eq!(given(&decided), ["a 10.1.0.0/24", "b 10.2.0.0/24"]);
     assert_eq!(
-        decided.troubles,
-        [Trouble::NoRoom {
+        decided.problems,
+        [BlockProblem::NoRoom {
             node: "c".into(),
             family: Family::V4,
             pools: vec!["first".into(), "second".into()]
         }]
     );
     view.pools = vec![only(pool("none", 0, &["10.1.0.0/24"]), r#"{"matchLabels":{"x":"y"}}"#)];
-    assert_eq!(plan(&view).troubles[0].reason(), "NoPoolForNode");
+    assert_eq!(plan(&view).problems[0].reason(), "NoPoolForNode");
     view.pools.clear();
     assert_eq!(plan(&view), Plan::default(), "without a pool nobody is missing one");
 }
@@ -105,7 +105,7 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
     first.excluded = vec![net("10.1.0.0/24")];
     let mut said = with("a", &["10.1.1.0/24"]);
     said.said = vec![net("10.1.2.0/23")];
-    let view = View {
+    let view = BlockFacts {
         pools: vec![first],
         nodes: vec![said, node("z")],
         locks: vec![lock("10.1.1.0/24", "a"), lock("10.1.4.0/25", "gone")],
@@ -120,21 +120,21 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
 }
 
 #[test]
-fn a_lock_that_cannot_be_read_stands_in_no_nodes_way_and_a_person_is_told() {
+fn a_lock_that_cannot_be_read_blocks_no_node_and_is_reported() {
     let mut said = node("said");
     said.said = vec![net("10.1.0.0/24")];
-    let view = View {
+    let view = BlockFacts {
         pools: vec![pool("p", 0, &["10.1.0.0/16"])],
         nodes: vec![said, with("stands", &["10.1.1.0/24"]), node("locked")],
         locks: vec![lock("10.1.2.0/25", "locked")],
         broken: ["10.1.0.0/24", "10.1.1.0/24", "10.1.2.0/24"].map(broken).into(),
-        ..View::default()
+        ..BlockFacts::default()
     };
     let decided = plan(&view);
     assert_eq!(given(&decided), ["said 10.1.3.0/24", "locked 10.1.4.0/24"]);
     assert_eq!(decided.steps.len(), 2, "no lock is made where one stands: {:?}", decided.steps);
-    assert_eq!(decided.troubles, view.broken.iter().cloned().map(Trouble::Broken).collect::<Vec<_>>());
-    let told = decided.troubles[0].to_string();
+    assert_eq!(decided.problems, view.broken.iter().cloned().map(BlockProblem::Broken).collect::<Vec<_>>());
+    let told = decided.problems[0].to_string();
     for part in ["Lease 10.1.0.0/24", "torn", "block 10.1.0.0/24", "corrected or deleted"] {
         assert!(told.contains(part), "{part}: {told}");
     }
@@ -149,30 +149,30 @@ fn a_node_gets_what_its_node_object_says_if_that_is_of_its_pool_and_free() {
     let mut c = node("c");
     c.said = vec![net("10.1.9.128/25")];
     let pools = vec![pool("p", 0, &["10.1.0.0/16"])];
-    let view = View { pools: pools.clone(), nodes: vec![a.clone(), b], ..View::default() };
+    let view = BlockFacts { pools: pools.clone(), nodes: vec![a.clone(), b], ..BlockFacts::default() };
     assert_eq!(given(&plan(&view)), ["a 10.1.9.0/24", "b 10.1.0.0/24"]);
-    let contested = View { pools, nodes: vec![a, c], ..View::default() };
+    let contested = BlockFacts { pools, nodes: vec![a, c], ..BlockFacts::default() };
     assert_eq!(given(&plan(&contested)), ["a 10.1.0.0/24", "c 10.1.1.0/24"]);
 }
 
 #[test]
 fn a_block_that_is_locked_for_a_node_is_written_on_it_whatever_happened_between() {
     let pools = vec![pool("p", 0, &["10.1.0.0/16"])];
-    let mut view = View {
+    let mut view = BlockFacts {
         pools,
         nodes: vec![node("a"), with("b", &["10.1.0.0/24"])],
         locks: vec![lock("10.1.4.0/24", "a"), lock("10.1.0.0/24", "b")],
-        ..View::default()
+        ..BlockFacts::default()
     };
     let decided = plan(&view);
     assert_eq!(given(&decided), ["a 10.1.4.0/24"]);
     assert!(
-        matches!(&decided.steps[0], Step::Give { lock: Some(lock), why: Why::Locked, .. } if lock.version == "7")
+        matches!(&decided.steps[0], BlockStep::Give { lock: Some(lock), why: BlockReason::Locked, .. } if lock.version == "7")
     );
     // Another node says that it has it: nothing is written, a person is told.
     view.nodes[1].said = vec![net("10.1.4.9/32")];
     let decided = plan(&view);
-    assert_eq!(decided.troubles[0].reason(), "BlockContested");
+    assert_eq!(decided.problems[0].reason(), "BlockContested");
     assert_eq!(given(&decided), ["a 10.1.1.0/24"], "it is served all the same");
 }
 
@@ -183,7 +183,10 @@ fn a_node_without_an_object_to_write_on_waits_and_one_without_a_node_gets_nothin
     let mut leaving = node("b");
     leaving.uid = None;
     let pools = vec![pool("p", 0, &["10.1.0.0/16"])];
-    assert_eq!(plan(&View { pools, nodes: vec![starting, leaving], ..View::default() }).steps, []);
+    assert_eq!(
+        plan(&BlockFacts { pools, nodes: vec![starting, leaving], ..BlockFacts::default() }).steps,
+        []
+    );
 }
 
 #[test]
@@ -194,48 +197,48 @@ fn blocks_that_stand_get_their_locks_unless_two_have_them() {
         with("b", &["10.1.1.0/24"]),
         with("c", &["10.1.1.0/25"]),
     ];
-    let decided = plan(&View { pools, nodes, ..View::default() });
-    assert_eq!(decided.steps, [Step::Lock { block: net("10.1.0.0/24"), node: "a".into() }]);
+    let decided = plan(&BlockFacts { pools, nodes, ..BlockFacts::default() });
+    assert_eq!(decided.steps, [BlockStep::BlockLock { block: net("10.1.0.0/24"), node: "a".into() }]);
 }
 
 #[test]
 fn a_node_that_runs_low_gets_another_block_up_to_a_limit() {
     let mut low = with("a", &["10.1.0.0/24"]);
-    let view = |low: &NodeFacts| View {
+    let view = |low: &NodeFacts| BlockFacts {
         pools: vec![pool("p", 0, &["10.1.0.0/16"])],
         nodes: vec![low.clone()],
         locks: low.blocks.iter().map(|block| lock(&block.to_string(), "a")).collect(),
-        ..View::default()
+        ..BlockFacts::default()
     };
     low.used = [(Family::V4, 237)].into();
     assert_eq!(given(&plan(&view(&low))), [""; 0], "sixteen are left");
     low.used = [(Family::V4, 238)].into();
     assert_eq!(given(&plan(&view(&low))), ["a 10.1.1.0/24"]);
-    let never = Terms { low: 0, ..Terms::default() };
-    assert_eq!(decide(&view(&low), never, &mut Memory::default(), Moment(0)).steps, []);
-    let one = Terms { most: 1, ..Terms::default() };
-    assert_eq!(decide(&view(&low), one, &mut Memory::default(), Moment(0)).steps, []);
+    let never = BlockLimits { low: 0, ..BlockLimits::default() };
+    assert_eq!(decide(&view(&low), never, &mut GoneNodes::default(), TimePoint(0)).steps, []);
+    let one = BlockLimits { most: 1, ..BlockLimits::default() };
+    assert_eq!(decide(&view(&low), one, &mut GoneNodes::default(), TimePoint(0)).steps, []);
 }
 
 /// The block of a node that is gone.
-fn left_by(node: &str) -> View {
-    View {
+fn left_by(node: &str) -> BlockFacts {
+    BlockFacts {
         pools: vec![pool("p", 0, &["10.1.0.0/16"])],
         locks: vec![lock("10.1.0.0/24", node)],
-        ..View::default()
+        ..BlockFacts::default()
     }
 }
 
 /// How many steps are decided at a time, and when the next look is due.
-fn steps_and_next(view: &View, memory: &mut Memory, time: i64) -> (usize, Option<u64>) {
-    let decided = decide(view, Terms::default(), memory, Moment(time));
+fn steps_and_next(view: &BlockFacts, memory: &mut GoneNodes, time: i64) -> (usize, Option<u64>) {
+    let decided = decide(view, BlockLimits::default(), memory, TimePoint(time));
     (decided.steps.len(), decided.again)
 }
 
 #[test]
 fn a_block_returns_when_its_node_was_gone_for_long_and_nothing_is_kept_in_it() {
-    let (mut view, mut memory) = (left_by("a"), Memory::default());
-    let mut at = |view: &View, time| steps_and_next(view, &mut memory, time);
+    let (mut view, mut memory) = (left_by("a"), GoneNodes::default());
+    let mut at = |view: &BlockFacts, time| steps_and_next(view, &mut memory, time);
     assert_eq!(at(&view, 0), (0, Some(600)));
     assert_eq!(at(&view, 599), (0, Some(1)));
     view.kept = ["10.1.0.200".parse().unwrap()].into();
@@ -252,9 +255,9 @@ fn a_block_returns_when_its_node_was_gone_for_long_and_nothing_is_kept_in_it() {
 }
 
 #[test]
-fn what_other_nodes_get_and_give_back_does_not_prolong_the_time_of_one_that_is_gone() {
-    let (mut view, mut memory) = (left_by("first"), Memory::default());
-    let mut at = |view: &View, time| steps_and_next(view, &mut memory, time);
+fn blocks_of_other_nodes_do_not_prolong_the_quarantine_of_one_that_is_gone() {
+    let (mut view, mut memory) = (left_by("first"), GoneNodes::default());
+    let mut at = |view: &BlockFacts, time| steps_and_next(view, &mut memory, time);
     assert_eq!(at(&view, 0), (0, Some(600)));
     view.locks.push(lock("10.1.1.0/24", "second"));
     view.nodes = vec![node("new")];
@@ -277,7 +280,7 @@ proptest! {
     ) {
         let block = |third: u8, bits| IpNet::new(std::net::Ipv4Addr::new(10, 1, third, 0).into(), bits).unwrap().trunc();
         let mut nodes: Vec<NodeFacts> = (0..12).map(|n| node(&format!("n{n:02}"))).collect();
-        let mut owned = Owned::default();
+        let mut owned = BlockMap::default();
         for (n, third, bits) in standing {
             let range = block(third, bits);
             if owned.overlapping(range).next().is_none() {
@@ -285,7 +288,7 @@ proptest! {
                 nodes[n].blocks.push(range);
             }
         }
-        let mut locks: Vec<Lock> = Vec::new();
+        let mut locks: Vec<BlockLock> = Vec::new();
         for (n, third) in locked {
             let range = block(third, 24);
             if !locks.iter().any(|lock| lock.block == range) {
@@ -293,19 +296,19 @@ proptest! {
             }
         }
         let nodes = nodes.into_iter().enumerate().filter(|(n, _)| !leaving.contains(n)).map(|(_, node)| node).collect();
-        let mut view = View { pools: vec![pool("p", 0, &["10.1.0.0/20"])], nodes, locks, ..View::default() };
+        let mut view = BlockFacts { pools: vec![pool("p", 0, &["10.1.0.0/20"])], nodes, locks, ..BlockFacts::default() };
         for round in 0..3 {
             for step in plan(&view).steps {
                 match step {
-                    Step::Give { block, node, lock: held, .. } => {
+                    BlockStep::Give { block, node, lock: held, .. } => {
                         if held.is_none() {
                             prop_assert!(!view.locks.iter().any(|lock| clash(lock.block, block)), "{block} is locked");
                             view.locks.push(lock(&block.to_string(), &node));
                         }
                         view.nodes.iter_mut().find(|facts| facts.name == node).unwrap().blocks.push(block);
                     }
-                    Step::Lock { block, node } => view.locks.push(lock(&block.to_string(), &node)),
-                    Step::Return { .. } => prop_assert!(false, "nobody was gone for long"),
+                    BlockStep::BlockLock { block, node } => view.locks.push(lock(&block.to_string(), &node)),
+                    BlockStep::Return { .. } => prop_assert!(false, "nobody was gone for long"),
                 }
             }
             let all: Vec<(IpNet, &str)> =
@@ -325,7 +328,7 @@ fn a_thousand_nodes_get_a_thousand_blocks() {
     let nodes = (0..1000).map(|n| node(&format!("n{n:04}"))).collect();
     let mut taken = pool("p", 0, &["10.0.0.0/8"]);
     taken.excluded = vec![net("10.1.0.0/16")];
-    let decided = plan(&View { pools: vec![taken], nodes, ..View::default() });
+    let decided = plan(&BlockFacts { pools: vec![taken], nodes, ..BlockFacts::default() });
     let blocks: BTreeSet<String> = given(&decided).iter().map(|text| text[6..].to_owned()).collect();
     assert_eq!(blocks.len(), 1000);
     assert!(!blocks.iter().any(|block| block.starts_with("10.1.")));

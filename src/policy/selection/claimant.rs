@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_chosen_slot_is_the_lowest_that_nobody_holds(held in proptest::collection::btree_set(0u32..40, 0..40)) {
+        fn the_chosen_slot_is_the_lowest_free_one(held in proptest::collection::btree_set(0u32..40, 0..40)) {
             let slots: Vec<Slot<'_>> = held.iter().map(|&number| Slot { number, held_by: Some("x") }).collect();
             let chosen = choose_slot(&slots, "me");
             prop_assert!(!held.contains(&chosen));

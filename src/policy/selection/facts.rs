@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 /// A point in time as seconds, handed in by whoever has a clock. Only differences are ever used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Moment(pub i64);
+pub struct TimePoint(pub i64);
 
-impl Moment {
+impl TimePoint {
     /// Seconds from `earlier` to this moment; zero if `earlier` lies ahead (another machine's clock may).
     #[must_use]
-    pub fn seconds_since(self, earlier: Moment) -> u64 {
+    pub fn seconds_since(self, earlier: TimePoint) -> u64 {
         u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0)
     }
 }

@@ -7,7 +7,7 @@ use crate::policy::selection::facts::PodFacts;
 /// On a pod or a namespace: `true` or `false`. The pod's word counts before the namespace's, that before the flag.
 pub const KEEP_MAC: &str = "sticky-ipam.io/keep-mac";
 /// What Cilium reads of a pod when it makes its endpoint.
-pub const ASKED_OF_CILIUM: &str = "cni.cilium.io/mac-address";
+pub const CILIUM_MAC_ANNOTATION: &str = "cni.cilium.io/mac-address";
 
 /// Whether the pod's next incarnation has the same MAC.
 ///
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pods_word_counts_before_the_namespaces_and_that_before_the_flag() {
+    fn the_pods_annotation_counts_before_the_namespaces_and_that_before_the_flag() {
         let mut facts = PodFacts::default();
         assert_eq!((keeps_mac(false, &facts), keeps_mac(true, &facts)), (Ok(false), Ok(true)));
         facts.namespace_annotations.insert(KEEP_MAC.into(), "true".into());

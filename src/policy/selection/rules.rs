@@ -39,7 +39,7 @@ impl Default for Rules {
 
 /// Why a pod is sticky or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
+pub enum StickyReason {
     /// It uses its node's network.
     HostNetwork,
     /// A label's value starts with an excluded prefix.
@@ -68,7 +68,7 @@ pub enum Reason {
     NothingAsksForIt,
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for StickyReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::HostNetwork => write!(f, "it uses its node's network"),
@@ -91,7 +91,7 @@ pub struct Verdict {
     /// Whether the pod keeps its address.
     pub sticky: bool,
     /// The rule that decided.
-    pub reason: Reason,
+    pub reason: StickyReason,
 }
 
 impl Rules {
@@ -104,39 +104,43 @@ impl Rules {
         let yes = |reason| Ok(Verdict { sticky: true, reason });
         let no = |reason| Ok(Verdict { sticky: false, reason });
         if pod.host_network {
-            return no(Reason::HostNetwork);
+            return no(StickyReason::HostNetwork);
         }
         if let Some(reason) = self.exclusion(&pod.labels) {
             return no(reason);
         }
         if let Some(sticky) = yes_or_no(&pod.annotations)? {
-            return Ok(Verdict { sticky, reason: Reason::PodAnnotation });
+            return Ok(Verdict { sticky, reason: StickyReason::PodAnnotation });
         }
         for key in [PIN, CALICO_ADDRESSES] {
             if pod.annotations.contains_key(key) {
-                return yes(Reason::Pinned { key });
+                return yes(StickyReason::Pinned { key });
             }
         }
         if [&pod.labels, &pod.annotations]
             .iter()
             .any(|marks| marks.get(FIXED_IP).is_some_and(|v| v == "true"))
         {
-            return yes(Reason::FixedIp);
+            return yes(StickyReason::FixedIp);
         }
         if let Some(sticky) = yes_or_no(&pod.namespace_annotations)? {
-            return Ok(Verdict { sticky, reason: Reason::NamespaceAnnotation });
+            return Ok(Verdict { sticky, reason: StickyReason::NamespaceAnnotation });
         }
         if self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels)) {
-            return yes(Reason::Selected);
+            return yes(StickyReason::Selected);
         }
-        no(Reason::NothingAsksForIt)
+        no(StickyReason::NothingAsksForIt)
     }
 
-    fn exclusion(&self, labels: &BTreeMap<String, String>) -> Option<Reason> {
+    fn exclusion(&self, labels: &BTreeMap<String, String>) -> Option<StickyReason> {
         let value = labels.get(&self.exclude_key)?;
         let prefix =
             self.exclude_prefixes.iter().find(|prefix| !prefix.is_empty() && value.starts_with(*prefix))?;
-        Some(Reason::Excluded { key: self.exclude_key.clone(), value: value.clone(), prefix: prefix.clone() })
+        Some(StickyReason::Excluded {
+            key: self.exclude_key.clone(),
+            value: value.clone(),
+            prefix: prefix.clone(),
+        })
     }
 }
 
@@ -166,37 +170,37 @@ mod tests {
         }
     }
 
-    fn verdict(pod: &PodFacts) -> (bool, Reason) {
+    fn verdict(pod: &PodFacts) -> (bool, StickyReason) {
         let verdict = rules().judge(pod).unwrap();
         (verdict.sticky, verdict.reason)
     }
 
     #[test]
     fn a_pod_that_nothing_asks_for_is_not_sticky() {
-        assert_eq!(verdict(&pod("a")), (false, Reason::NothingAsksForIt));
-        assert_eq!(verdict(&pod("a").label("dbbranch", "main")), (false, Reason::NothingAsksForIt));
+        assert_eq!(verdict(&pod("a")), (false, StickyReason::NothingAsksForIt));
+        assert_eq!(verdict(&pod("a").label("dbbranch", "main")), (false, StickyReason::NothingAsksForIt));
     }
 
     #[test]
-    fn selector_annotation_and_older_mark_each_make_a_pod_sticky() {
-        assert_eq!(verdict(&pod("a").label("app", "db")), (true, Reason::Selected));
-        assert_eq!(verdict(&pod("a").annotation(STICKY, "true")), (true, Reason::PodAnnotation));
-        assert_eq!(verdict(&pod("a").label(FIXED_IP, "true")), (true, Reason::FixedIp));
-        assert_eq!(verdict(&pod("a").annotation(FIXED_IP, "true")), (true, Reason::FixedIp));
-        assert_eq!(verdict(&pod("a").label(FIXED_IP, "false")), (false, Reason::NothingAsksForIt));
-        assert_eq!(verdict(&pod("a").annotation(PIN, "10.0.0.1")), (true, Reason::Pinned { key: PIN }));
+    fn selector_annotation_and_fixed_ip_each_make_a_pod_sticky() {
+        assert_eq!(verdict(&pod("a").label("app", "db")), (true, StickyReason::Selected));
+        assert_eq!(verdict(&pod("a").annotation(STICKY, "true")), (true, StickyReason::PodAnnotation));
+        assert_eq!(verdict(&pod("a").label(FIXED_IP, "true")), (true, StickyReason::FixedIp));
+        assert_eq!(verdict(&pod("a").annotation(FIXED_IP, "true")), (true, StickyReason::FixedIp));
+        assert_eq!(verdict(&pod("a").label(FIXED_IP, "false")), (false, StickyReason::NothingAsksForIt));
+        assert_eq!(verdict(&pod("a").annotation(PIN, "10.0.0.1")), (true, StickyReason::Pinned { key: PIN }));
     }
 
     #[test]
     fn the_pod_overrules_its_namespace_and_the_namespace_overrules_the_selector() {
         let mut quiet = pod("a").label("app", "db");
         quiet.namespace_annotations.insert(STICKY.into(), "false".into());
-        assert_eq!(verdict(&quiet), (false, Reason::NamespaceAnnotation));
-        assert_eq!(verdict(&quiet.clone().annotation(STICKY, "true")), (true, Reason::PodAnnotation));
+        assert_eq!(verdict(&quiet), (false, StickyReason::NamespaceAnnotation));
+        assert_eq!(verdict(&quiet.clone().annotation(STICKY, "true")), (true, StickyReason::PodAnnotation));
         let mut loud = pod("a");
         loud.namespace_annotations.insert(STICKY.into(), "true".into());
-        assert_eq!(verdict(&loud), (true, Reason::NamespaceAnnotation));
-        assert_eq!(verdict(&loud.annotation(STICKY, "false")), (false, Reason::PodAnnotation));
+        assert_eq!(verdict(&loud), (true, StickyReason::NamespaceAnnotation));
+        assert_eq!(verdict(&loud.annotation(STICKY, "false")), (false, StickyReason::PodAnnotation));
     }
 
     #[test]
@@ -222,7 +226,7 @@ mod tests {
     fn a_host_network_pod_is_never_sticky() {
         let mut host = pod("a").annotation(STICKY, "true");
         host.host_network = true;
-        assert_eq!(verdict(&host), (false, Reason::HostNetwork));
+        assert_eq!(verdict(&host), (false, StickyReason::HostNetwork));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::runtime::tls::{Keys, Pair, TlsError};
+use crate::runtime::tls::{CertificateFiles, CertificateSource, TlsError};
 
 /// How many connections are served at once: whoever holds more open is not a probe.
 const MOST_CONNECTIONS: usize = 32;
@@ -27,15 +27,15 @@ const WHOLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What keeps the part from being ready, each with its cure; shared with whoever knows it.
 #[derive(Debug, Clone)]
-pub struct Ready(Arc<Mutex<Vec<String>>>);
+pub struct Readiness(Arc<Mutex<Vec<String>>>);
 
-impl Default for Ready {
+impl Default for Readiness {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(vec!["it has just started".to_owned()])))
     }
 }
 
-impl Ready {
+impl Readiness {
     /// It is.
     pub fn yes(&self) {
         self.set(Vec::new());
@@ -63,7 +63,7 @@ pub type Counts = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Why the pages cannot be served.
 #[derive(Debug, Error)]
-pub enum PagesError {
+pub enum HttpServerError {
     /// The address is taken, or not of this machine.
     #[error("--metrics-address {address}: {source}; name another address, or end the program that has it")]
     Address {
@@ -78,27 +78,27 @@ pub enum PagesError {
 }
 
 /// A bound listener, so that a taken address or a bad certificate is found at the start.
-pub struct Pages {
+pub struct HttpServer {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     counts: Counts,
-    ready: Ready,
+    ready: Readiness,
 }
 
-impl Pages {
+impl HttpServer {
     /// Binds the address, and reads the certificate if there shall be one.
     ///
     /// # Errors
-    /// [`PagesError`].
+    /// [`HttpServerError`].
     pub async fn bind(
         address: SocketAddr,
-        pair: Option<Pair>,
+        pair: Option<CertificateFiles>,
         counts: Counts,
-        ready: Ready,
-    ) -> Result<Self, PagesError> {
-        let cannot = |source| PagesError::Address { address, source };
-        let keys = pair.map(Keys::load).transpose()?;
-        let tls = keys.map(Keys::acceptor).transpose().map_err(cannot)?;
+        ready: Readiness,
+    ) -> Result<Self, HttpServerError> {
+        let cannot = |source| HttpServerError::Address { address, source };
+        let keys = pair.map(CertificateSource::load).transpose()?;
+        let tls = keys.map(CertificateSource::acceptor).transpose().map_err(cannot)?;
         let listener = TcpListener::bind(address).await.map_err(cannot)?;
         Ok(Self { listener, tls, counts, ready })
     }
@@ -149,7 +149,7 @@ async fn shake_hands(
     }
 }
 
-async fn converse<S>(stream: S, counts: &Counts, ready: &Ready)
+async fn converse<S>(stream: S, counts: &Counts, ready: &Readiness)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
@@ -169,7 +169,7 @@ where
     }
 }
 
-fn answer(request: &Request<Incoming>, counts: &Counts, ready: &Ready) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, counts: &Counts, ready: &Readiness) -> Response<Full<Bytes>> {
     let plain = "text/plain";
     let (status, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, plain, "ok\n".to_owned()),

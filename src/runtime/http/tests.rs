@@ -31,24 +31,24 @@ impl Files {
     }
 
     fn write(&self, certificate: &str, key: &str) {
-        let Pair { certificate: at, key: key_at } = self.pair();
+        let CertificateFiles { certificate: at, key: key_at } = self.pair();
         std::fs::write(at, certificate).unwrap();
         std::fs::write(key_at, key).unwrap();
     }
 
-    fn pair(&self) -> Pair {
+    fn pair(&self) -> CertificateFiles {
         let at = |name: &str| self.folder.path().join(name);
-        Pair::of(Some(&at("tls.crt")), Some(&at("tls.key"))).unwrap().unwrap()
+        CertificateFiles::of(Some(&at("tls.crt")), Some(&at("tls.key"))).unwrap().unwrap()
     }
 }
 
-async fn bind(pair: Option<Pair>, ready: &Ready) -> Result<Pages, PagesError> {
+async fn bind(pair: Option<CertificateFiles>, ready: &Readiness) -> Result<HttpServer, HttpServerError> {
     let counts: Counts = Arc::new(|| "counts\n".to_owned());
-    Pages::bind("127.0.0.1:0".parse().unwrap(), pair, counts, ready.clone()).await
+    HttpServer::bind("127.0.0.1:0".parse().unwrap(), pair, counts, ready.clone()).await
 }
 
 /// Serves in the background of the test; where.
-async fn serve(pair: Option<Pair>, ready: &Ready) -> SocketAddr {
+async fn serve(pair: Option<CertificateFiles>, ready: &Readiness) -> SocketAddr {
     let pages = bind(pair, ready).await.unwrap();
     let address = pages.address().unwrap();
     tokio::spawn(pages.serve());
@@ -97,7 +97,7 @@ async fn is_served_in_time(certificate: &str, address: SocketAddr) -> bool {
 
 #[tokio::test]
 async fn each_page_has_its_answer_and_readiness_names_every_reason() {
-    let ready = Ready::default();
+    let ready = Readiness::default();
     let address = serve(None, &ready).await;
     let page = async |path: &str| plain(address, path).await.unwrap();
     assert!(page("/healthz").await.starts_with("HTTP/1.1 200"));
@@ -115,7 +115,7 @@ async fn each_page_has_its_answer_and_readiness_names_every_reason() {
 async fn with_a_certificate_the_pages_are_served_over_tls_and_not_without() {
     let pair = fresh();
     let files = Files::with(&pair);
-    let address = serve(Some(files.pair()), &Ready::default()).await;
+    let address = serve(Some(files.pair()), &Readiness::default()).await;
     for path in ["/healthz", "/metrics"] {
         let text = trusting(&pair.0, address, path).await.unwrap();
         assert!(text.starts_with("HTTP/1.1 200"), "{text}");
@@ -129,7 +129,7 @@ async fn with_a_certificate_the_pages_are_served_over_tls_and_not_without() {
 async fn a_new_pair_is_served_without_a_restart() {
     let (first, second) = (fresh(), fresh());
     let files = Files::with(&first);
-    let address = serve(Some(files.pair()), &Ready::default()).await;
+    let address = serve(Some(files.pair()), &Readiness::default()).await;
     assert!(is_served_in_time(&first.0, address).await);
     files.write(&second.0, &second.1);
     assert!(is_served_in_time(&second.0, address).await, "the new pair is not served");
@@ -140,7 +140,7 @@ async fn a_new_pair_is_served_without_a_restart() {
 fn a_new_pair_that_cannot_be_used_leaves_the_one_before() {
     let (first, second) = (fresh(), fresh());
     let files = Files::with(&first);
-    let keys = Keys::load(files.pair()).unwrap();
+    let keys = CertificateSource::load(files.pair()).unwrap();
     let mut now = std::time::Instant::now();
     let mut look = || {
         now += Duration::from_secs(2);
@@ -175,7 +175,7 @@ async fn what_cannot_be_used_is_refused_at_the_start_by_its_name() {
     let (pair, other) = (fresh(), fresh());
     let refused = async |certificate: &str, key: &str| {
         let files = Files::with(&(certificate.to_owned(), key.to_owned()));
-        bind(Some(files.pair()), &Ready::default()).await.err().unwrap().to_string()
+        bind(Some(files.pair()), &Readiness::default()).await.err().unwrap().to_string()
     };
     for (certificate, key, parts) in [
         ("", pair.1.as_str(), ["--tls-cert-file", "tls.crt", "no certificate"]),
@@ -187,11 +187,11 @@ async fn what_cannot_be_used_is_refused_at_the_start_by_its_name() {
         let text = refused(certificate, key).await;
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
-    let nowhere = Pair::of(Some(Path::new("/nowhere/a")), Some(Path::new("/nowhere/b"))).unwrap();
-    let text = bind(nowhere, &Ready::default()).await.err().unwrap().to_string();
+    let nowhere = CertificateFiles::of(Some(Path::new("/nowhere/a")), Some(Path::new("/nowhere/b"))).unwrap();
+    let text = bind(nowhere, &Readiness::default()).await.err().unwrap().to_string();
     assert!(text.contains("--tls-cert-file /nowhere/a: cannot be read"), "{text}");
-    let taken = serve(None, &Ready::default()).await;
+    let taken = serve(None, &Readiness::default()).await;
     let counts: Counts = Arc::new(String::new);
-    let error = Pages::bind(taken, None, counts, Ready::default()).await.err().unwrap().to_string();
+    let error = HttpServer::bind(taken, None, counts, Readiness::default()).await.err().unwrap().to_string();
     assert!(error.contains(&format!("--metrics-address {taken}")), "{error}");
 }

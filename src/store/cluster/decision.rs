@@ -2,7 +2,7 @@
 //! small file a pod uid. ADD then needs no API server.
 //!
 //! A decision about a sticky pod says that its StickyIP **is attached** to this node under the container id
-//! [`Prepared::known_as`]. It is used once: the record that takes it over bears that container id, and a decision whose
+//! [`PreparedSticky::attachment_id`]. It is used once: the record that takes it over bears that container id, and a decision whose
 //! container id a record bears already is used up, whatever lies in the folder. Must never be believed when it is torn,
 //! of another pod, or from before a reboot.
 
@@ -12,17 +12,17 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::cni::{ContainerId, IfName, PodIdentity};
-use crate::store::cluster::pending_update::Lasting;
+use crate::store::cluster::pending_update::Durability;
 use crate::store::records::list;
 use crate::store::{
-    Disk, Locked, Moment, Phase, Record, Store, StoreError, Stored, inode_of, open, read_file,
+    Disk, LockedStore, NodeTime, Phase, Record, Store, StoreError, StoredRecord, inode_of, open, read_file,
 };
 
-const PREPARED: &str = ".sticky/prepared";
+const DECISIONS: &str = ".sticky/prepared";
 /// A decision before it has its name.
 const NEW: &str = ".sticky/decision";
 /// How the container ids of prepared attachments begin.
-const KNOWN_AS: &str = "prepared-";
+const PREPARED_PREFIX: &str = "prepared-";
 /// The version of the files.
 const VERSION: u32 = 1;
 
@@ -38,17 +38,17 @@ pub struct Decision {
     /// The pod's name.
     pub pod: String,
     /// The StickyIP that is attached for it; none: the pod is not sticky.
-    pub sticky: Option<Prepared>,
+    pub sticky: Option<PreparedSticky>,
     /// Why, for people.
     pub reason: String,
     /// When.
-    pub at: Moment,
+    pub at: NodeTime,
 }
 
 /// A StickyIP that is attached to this node and waits for its pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Prepared {
+pub struct PreparedSticky {
     /// The StickyIP's namespace.
     pub namespace: String,
     /// The StickyIP's name.
@@ -58,12 +58,17 @@ pub struct Prepared {
     /// The workload as a CiliumNode's pool shows it, `namespace/Kind/name`.
     pub resource: String,
     /// The container id under which the API server knows the attachment.
-    pub known_as: String,
+    pub attachment_id: String,
 }
 
 impl Decision {
     /// A decision about this pod, which must have a uid. None if it has none.
-    pub fn about(pod: &PodIdentity, sticky: Option<Prepared>, reason: &str, at: Moment) -> Option<Self> {
+    pub fn about(
+        pod: &PodIdentity,
+        sticky: Option<PreparedSticky>,
+        reason: &str,
+        at: NodeTime,
+    ) -> Option<Self> {
         Some(Self {
             version: VERSION,
             uid: pod.uid()?.to_owned(),
@@ -76,13 +81,13 @@ impl Decision {
     }
 
     /// The container id under which the API server knows a prepared attachment of this pod.
-    pub fn known_as(uid: &str) -> String {
-        format!("{KNOWN_AS}{uid}")
+    pub fn attachment_id(uid: &str) -> String {
+        format!("{PREPARED_PREFIX}{uid}")
     }
 
     /// The uid of the pod that an attachment was prepared for, by the container id under which the API server knows it.
-    pub fn uid_known_as(container: &str) -> Option<&str> {
-        container.strip_prefix(KNOWN_AS)
+    pub fn prepared_uid(container: &str) -> Option<&str> {
+        container.strip_prefix(PREPARED_PREFIX)
     }
 
     /// The pod.
@@ -91,7 +96,7 @@ impl Decision {
     }
 
     /// Whether it speaks of this pod and may be believed now: a sandbox of an earlier boot had its own.
-    pub fn is_for(&self, pod: &PodIdentity, now: &Moment) -> bool {
+    pub fn is_for(&self, pod: &PodIdentity, now: &NodeTime) -> bool {
         self.pod().as_ref() == Some(pod) && (self.sticky.is_none() || self.at.boot() == now.boot())
     }
 
@@ -100,7 +105,7 @@ impl Decision {
         let sound = decision.version == VERSION && decision.uid == name && decision.pod().is_some();
         let usable = decision.sticky.as_ref().is_none_or(|sticky| {
             !sticky.addresses.is_empty()
-                && ContainerId::new(&sticky.known_as).is_ok()
+                && ContainerId::new(&sticky.attachment_id).is_ok()
                 && PodIdentity::new(&sticky.namespace, &sticky.name, None).is_ok()
         });
         (sound && usable).then_some(decision)
@@ -121,21 +126,21 @@ pub enum Withdrawn {
 impl<D: Disk> Store<D> {
     /// Whether something lies where a decision about this pod would. A look without the lock: what it is, the lock's holder reads.
     pub fn has_decision(&self, uid: &str) -> bool {
-        let folder = self.path(PREPARED);
+        let folder = self.path(DECISIONS);
         checked(uid, &folder).is_ok_and(|name| folder.join(name).symlink_metadata().is_ok())
     }
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Puts a decision in place of an earlier one about the same pod, whole. It is not waited for until it is on the disk: the pod's ADD
     /// is on its way. After the next boot nobody believes what it says of a sticky pod; of another pod it says the same still, if it is there.
     ///
     /// # Errors
     /// The disk fails.
     pub fn prepare(&mut self, decision: &Decision) -> Result<(), StoreError> {
-        let (folder, new) = (self.store.path(PREPARED), self.store.path(NEW));
+        let (folder, new) = (self.store.path(DECISIONS), self.store.path(NEW));
         let path = folder.join(checked(&decision.uid, &folder)?);
-        self.put_whole("write the decision", decision, &new, &path, Lasting::ThisBoot)
+        self.put_small_file("write the decision", decision, &new, &path, Durability::ThisBoot)
     }
 
     /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used up is taken
@@ -144,7 +149,7 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails.
     pub fn prepared(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>, StoreError> {
-        let folder = self.store.path(PREPARED);
+        let folder = self.store.path(DECISIONS);
         let name = checked(uid, &folder)?;
         let path = folder.join(name);
         let bytes = match read_file(&path) {
@@ -154,10 +159,10 @@ impl<D: Disk> Locked<'_, D> {
             Err(source) => return Err(StoreError::io("read the decision", &path, source)),
         };
         let Some(decision) = Decision::from_bytes(name, &bytes) else {
-            self.set_aside_from(PREPARED, name, "it is no prepared decision")?;
+            self.set_aside_from(DECISIONS, name, "it is no prepared decision")?;
             return Ok(None);
         };
-        if self.user_of(&decision, interface)?.is_some() {
+        if self.decision_user(&decision, interface)?.is_some() {
             self.remove(&path)?;
             return Ok(None);
         }
@@ -170,35 +175,37 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn is_awaited(&mut self, container: &str, interface: &IfName) -> Result<bool, StoreError> {
-        let Some(uid) = Decision::uid_known_as(container) else { return Ok(false) };
+    pub fn awaits_add(&mut self, container: &str, interface: &IfName) -> Result<bool, StoreError> {
+        let Some(uid) = Decision::prepared_uid(container) else { return Ok(false) };
         let this_boot = self.store.now.boot().to_owned();
         let decision = self.prepared(uid, interface)?.filter(|decision| decision.at.boot() == this_boot);
-        Ok(decision.and_then(|decision| decision.sticky).is_some_and(|sticky| sticky.known_as == container))
+        Ok(decision
+            .and_then(|decision| decision.sticky)
+            .is_some_and(|sticky| sticky.attachment_id == container))
     }
 
     /// Has a record take a decision over: the record is put in place, then the file goes. Whoever finds both after a crash
     /// finds the decision used up. Durable with the commit.
     ///
     /// # Errors
-    /// As [`Locked::put_instead_of`]; the decision stands then.
+    /// As [`LockedStore::put_reclaiming`]; the decision stands then.
     pub fn consume(
         &mut self,
         decision: &Decision,
         record: &Record,
-        replacing: Option<&Stored>,
-        given_up: &[Stored],
+        replacing: Option<&StoredRecord>,
+        given_up: &[StoredRecord],
     ) -> Result<(), StoreError> {
-        self.put_instead_of(record, replacing, given_up)?;
-        self.forget_prepared(&decision.uid)
+        self.put_reclaiming(record, replacing, given_up)?;
+        self.remove_decision(&decision.uid)
     }
 
     /// Takes the decision about a pod away if it is there.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn forget_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
-        let folder = self.store.path(PREPARED);
+    pub fn remove_decision(&mut self, uid: &str) -> Result<(), StoreError> {
+        let folder = self.store.path(DECISIONS);
         self.remove_if_there(&folder.join(checked(uid, &folder)?))
     }
 
@@ -206,9 +213,9 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn revoke_prepared(&mut self, uid: &str) -> Result<(), StoreError> {
-        self.forget_prepared(uid)?;
-        let folder = self.store.path(PREPARED);
+    pub fn remove_decision_durably(&mut self, uid: &str) -> Result<(), StoreError> {
+        self.remove_decision(uid)?;
+        let folder = self.store.path(DECISIONS);
         if inode_of(&folder)?.is_some() { open::sync_dir(&self.store.disk, &folder) } else { Ok(()) }
     }
 
@@ -218,24 +225,24 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn forget_attachment(
+    pub fn clear_attachment(
         &mut self,
         claimant: &crate::store::Claimant,
         containers: &[&str],
     ) -> Result<(), StoreError> {
-        let Some(stored) = self.of_claimant(claimant)? else { return Ok(()) };
+        let Some(stored) = self.find_by_claimant(claimant)? else { return Ok(()) };
         let record = &stored.record;
         let binding = record.binding.as_ref().filter(|binding| {
             !record.is_attached(&self.store.now) && containers.contains(&binding.container.as_str())
         });
         let Some(binding) = binding.cloned() else { return Ok(()) };
         if let Some(uid) = record.pod.as_ref().and_then(PodIdentity::uid)
-            && binding.container == Decision::known_as(uid)
+            && binding.container == Decision::attachment_id(uid)
         {
             // First: the record is what tells that it is used up.
-            self.forget_prepared(uid)?;
+            self.remove_decision(uid)?;
         }
-        let binding = Some(crate::store::Binding { container: String::new(), ..binding });
+        let binding = Some(crate::store::StickyBinding { container: String::new(), ..binding });
         self.put(&Record { phase: Phase::Kept, netns: None, binding, ..record.clone() }, Some(&stored))
     }
 
@@ -244,7 +251,7 @@ impl<D: Disk> Locked<'_, D> {
     /// # Errors
     /// The disk fails.
     pub fn withdraw(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn, StoreError> {
-        let folder = self.store.path(PREPARED);
+        let folder = self.store.path(DECISIONS);
         let name = checked(uid, &folder)?.to_owned();
         let path = folder.join(&name);
         let decision = match read_file(&path) {
@@ -254,10 +261,10 @@ impl<D: Disk> Locked<'_, D> {
             Err(source) => return Err(StoreError::io("read the decision", &path, source)),
         };
         let Some(decision) = decision else {
-            self.set_aside_from(PREPARED, &name, "it is no prepared decision")?;
+            self.set_aside_from(DECISIONS, &name, "it is no prepared decision")?;
             return Ok(Withdrawn::Nothing);
         };
-        let user = self.user_of(&decision, interface)?;
+        let user = self.decision_user(&decision, interface)?;
         self.remove(&path)?;
         open::sync_dir(&self.store.disk, &folder)?;
         Ok(match user {
@@ -269,13 +276,21 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Whether a record bears the container id of this decision, and in which phase it is.
-    fn user_of(&mut self, decision: &Decision, interface: &IfName) -> Result<Option<Phase>, StoreError> {
+    fn decision_user(
+        &mut self,
+        decision: &Decision,
+        interface: &IfName,
+    ) -> Result<Option<Phase>, StoreError> {
         let Some(sticky) = &decision.sticky else { return Ok(None) };
         let claimant = crate::store::Claimant::bound(&sticky.namespace, &sticky.name, interface);
-        let stored = self.of_claimant(&claimant)?;
+        let stored = self.find_by_claimant(&claimant)?;
         Ok(stored
             .filter(|stored| {
-                stored.record.binding.as_ref().is_some_and(|binding| binding.container == sticky.known_as)
+                stored
+                    .record
+                    .binding
+                    .as_ref()
+                    .is_some_and(|binding| binding.container == sticky.attachment_id)
             })
             .map(|stored| stored.record.phase))
     }
@@ -287,7 +302,7 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// The directory cannot be read.
     pub fn decisions(&self) -> Result<Vec<Decision>, StoreError> {
-        let folder = self.path(PREPARED);
+        let folder = self.path(DECISIONS);
         let mut decisions = Vec::new();
         for (name, _) in list::names(&folder)? {
             match read_file(&folder.join(&name)) {

@@ -7,33 +7,33 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::store::{Claimant, Disk, Locked, StoreError, read_file};
+use crate::store::{Claimant, Disk, LockedStore, StoreError, read_file};
 
 /// What is remembered.
-pub(crate) const PARTINGS: &str = ".sticky/partings";
+pub(crate) const DETACHED_SNAPSHOTS: &str = ".sticky/partings";
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Remembers how the claimant's object stood. For this boot, and as long as the claimant has a record here.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn remember_parting(
+    pub fn save_detached_snapshot(
         &mut self,
         claimant: &Claimant,
         object: &impl Serialize,
     ) -> Result<(), StoreError> {
-        let folder = self.store.path(PARTINGS);
+        let folder = self.store.path(DETACHED_SNAPSHOTS);
         let path = folder.join(claimant.entry());
         self.store.make_dir(&folder)?;
         // In its place at once: whoever ends in between leaves what cannot be read.
         let bytes = serde_json::to_vec(object).map_err(io::Error::from);
-        let made = bytes.and_then(|bytes| self.store.create_anew(&path, &bytes));
+        let made = bytes.and_then(|bytes| self.store.create_replacing(&path, &bytes));
         made.map(drop).map_err(|source| StoreError::io("write the parting", &path, source))
     }
 
     /// What is remembered of the claimant's object; nothing if it cannot be read.
-    pub fn parting(&self, claimant: &Claimant) -> Option<Vec<u8>> {
-        let path = self.store.path(PARTINGS).join(claimant.entry());
+    pub fn detached_snapshot(&self, claimant: &Claimant) -> Option<Vec<u8>> {
+        let path = self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry());
         read_file(&path).ok().map(|(bytes, _)| bytes)
     }
 
@@ -41,8 +41,8 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn forget_parting(&mut self, claimant: &Claimant) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(PARTINGS).join(claimant.entry()))
+    pub fn remove_detached_snapshot(&mut self, claimant: &Claimant) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry()))
     }
 }
 
@@ -50,14 +50,14 @@ impl<D: Disk> Locked<'_, D> {
 mod tests {
     use super::*;
     use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
-    use crate::store::{Moment, RealDisk, Record, Store};
+    use crate::store::{NodeTime, RealDisk, Record, Store};
 
     #[test]
-    fn a_parting_lasts_as_long_as_its_claimants_record_and_this_boot() {
+    fn a_detached_snapshot_lasts_as_long_as_its_claimants_record_and_this_boot() {
         let dir = tempfile::tempdir().unwrap();
         let network = NetworkName::new("net").unwrap();
         let at = |boot: &str| {
-            Store::new(RealDisk, dir.path(), &network, Moment::new(1, 1, boot), std::time::Duration::ZERO)
+            Store::new(RealDisk, dir.path(), &network, NodeTime::new(1, 1, boot), std::time::Duration::ZERO)
         };
         let interface = IfName::new("eth0").unwrap();
         let claimant = Claimant::bound("db", "db-0", &interface);
@@ -66,21 +66,21 @@ mod tests {
         let keep = |store: &Store| {
             let mut locked = store.lock().unwrap();
             let addresses = vec!["10.0.0.1".parse().unwrap()];
-            let kept = locked.of_claimant(&claimant).unwrap();
+            let kept = locked.find_by_claimant(&claimant).unwrap();
             let record = Record::reserved(addresses, &claimant, None, &attachment, store.now());
             locked.put(&record, kept.as_ref()).unwrap();
-            locked.remember_parting(&claimant, &"first").unwrap();
-            locked.remember_parting(&claimant, &"second").unwrap();
+            locked.save_detached_snapshot(&claimant, &"first").unwrap();
+            locked.save_detached_snapshot(&claimant, &"second").unwrap();
             locked.commit().unwrap();
         };
-        let seen = |store: &Store| store.lock().unwrap().parting(&claimant);
+        let seen = |store: &Store| store.lock().unwrap().detached_snapshot(&claimant);
         assert_eq!(seen(&store), None);
         keep(&store);
         assert_eq!(seen(&store), Some(b"\"second\"".to_vec()));
         assert!(store.verify().unwrap().iter().all(|finding| !finding.wrong));
 
         let mut locked = store.lock().unwrap();
-        let kept = locked.of_claimant(&claimant).unwrap().unwrap();
+        let kept = locked.find_by_claimant(&claimant).unwrap().unwrap();
         locked.free(&kept).unwrap();
         drop(locked);
         assert_eq!(seen(&store), None, "its claimant has nothing here any more");
@@ -90,7 +90,7 @@ mod tests {
 
         let store = at("b");
         keep(&store);
-        store.lock().unwrap().forget_parting(&claimant).unwrap();
+        store.lock().unwrap().remove_detached_snapshot(&claimant).unwrap();
         assert_eq!(seen(&store), None);
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cni::Attachment;
 use crate::store::records::record;
-use crate::store::{Disk, Locked, Record, Store, StoreError};
+use crate::store::{Disk, LockedStore, Record, Store, StoreError};
 
 pub(crate) const DRAFTS: &str = ".sticky/drafts";
 
@@ -28,10 +28,10 @@ impl<D: Disk> Store<D> {
     /// The disk fails.
     pub fn draft(&self, record: &Record) -> Result<Draft, StoreError> {
         self.make_dir(&self.path(DRAFTS))?;
-        let path = self.path(DRAFTS).join(record::attachment_entry(&record.attachment));
+        let path = self.path(DRAFTS).join(record::attachment_file_name(&record.attachment));
         let failed = |source| StoreError::io("write", &path, source);
         let bytes = record.to_bytes().map_err(|error| failed(error.into()))?;
-        let file = self.create_anew(&path, &bytes).map_err(failed)?;
+        let file = self.create_replacing(&path, &bytes).map_err(failed)?;
         self.disk.sync(&file).map_err(failed)?;
         Ok(Draft { path, bytes, file })
     }
@@ -40,12 +40,12 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn discard(&self, draft: &Draft) -> Result<(), StoreError> {
+    pub fn discard_draft(&self, draft: &Draft) -> Result<(), StoreError> {
         self.disk.remove(&draft.path).map_err(|source| StoreError::io("remove", &draft.path, source))
     }
 
     /// Makes a file, in the place of one that a process which ended has left.
-    pub(crate) fn create_anew(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
+    pub(crate) fn create_replacing(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
         match self.disk.create(path, bytes) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.disk.remove(path).and_then(|()| self.disk.create(path, bytes))
@@ -55,7 +55,7 @@ impl<D: Disk> Store<D> {
     }
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// The next record that is put in place and says the very same is made of this.
     pub fn use_draft(&mut self, draft: Option<Draft>) {
         self.draft = draft;
@@ -65,8 +65,8 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn forget_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(DRAFTS).join(record::attachment_entry(attachment)))
+    pub fn remove_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(DRAFTS).join(record::attachment_file_name(attachment)))
     }
 }
 
@@ -74,7 +74,7 @@ impl<D: Disk> Locked<'_, D> {
 mod tests {
     use super::*;
     use crate::cni::{ContainerId, IfName, NetworkName, PodIdentity};
-    use crate::store::{Claimant, Moment, RealDisk};
+    use crate::store::{Claimant, NodeTime, RealDisk};
 
     fn sandbox(container: &str) -> Attachment {
         let interface = IfName::new("eth0").unwrap();
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_record_is_made_of_its_own_draft_and_of_no_other_and_none_is_left() {
         let dir = tempfile::tempdir().unwrap();
-        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         drop(store.lock().unwrap());
         let inode = |path: &Path| crate::store::inode_of(path).unwrap();
@@ -102,7 +102,7 @@ mod tests {
         {
             let mut locked = store.lock().unwrap();
             let record = made(&store, put, "c1");
-            let kept = locked.of_claimant(&record.claimant().unwrap()).unwrap();
+            let kept = locked.find_by_claimant(&record.claimant().unwrap()).unwrap();
             let draft = store.draft(&made(&store, drafted, "c1")).unwrap();
             // As long as it is open nobody else gets its inode.
             let (_open, of_draft) = (draft.file.try_clone().unwrap(), inode(&draft.path));
@@ -115,20 +115,20 @@ mod tests {
         // One that was taken away meanwhile is none.
         let mut locked = store.lock().unwrap();
         let draft = store.draft(&made(&store, "10.0.0.2", "c2")).unwrap();
-        store.discard(&draft).unwrap();
+        store.discard_draft(&draft).unwrap();
         locked.use_draft(Some(draft));
-        let kept = locked.of_claimant(&made(&store, "10.0.0.2", "c2").claimant().unwrap()).unwrap();
+        let kept = locked.find_by_claimant(&made(&store, "10.0.0.2", "c2").claimant().unwrap()).unwrap();
         locked.put(&made(&store, "10.0.0.2", "c2"), kept.as_ref()).unwrap();
         locked.commit().unwrap();
         // Left by processes that ended: one goes with its container, the others with the boot.
         for container in ["c3", "c4"] {
             store.draft(&made(&store, "10.0.0.2", container)).unwrap();
         }
-        store.lock().unwrap().forget_draft(&sandbox("c3")).unwrap();
+        store.lock().unwrap().remove_draft(&sandbox("c3")).unwrap();
         assert_eq!(drafts(), 1);
         assert!(store.verify().unwrap().is_empty());
         let later =
-            Store::new(RealDisk, dir.path(), &network, Moment::new(2, 2, "b"), std::time::Duration::ZERO);
+            Store::new(RealDisk, dir.path(), &network, NodeTime::new(2, 2, "b"), std::time::Duration::ZERO);
         drop(later.lock().unwrap());
         assert_eq!(drafts(), 0);
     }

@@ -1,6 +1,6 @@
 //! Notes for the node's agent: what a verb could not tell the API server, in `.sticky/notes`, one small file an
 //! attachment. Unlike everything else under `.sticky` they are derived from nothing, so nothing but
-//! [`Locked::remove_note`] takes them away.
+//! [`LockedStore::remove_pending_update`] takes them away.
 
 use std::fs;
 use std::io;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::cni::Attachment;
 use crate::store::records::{list, record};
-use crate::store::{Disk, Locked, Moment, Store, StoreError, inode_of, open};
+use crate::store::{Disk, LockedStore, NodeTime, Store, StoreError, inode_of, open};
 
-const NOTES: &str = ".sticky/notes";
+const PENDING_UPDATES: &str = ".sticky/notes";
 /// A note before it has its name.
 const NEW: &str = ".sticky/note";
 
 /// What the agent has to tell the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct PendingUpdate {
     /// What happened.
     pub what: Told,
     /// The sandbox's container id.
@@ -33,12 +33,12 @@ pub struct Note {
     pub name: Option<String>,
     /// The container id under which the API server knows the attachment, where it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub known_as: Option<String>,
+    pub attachment_id: Option<String>,
     /// The pod's uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
     /// When.
-    pub at: Moment,
+    pub at: NodeTime,
 }
 
 /// What happened to a sandbox.
@@ -53,32 +53,36 @@ pub enum Told {
 
 /// How long a small file must last.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lasting {
+pub(crate) enum Durability {
     /// It is on the disk when it is in place.
-    OverPowerLoss,
+    PowerLoss,
     /// The processes of this boot see it, and that is enough.
     ThisBoot,
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Leaves a note, in place of an earlier one about the same attachment. It is on the disk when this returns.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn leave_note(&mut self, attachment: &Attachment, note: &Note) -> Result<(), StoreError> {
-        let (folder, new) = (self.store.path(NOTES), self.store.path(NEW));
-        let path = folder.join(record::attachment_entry(attachment));
-        self.put_whole("write the note", note, &new, &path, Lasting::OverPowerLoss)
+    pub fn put_pending_update(
+        &mut self,
+        attachment: &Attachment,
+        note: &PendingUpdate,
+    ) -> Result<(), StoreError> {
+        let (folder, new) = (self.store.path(PENDING_UPDATES), self.store.path(NEW));
+        let path = folder.join(record::attachment_file_name(attachment));
+        self.put_small_file("write the note", note, &new, &path, Durability::PowerLoss)
     }
 
     /// Puts a small file of the folder of notes or of decisions in place, whole, by way of `new`; `what` is told if it fails.
-    pub(crate) fn put_whole(
+    pub(crate) fn put_small_file(
         &self,
         what: &'static str,
         content: &impl Serialize,
         new: &Path,
         path: &Path,
-        lasting: Lasting,
+        lasting: Durability,
     ) -> Result<(), StoreError> {
         let disk = &self.store.disk;
         let folder = path.parent().unwrap_or(path);
@@ -88,19 +92,22 @@ impl<D: Disk> Locked<'_, D> {
         }
         serde_json::to_vec_pretty(content)
             .map_err(io::Error::from)
-            .and_then(|bytes| self.store.create_anew(new, &bytes))
-            .and_then(|file| if lasting == Lasting::OverPowerLoss { disk.sync(&file) } else { Ok(()) })
+            .and_then(|bytes| self.store.create_replacing(new, &bytes))
+            .and_then(|file| if lasting == Durability::PowerLoss { disk.sync(&file) } else { Ok(()) })
             .and_then(|()| disk.rename(new, path))
             .map_err(|source| StoreError::io(what, path, source))?;
-        if lasting == Lasting::OverPowerLoss { open::sync_dir(disk, folder) } else { Ok(()) }
+        if lasting == Durability::PowerLoss { open::sync_dir(disk, folder) } else { Ok(()) }
     }
 
     /// The note about an attachment, if there is one.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn note_of(&mut self, attachment: &Attachment) -> Result<Option<Note>, StoreError> {
-        let path = self.store.path(NOTES).join(record::attachment_entry(attachment));
+    pub fn pending_update_of(
+        &mut self,
+        attachment: &Attachment,
+    ) -> Result<Option<PendingUpdate>, StoreError> {
+        let path = self.store.path(PENDING_UPDATES).join(record::attachment_file_name(attachment));
         match fs::read(&path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -112,17 +119,17 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn forget_note(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(NOTES).join(record::attachment_entry(attachment)))
+    pub fn clear_pending_update(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
+        self.remove_if_there(&self.store.path(PENDING_UPDATES).join(record::attachment_file_name(attachment)))
     }
 
     /// Takes a note away, if it is still the same.
     ///
     /// # Errors
     /// The disk fails.
-    pub fn remove_note(&mut self, name: &str, note: &Note) -> Result<(), StoreError> {
-        let path = self.store.path(NOTES).join(name);
-        match fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok()) {
+    pub fn remove_pending_update(&mut self, name: &str, note: &PendingUpdate) -> Result<(), StoreError> {
+        let path = self.store.path(PENDING_UPDATES).join(name);
+        match fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<PendingUpdate>(&bytes).ok()) {
             Some(there) if there == *note => {
                 self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))
             }
@@ -136,21 +143,21 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn notes(&self) -> Result<Vec<(String, Note)>, StoreError> {
-        let folder = self.path(NOTES);
-        let mut notes = Vec::new();
+    pub fn pending_updates(&self) -> Result<Vec<(String, PendingUpdate)>, StoreError> {
+        let folder = self.path(PENDING_UPDATES);
+        let mut pending_updates = Vec::new();
         for (name, _) in list::names(&folder)? {
             match fs::read(folder.join(&name)) {
                 Ok(bytes) => match serde_json::from_slice(&bytes) {
-                    Ok(note) => notes.push((name, note)),
+                    Ok(note) => pending_updates.push((name, note)),
                     Err(error) => tracing::warn!(name, %error, "passed over a file that is no note"),
                 },
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(StoreError::io("read the note", &folder.join(name), source)),
             }
         }
-        notes.sort_by(|a, b| a.0.cmp(&b.0));
-        Ok(notes)
+        pending_updates.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(pending_updates)
     }
 }
 
@@ -161,37 +168,37 @@ mod tests {
     use crate::store::RealDisk;
 
     #[test]
-    fn a_note_outlasts_a_reboot_is_replaced_by_a_newer_one_and_goes_only_as_it_was_read() {
+    fn a_pending_update_outlasts_a_reboot_and_is_removed_only_as_it_was_read() {
         let dir = tempfile::tempdir().unwrap();
         let network = NetworkName::new("net").unwrap();
         let store = |boot: &str| {
-            Store::new(RealDisk, dir.path(), &network, Moment::new(1, 1, boot), std::time::Duration::ZERO)
+            Store::new(RealDisk, dir.path(), &network, NodeTime::new(1, 1, boot), std::time::Duration::ZERO)
         };
         let attachment = Attachment {
             container: ContainerId::new("c1").unwrap(),
             interface: IfName::new("eth0").unwrap(),
         };
-        let note = |what| Note {
+        let note = |what| PendingUpdate {
             what,
             container: "c1".into(),
             interface: "eth0".into(),
             namespace: Some("db".into()),
             name: Some("db-0".into()),
-            known_as: None,
+            attachment_id: None,
             uid: None,
-            at: Moment::new(1, 1, "a"),
+            at: NodeTime::new(1, 1, "a"),
         };
         let first = store("a");
-        first.lock().unwrap().leave_note(&attachment, &note(Told::Attached)).unwrap();
-        first.lock().unwrap().leave_note(&attachment, &note(Told::Ended)).unwrap();
+        first.lock().unwrap().put_pending_update(&attachment, &note(Told::Attached)).unwrap();
+        first.lock().unwrap().put_pending_update(&attachment, &note(Told::Ended)).unwrap();
         let later = store("b");
         drop(later.lock().unwrap());
-        let notes = later.notes().unwrap();
-        assert_eq!(notes, [("c1,eth0".to_owned(), note(Told::Ended))]);
+        let pending_updates = later.pending_updates().unwrap();
+        assert_eq!(pending_updates, [("c1,eth0".to_owned(), note(Told::Ended))]);
         let mut locked = later.lock().unwrap();
-        locked.remove_note("c1,eth0", &note(Told::Attached)).unwrap();
-        assert_eq!(later.notes().unwrap().len(), 1);
-        locked.remove_note("c1,eth0", &note(Told::Ended)).unwrap();
-        assert_eq!(later.notes().unwrap(), []);
+        locked.remove_pending_update("c1,eth0", &note(Told::Attached)).unwrap();
+        assert_eq!(later.pending_updates().unwrap().len(), 1);
+        locked.remove_pending_update("c1,eth0", &note(Told::Ended)).unwrap();
+        assert_eq!(later.pending_updates().unwrap(), []);
     }
 }

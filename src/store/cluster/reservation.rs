@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use crate::alloc::Family;
 use crate::cni::{Attachment, PodIdentity};
-use crate::store::{Binding, Claimant, Disk, Locked, Moment, Phase, Record, Store, StoreError, Stored};
+use crate::store::{
+    Claimant, Disk, LockedStore, NodeTime, Phase, Record, StickyBinding, Store, StoreError, StoredRecord,
+};
 
 /// What stands in the place of the container that the API server knows, where an address was left behind. No runtime gives such
 /// a short id.
@@ -13,9 +15,9 @@ const LEFT: &str = "left";
 
 impl Record {
     /// The mark of an address that was this claimant's, last with this sandbox, and may still be claimed for it.
-    pub fn left(address: IpAddr, claimant: &Claimant, last: &Attachment, now: &Moment) -> Self {
+    pub fn left(address: IpAddr, claimant: &Claimant, last: &Attachment, now: &NodeTime) -> Self {
         let reserved = Self::reserved(vec![address], claimant, None, last, now);
-        let binding = reserved.binding.map(|binding| Binding { container: LEFT.to_owned(), ..binding });
+        let binding = reserved.binding.map(|binding| StickyBinding { container: LEFT.to_owned(), ..binding });
         Self { binding, ..reserved }
     }
 
@@ -26,7 +28,7 @@ impl Record {
 
     /// Whether this claimant left the address here, and may have it again.
     pub fn is_left_by(&self, claimant: &Claimant) -> bool {
-        let by = |binding: &Binding| {
+        let by = |binding: &StickyBinding| {
             Claimant::bound(&binding.namespace, &binding.name, claimant.interface()) == *claimant
         };
         self.is_left() && self.binding.as_ref().is_some_and(by)
@@ -38,20 +40,20 @@ impl Record {
     }
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Puts an address beside those that are reserved for the claimant already, one a family; `kept` is what it has, found under
     /// this lock, and `tried` what this walk itself has reserved. What it has already, or has left here, is written anew: whoever is
     /// about to free it finds another record. On stable storage when this returns; whether nothing stood there before.
     ///
     /// # Errors
-    /// As [`Locked::put`].
+    /// As [`LockedStore::put`].
     pub fn reserve(
         mut self,
         address: IpAddr,
         claimant: &Claimant,
         pod: &PodIdentity,
         attachment: &Attachment,
-        kept: Option<&Stored>,
+        kept: Option<&StoredRecord>,
         tried: &[IpAddr],
     ) -> Result<bool, StoreError> {
         if let Some(kept) = kept.filter(|kept| kept.record.addresses.contains(&address)) {
@@ -63,9 +65,9 @@ impl<D: Disk> Locked<'_, D> {
         let mut addresses = kept.map(|kept| kept.record.addresses.clone()).unwrap_or_default();
         addresses.retain(|other| Family::of(*other) != Family::of(address));
         addresses.push(address);
-        self.leave_behind(kept, &addresses, tried)?;
+        self.mark_superseded(kept, &addresses, tried)?;
         let record = Record::reserved(addresses, claimant, Some(pod.clone()), attachment, &self.store.now);
-        self.put_instead_of(&record, kept, left.as_slice())?;
+        self.put_reclaiming(&record, kept, left.as_slice())?;
         self.commit()?;
         Ok(left.is_none())
     }
@@ -74,8 +76,8 @@ impl<D: Disk> Locked<'_, D> {
     /// any more ([`Store::unreserve`]). A record that a sandbox lives with is freed by nobody.
     ///
     /// # Errors
-    /// As [`Locked::put`].
-    pub fn renew(&mut self, kept: &Stored, attachment: &Attachment) -> Result<(), StoreError> {
+    /// As [`LockedStore::put`].
+    pub fn renew(&mut self, kept: &StoredRecord, attachment: &Attachment) -> Result<(), StoreError> {
         let now = self.store.now.clone();
         if kept.record.is_attached(&now) {
             return Ok(());
@@ -90,15 +92,15 @@ impl<D: Disk> Locked<'_, D> {
     /// in between leaves it with those that are not marked yet.
     ///
     /// # Errors
-    /// As [`Locked::put`].
+    /// As [`LockedStore::put`].
     pub fn keep_only(
         &mut self,
-        stored: &Stored,
+        stored: &StoredRecord,
         addresses: Vec<IpAddr>,
         marks: &[Record],
     ) -> Result<(), StoreError> {
         for mark in marks {
-            self.put_over_its_own_names(mark, stored)?;
+            self.put_over_shared_names(mark, stored)?;
         }
         if addresses.is_empty() {
             return self.free(stored);
@@ -112,10 +114,10 @@ impl<D: Disk> Locked<'_, D> {
     /// it has undone what it claimed.
     ///
     /// # Errors
-    /// As [`Locked::put`].
-    pub fn leave_behind(
+    /// As [`LockedStore::put`].
+    pub fn mark_superseded(
         &mut self,
-        kept: Option<&Stored>,
+        kept: Option<&StoredRecord>,
         next: &[IpAddr],
         tried: &[IpAddr],
     ) -> Result<(), StoreError> {
@@ -124,7 +126,7 @@ impl<D: Disk> Locked<'_, D> {
         let is_left = |address: &&IpAddr| !next.contains(address) && !tried.contains(address);
         for address in stored.record.addresses.iter().filter(is_left) {
             let left = Record::left(*address, &claimant, &stored.record.attachment, &self.store.now);
-            self.put_over_its_own_names(&left, stored)?;
+            self.put_over_shared_names(&left, stored)?;
         }
         Ok(())
     }
@@ -143,8 +145,8 @@ impl<D: Disk> Store<D> {
     ) -> Result<(), StoreError> {
         let mut locked = self.lock()?;
         let its_own =
-            |kept: &Stored| kept.record.phase == Phase::Kept && kept.record.attachment == *attachment;
-        let Some(stored) = locked.of_claimant(claimant)?.filter(its_own) else { return Ok(()) };
+            |kept: &StoredRecord| kept.record.phase == Phase::Kept && kept.record.attachment == *attachment;
+        let Some(stored) = locked.find_by_claimant(claimant)?.filter(its_own) else { return Ok(()) };
         let mut others = stored.record.addresses.clone();
         others.retain(|address| !addresses.contains(address));
         if others != stored.record.addresses {
@@ -168,14 +170,14 @@ mod tests {
     #[test]
     fn what_a_claimant_leaves_stays_reserved_and_what_was_only_tried_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
         let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
         let [a, b, c, six] = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"].map(|ip| ip.parse().unwrap());
         let reserve = |address: IpAddr, container: &str, tried: &[IpAddr]| {
             let mut locked = store.lock().unwrap();
-            let kept = locked.of_claimant(&claimant).unwrap();
+            let kept = locked.find_by_claimant(&claimant).unwrap();
             locked.reserve(address, &claimant, &pod, &sandbox(container), kept.as_ref(), tried).unwrap()
         };
         let at = |address: IpAddr| store.lock().unwrap().at(address).unwrap().map(|there| there.record);
@@ -185,32 +187,38 @@ mod tests {
         assert!(at(b).unwrap().is_left_by(&claimant));
         let other = Claimant::bound("db", "db-1", &sandbox("c1").interface);
         assert!(!at(b).unwrap().is_left_by(&other) && at(b).unwrap().claimant().is_none());
-        let kept = store.lock().unwrap().of_claimant(&claimant).unwrap().unwrap().record;
+        let kept = store.lock().unwrap().find_by_claimant(&claimant).unwrap().unwrap().record;
         assert_eq!(kept.addresses, [six, c]);
         assert!(!kept.is_left());
         // A process that ends between the mark and the next record loses nothing.
         let mut locked = store.lock().unwrap();
-        let kept = locked.of_claimant(&claimant).unwrap();
-        locked.leave_behind(kept.as_ref(), &[six, a], &[]).unwrap();
+        let kept = locked.find_by_claimant(&claimant).unwrap();
+        locked.mark_superseded(kept.as_ref(), &[six, a], &[]).unwrap();
         locked.commit().unwrap();
         assert!(at(c).unwrap().is_left_by(&claimant));
         assert_eq!(at(six).unwrap().claimant(), Some(claimant.clone()));
-        assert_eq!(store.lock().unwrap().of_claimant(&claimant).unwrap().unwrap().record.addresses, [six]);
+        assert_eq!(
+            store.lock().unwrap().find_by_claimant(&claimant).unwrap().unwrap().record.addresses,
+            [six]
+        );
         assert!(reserve(a, "c3", &[]));
-        assert_eq!(store.lock().unwrap().of_claimant(&claimant).unwrap().unwrap().record.addresses, [six, a]);
+        assert_eq!(
+            store.lock().unwrap().find_by_claimant(&claimant).unwrap().unwrap().record.addresses,
+            [six, a]
+        );
         assert!(!reserve(c, "c3", &[a]), "it may be claimed");
         assert_eq!((at(a), at(c).unwrap().claimant()), (None, Some(claimant.clone())));
         store.unreserve(&claimant, &sandbox("c3"), &[a, six]).unwrap();
-        assert_eq!(store.lock().unwrap().of_claimant(&claimant).unwrap().unwrap().record.addresses, [c]);
+        assert_eq!(store.lock().unwrap().find_by_claimant(&claimant).unwrap().unwrap().record.addresses, [c]);
         store.unreserve(&claimant, &sandbox("c4"), &[c]).unwrap();
         assert!(at(c).is_some(), "another's");
         assert!(store.verify().unwrap().iter().all(|finding| !finding.wrong));
     }
 
     #[test]
-    fn what_somebody_else_was_promised_since_is_not_let_go_of_by_the_one_who_reserved_it_first() {
+    fn an_address_promised_to_another_since_is_not_released_by_its_first_claimant() {
         let dir = tempfile::tempdir().unwrap();
-        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
         let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
@@ -219,7 +227,7 @@ mod tests {
         for promised_to in ["c2", "granted"] {
             store.lock().unwrap().reserve(address, &claimant, &pod, &sandbox("c1"), None, &[]).unwrap();
             let mut locked = store.lock().unwrap();
-            let kept = locked.of_claimant(&claimant).unwrap().unwrap();
+            let kept = locked.find_by_claimant(&claimant).unwrap().unwrap();
             match promised_to {
                 "granted" => {
                     locked.renew(&kept, &sandbox("granted")).unwrap();
@@ -238,9 +246,9 @@ mod tests {
     }
 
     #[test]
-    fn a_record_keeps_some_of_its_addresses_while_others_are_free_or_anybodys() {
+    fn a_record_keeps_some_of_its_addresses_while_others_are_free_or_unowned() {
         let dir = tempfile::tempdir().unwrap();
-        let (network, now) = (NetworkName::new("net").unwrap(), Moment::new(1, 1, "a"));
+        let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
         let [kept, free, anybodys] = ["10.0.0.1", "fd00::1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
@@ -250,14 +258,14 @@ mod tests {
         for rest in [vec![kept], Vec::new()] {
             let mut locked = store.lock().unwrap();
             locked.put(&record, None).unwrap();
-            let stored = locked.of_claimant(&claimant).unwrap().unwrap();
+            let stored = locked.find_by_claimant(&claimant).unwrap().unwrap();
             locked.keep_only(&stored, rest.clone(), std::slice::from_ref(&mark)).unwrap();
-            let own = locked.of_claimant(&claimant).unwrap();
+            let own = locked.find_by_claimant(&claimant).unwrap();
             assert_eq!(own.map(|own| own.record.addresses).unwrap_or_default(), rest);
             assert_eq!(locked.at(free).unwrap(), None);
             for address in [anybodys, kept] {
                 let there = locked.at(address).unwrap();
-                assert_eq!(there.as_ref().is_some_and(|it| it.record.is_offered()), address == anybodys);
+                assert_eq!(there.as_ref().is_some_and(|it| it.record.is_unowned()), address == anybodys);
                 there.iter().for_each(|there| locked.free(there).unwrap());
             }
             drop(locked);
@@ -270,7 +278,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let network = NetworkName::new("net").unwrap();
         let at = |second: u64, boot: &str| {
-            let now = Moment::new(second, second, boot);
+            let now = NodeTime::new(second, second, boot);
             Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO)
         };
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
@@ -278,7 +286,7 @@ mod tests {
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         let reserve = |store: &Store, container: &str| {
             let mut locked = store.lock().unwrap();
-            let kept = locked.of_claimant(&claimant).unwrap();
+            let kept = locked.find_by_claimant(&claimant).unwrap();
             locked.reserve(address, &claimant, &pod, &sandbox(container), kept.as_ref(), &[]).unwrap();
             store.lock().unwrap().at(address).unwrap().unwrap()
         };
@@ -298,7 +306,7 @@ mod tests {
         // One that was left becomes the claimant's own again.
         let store = at(100, "b");
         let mut locked = store.lock().unwrap();
-        let kept = locked.of_claimant(&claimant).unwrap().unwrap();
+        let kept = locked.find_by_claimant(&claimant).unwrap().unwrap();
         let left = Record::left(address, &claimant, &sandbox("c4"), store.now());
         locked.put(&left, Some(&kept)).unwrap();
         locked.commit().unwrap();

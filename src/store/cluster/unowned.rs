@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use crate::cni::{Attachment, ContainerId, IfName};
-use crate::store::{Keep, Moment, Phase, Record};
+use crate::store::{Keep, NodeTime, Phase, Record};
 
 /// What stands in the place of a container. No runtime gives such a short id.
 const OFFERED: &str = "offered";
@@ -14,7 +14,7 @@ impl Record {
     ///
     /// # Errors
     /// Never, as long as the marks are sound names; a sentence then.
-    pub fn offered(address: IpAddr, now: &Moment) -> Result<Self, String> {
+    pub fn offered(address: IpAddr, now: &NodeTime) -> Result<Self, String> {
         let attachment =
             Attachment { container: ContainerId::new(OFFERED)?, interface: IfName::new("cilium")? };
         Ok(Self {
@@ -30,7 +30,7 @@ impl Record {
     }
 
     /// Whether this is such a mark.
-    pub fn is_offered(&self) -> bool {
+    pub fn is_unowned(&self) -> bool {
         self.phase == Phase::Kept
             && self.pod.is_none()
             && self.binding.is_none()
@@ -45,11 +45,11 @@ mod tests {
     use crate::store::{RealDisk, Store};
 
     #[test]
-    fn a_mark_outlasts_a_reboot_and_keeps_the_address_from_everybody() {
+    fn an_unowned_record_outlasts_a_reboot_and_reserves_its_address() {
         let dir = tempfile::tempdir().unwrap();
         let store = |boot: &str| {
             let network = NetworkName::new("net").unwrap();
-            Store::new(RealDisk, dir.path(), &network, Moment::new(1, 1, boot), std::time::Duration::ZERO)
+            Store::new(RealDisk, dir.path(), &network, NodeTime::new(1, 1, boot), std::time::Duration::ZERO)
         };
         let set = crate::alloc::RangeSet::new(vec![
             crate::alloc::Range::from_spec(&crate::alloc::range::RangeSpec {
@@ -67,7 +67,7 @@ mod tests {
         let later = store("b");
         let mut locked = later.lock().unwrap();
         assert_eq!(locked.next_free(0, &set).unwrap(), None, "the only address is offered");
-        assert!(locked.at(address).unwrap().unwrap().record.is_offered());
+        assert!(locked.at(address).unwrap().unwrap().record.is_unowned());
         drop(locked);
         assert!(later.verify().unwrap().iter().all(|finding| !finding.wrong));
     }

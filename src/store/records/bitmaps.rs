@@ -11,11 +11,11 @@ use crate::store::{BITMAPS, Disk, Store, StoreError, first_bytes, open_plain};
 
 /// The bitmaps that this process has looked at.
 #[derive(Debug, Default)]
-pub(crate) struct Occupied {
+pub(crate) struct Bitmaps {
     groups: BTreeMap<Group, (Option<File>, Bitmap)>,
 }
 
-impl Occupied {
+impl Bitmaps {
     /// The bitmap of a group, none where it has no file and so no address is taken.
     pub(crate) fn bitmap<D: Disk>(
         &mut self,
@@ -102,7 +102,7 @@ fn read<D: Disk>(store: &Store<D>, group: Group) -> Result<(Option<File>, Bitmap
 }
 
 /// A group's bitmap, read without the lock.
-pub(crate) fn glance<D: Disk>(store: &Store<D>, group: Group) -> Result<Option<Bitmap>, StoreError> {
+pub(crate) fn read_unlocked<D: Disk>(store: &Store<D>, group: Group) -> Result<Option<Bitmap>, StoreError> {
     let path = store.path(&name(group));
     match open_plain(&path, false).and_then(|file| contents(&file)) {
         Ok(bitmap) => Ok(Some(bitmap)),

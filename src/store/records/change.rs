@@ -12,37 +12,37 @@ use std::path::{Path, PathBuf};
 
 use crate::store::records::record;
 use crate::store::records::state;
-use crate::store::records::state::{Change, Changed, Place, Removal};
-use crate::store::{Disk, Keep, Locked, Read, Record, StoreError, Stored, inode_of};
+use crate::store::records::state::{DirectoryTime, NamePlacement, NameRemoval, PendingChange};
+use crate::store::{Disk, Keep, LockedStore, Read, Record, StoreError, StoredRecord, inode_of};
 
 /// The new record before it has its names.
 const NEW: &str = ".sticky/new";
 /// A further name of the new record, on its way over an old one.
 const SWAP: &str = ".sticky/swap";
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Puts a record in place, instead of `replacing` if there is one. Addresses that the old one has and the new
     /// one has not are free afterwards.
     ///
     /// # Errors
     /// [`StoreError::Taken`] when an address turns out to be somebody else's; nothing is changed then. Or the disk
     /// fails: the change is undone, or finished by whoever comes next.
-    pub fn put(&mut self, record: &Record, replacing: Option<&Stored>) -> Result<(), StoreError> {
-        self.put_over(record, replacing.as_slice())
+    pub fn put(&mut self, record: &Record, replacing: Option<&StoredRecord>) -> Result<(), StoreError> {
+        self.put_replacing(record, replacing.as_slice())
     }
 
-    /// Puts a record in place, as [`Locked::put`] does, and has it take over from those in `given_up` in the same
+    /// Puts a record in place, as [`LockedStore::put`] does, and has it take over from those in `given_up` in the same
     /// change: they lose their addresses if the record gets its own, and not otherwise.
     ///
     /// # Errors
-    /// As [`Locked::put`].
-    pub fn put_instead_of(
+    /// As [`LockedStore::put`].
+    pub fn put_reclaiming(
         &mut self,
         record: &Record,
-        replacing: Option<&Stored>,
-        given_up: &[Stored],
+        replacing: Option<&StoredRecord>,
+        given_up: &[StoredRecord],
     ) -> Result<(), StoreError> {
-        let mut olds: Vec<&Stored> = replacing.into_iter().chain(given_up).collect();
+        let mut olds: Vec<&StoredRecord> = replacing.into_iter().chain(given_up).collect();
         let fewest = olds.len() - given_up.len();
         // More than the page can tell of at once, with very long names: the last ones go first, alone.
         while olds.len() > fewest && !self.fits(record, &olds)? {
@@ -50,31 +50,39 @@ impl<D: Disk> Locked<'_, D> {
                 self.free(old)?;
             }
         }
-        self.put_over(record, &olds)
+        self.put_replacing(record, &olds)
     }
 
-    fn fits(&mut self, record: &Record, olds: &[&Stored]) -> Result<bool, StoreError> {
-        let change = Change { inode: Some(u64::MAX), ..self.plan(record, olds)? };
-        Ok(state::page(&state::State { change: Some(change), ..self.state.clone() }).is_ok())
+    fn fits(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<bool, StoreError> {
+        let change = PendingChange { inode: Some(u64::MAX), ..self.plan(record, olds)? };
+        Ok(state::page(&state::StatePage { change: Some(change), ..self.state.clone() }).is_ok())
     }
 
     /// Puts a record in place of several.
-    pub(crate) fn put_over(&mut self, record: &Record, olds: &[&Stored]) -> Result<(), StoreError> {
+    pub(crate) fn put_replacing(
+        &mut self,
+        record: &Record,
+        olds: &[&StoredRecord],
+    ) -> Result<(), StoreError> {
         let change = self.plan(record, olds)?;
-        self.put_as_planned(record, olds, change)
+        self.execute_put(record, olds, change)
     }
 
     /// Puts a record under those names of an older one that it has itself. The older one keeps its others.
-    pub(crate) fn put_over_its_own_names(&mut self, record: &Record, old: &Stored) -> Result<(), StoreError> {
-        let change = Change { remove: Vec::new(), ..self.plan(record, &[old])? };
-        self.put_as_planned(record, &[old], change)
-    }
-
-    fn put_as_planned(
+    pub(crate) fn put_over_shared_names(
         &mut self,
         record: &Record,
-        olds: &[&Stored],
-        mut change: Change,
+        old: &StoredRecord,
+    ) -> Result<(), StoreError> {
+        let change = PendingChange { remove: Vec::new(), ..self.plan(record, &[old])? };
+        self.execute_put(record, &[old], change)
+    }
+
+    fn execute_put(
+        &mut self,
+        record: &Record,
+        olds: &[&StoredRecord],
+        mut change: PendingChange,
     ) -> Result<(), StoreError> {
         let (file, is_synced) = self.create_new(record)?;
         let path = self.store.path(NEW);
@@ -90,28 +98,28 @@ impl<D: Disk> Locked<'_, D> {
         }
         // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
         // anyway.
-        self.carry_out(change)
+        self.execute(change)
     }
 
     /// The names that a record is to have, and those that are to go.
-    fn plan(&mut self, record: &Record, olds: &[&Stored]) -> Result<Change, StoreError> {
-        let mut change = Change::default();
+    fn plan(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<PendingChange, StoreError> {
+        let mut change = PendingChange::default();
         let mut over_old = Vec::new();
         for address in &record.addresses {
             let name = address.to_string();
             match self.replaceable(*address, record, olds)? {
-                None => change.place.push(Place { name, replaces: None }),
-                replaces => over_old.push(Place { name, replaces }),
+                None => change.place.push(NamePlacement { name, replaces: None }),
+                replaces => over_old.push(NamePlacement { name, replaces }),
             }
         }
         // New names first: where one of them is taken, nothing old was touched yet.
         change.place.append(&mut over_old);
-        let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+        let claimant = record.claimant().map(|claimant| claimant.index_path());
         let attachment =
-            record.is_attached(&self.store.now).then(|| record::attachment_name(&record.attachment));
+            record.is_attached(&self.store.now).then(|| record::attachment_index_path(&record.attachment));
         for name in claimant.into_iter().chain(attachment) {
             let replaces = inode_of(&self.store.path(&name))?;
-            change.place.push(Place { name, replaces });
+            change.place.push(NamePlacement { name, replaces });
         }
         for old in olds {
             let gone = names_of(old).into_iter();
@@ -126,10 +134,10 @@ impl<D: Disk> Locked<'_, D> {
     ///
     /// # Errors
     /// The disk fails; whoever comes next finishes the change.
-    pub fn free(&mut self, stored: &Stored) -> Result<(), StoreError> {
-        self.carry_out(Change { remove: names_of(stored), ..Change::default() })?;
+    pub fn free(&mut self, stored: &StoredRecord) -> Result<(), StoreError> {
+        self.execute(PendingChange { remove: names_of(stored), ..PendingChange::default() })?;
         match stored.record.claimant().filter(|_| stored.record.binding.is_some()) {
-            Some(claimant) => self.forget_parting(&claimant),
+            Some(claimant) => self.remove_detached_snapshot(&claimant),
             None => Ok(()),
         }
     }
@@ -137,7 +145,7 @@ impl<D: Disk> Locked<'_, D> {
     /// Finishes what a process that ended left undone.
     pub(crate) fn finish_change(&mut self) -> Result<(), StoreError> {
         let Some(mut change) = self.state.change.clone() else { return Ok(()) };
-        self.clear_leftover(SWAP)?;
+        self.remove_leftover(SWAP)?;
         // host-local may have come first and taken an address that was free already, and the file system may have
         // given its file the inode of the one that is gone. What we remove is always a record of ours.
         let mut ours = Vec::new();
@@ -158,7 +166,8 @@ impl<D: Disk> Locked<'_, D> {
     pub(crate) fn write_page(&mut self) -> Result<(), StoreError> {
         let path = self.store.path(crate::store::STATE);
         let root = &self.store.root;
-        self.state.directory = Changed::of(root).map_err(|source| StoreError::io("look at", root, source))?;
+        self.state.directory =
+            DirectoryTime::of(root).map_err(|source| StoreError::io("look at", root, source))?;
         state::page(&self.state)
             .and_then(|page| self.store.disk.write_at(&self.page, 0, &page))
             .map_err(|source| StoreError::io("write", &path, source))
@@ -170,7 +179,7 @@ impl<D: Disk> Locked<'_, D> {
         &mut self,
         address: IpAddr,
         record: &Record,
-        olds: &[&Stored],
+        olds: &[&StoredRecord],
     ) -> Result<Option<u64>, StoreError> {
         let name = address.to_string();
         let inode = inode_of(&self.store.path(&name))?;
@@ -183,7 +192,7 @@ impl<D: Disk> Locked<'_, D> {
             {
                 Ok(Some(other.inode))
             }
-            _ => match self.take_notice(address)? {
+            _ => match self.inspect_address(address)? {
                 Some(_) => Err(StoreError::Taken(address)),
                 None => Ok(None),
             },
@@ -202,11 +211,11 @@ impl<D: Disk> Locked<'_, D> {
             self.remove_if_there(&draft.path)?;
         }
         // One that is there was left by a process that ended before it wrote its change down: it has no other name.
-        let created = self.store.create_anew(&path, &bytes);
+        let created = self.store.create_replacing(&path, &bytes);
         Ok((created.map_err(|source| StoreError::io("write", &path, source))?, false))
     }
 
-    fn carry_out(&mut self, change: Change) -> Result<(), StoreError> {
+    fn execute(&mut self, change: PendingChange) -> Result<(), StoreError> {
         self.state.change = Some(change.clone());
         if let Err(error) = self.write_page() {
             self.state.change = None;
@@ -215,10 +224,10 @@ impl<D: Disk> Locked<'_, D> {
         self.complete(&change)
     }
 
-    fn complete(&mut self, change: &Change) -> Result<(), StoreError> {
+    fn complete(&mut self, change: &PendingChange) -> Result<(), StoreError> {
         self.names_changed = true;
         // Where this fails, the page still tells of the change, and whoever comes next tries again.
-        let outcome = match self.place_names(change) {
+        let outcome = match self.place_all_names(change) {
             Ok(true) => {
                 for removal in &change.remove {
                     self.remove_if_same(removal)?;
@@ -229,7 +238,7 @@ impl<D: Disk> Locked<'_, D> {
             // An old name is replaced already, and the old record with it: there is no way back.
             Err(error @ StoreError::Io { .. }) if self.has_replaced(change)? => return Err(error),
             Err(error) => {
-                self.take_back(change)?;
+                self.undo_placement(change)?;
                 Err(error)
             }
         };
@@ -247,7 +256,7 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Gives the new record its names. The last one is the file itself, so that nothing is left over. Answers with
     /// whether it has them: not so when a process took the change back and ended before it crossed it out.
-    fn place_names(&mut self, change: &Change) -> Result<bool, StoreError> {
+    fn place_all_names(&mut self, change: &PendingChange) -> Result<bool, StoreError> {
         let new = self.store.path(NEW);
         let Some((last, others)) = change.place.split_last() else { return Ok(true) };
         let Some(inode) = inode_of(&new)?.filter(|inode| Some(*inode) == change.inode) else {
@@ -268,7 +277,7 @@ impl<D: Disk> Locked<'_, D> {
         Ok(true)
     }
 
-    fn has_replaced(&self, change: &Change) -> Result<bool, StoreError> {
+    fn has_replaced(&self, change: &PendingChange) -> Result<bool, StoreError> {
         for place in change.place.iter().filter(|place| place.replaces.is_some()) {
             if inode_of(&self.store.path(&place.name))? == change.inode {
                 return Ok(true);
@@ -277,7 +286,7 @@ impl<D: Disk> Locked<'_, D> {
         Ok(false)
     }
 
-    fn place(&mut self, place: &Place, inode: u64, new: &Path) -> Result<(), StoreError> {
+    fn place(&mut self, place: &NamePlacement, inode: u64, new: &Path) -> Result<(), StoreError> {
         let path = self.store.path(&place.name);
         match inode_of(&path)? {
             Some(there) if there == inode => Ok(()),
@@ -287,7 +296,7 @@ impl<D: Disk> Locked<'_, D> {
             },
             there if there == place.replaces => {
                 let swap = self.store.path(SWAP);
-                self.clear_leftover(SWAP)?;
+                self.remove_leftover(SWAP)?;
                 self.store
                     .disk
                     .link(new, &swap)
@@ -299,26 +308,26 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Takes the new record's names away again, as far as they replaced nothing.
-    fn take_back(&mut self, change: &Change) -> Result<(), StoreError> {
+    fn undo_placement(&mut self, change: &PendingChange) -> Result<(), StoreError> {
         let Some(inode) = change.inode else { return Ok(()) };
         for place in change.place.iter().filter(|place| place.replaces.is_none()) {
-            self.remove_if_same(&Removal { name: place.name.clone(), inode })?;
+            self.remove_if_same(&NameRemoval { name: place.name.clone(), inode })?;
         }
-        self.clear_leftovers()
+        self.remove_leftovers()
     }
 
-    fn remove_if_same(&mut self, removal: &Removal) -> Result<(), StoreError> {
+    fn remove_if_same(&mut self, removal: &NameRemoval) -> Result<(), StoreError> {
         let path = self.store.path(&removal.name);
         if inode_of(&path)? == Some(removal.inode) { self.remove(&path) } else { Ok(()) }
     }
 
     /// Removes what a process that ended may have left, where the records alone are trusted.
-    pub(crate) fn clear_leftovers(&mut self) -> Result<(), StoreError> {
-        self.clear_leftover(SWAP)?;
-        self.clear_leftover(NEW)
+    pub(crate) fn remove_leftovers(&mut self) -> Result<(), StoreError> {
+        self.remove_leftover(SWAP)?;
+        self.remove_leftover(NEW)
     }
 
-    fn clear_leftover(&mut self, name: &str) -> Result<(), StoreError> {
+    fn remove_leftover(&mut self, name: &str) -> Result<(), StoreError> {
         self.remove_if_there(&self.store.path(name))
     }
 
@@ -331,7 +340,7 @@ impl<D: Disk> Locked<'_, D> {
     }
 }
 
-fn occupied(place: &Place) -> StoreError {
+fn occupied(place: &NamePlacement) -> StoreError {
     match place.name.parse() {
         Ok(address) => StoreError::Taken(address),
         Err(_) => StoreError::Io {
@@ -343,10 +352,14 @@ fn occupied(place: &Place) -> StoreError {
 }
 
 /// All names that a record has.
-fn names_of(stored: &Stored) -> Vec<Removal> {
+fn names_of(stored: &StoredRecord) -> Vec<NameRemoval> {
     let record = &stored.record;
-    let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
-    let attachment = record::attachment_name(&record.attachment);
+    let claimant = record.claimant().map(|claimant| claimant.index_path());
+    let attachment = record::attachment_index_path(&record.attachment);
     let addresses = record.addresses.iter().map(ToString::to_string);
-    addresses.chain(claimant).chain([attachment]).map(|name| Removal { name, inode: stored.inode }).collect()
+    addresses
+        .chain(claimant)
+        .chain([attachment])
+        .map(|name| NameRemoval { name, inode: stored.inode })
+        .collect()
 }

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::cni::Attachment;
-use crate::store::lock::Lock;
+use crate::store::lock::StoreLock;
 use crate::store::{Disk, Record, Store, StoreError, inode_of};
 
 /// What becomes of one file of host-local's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ImportStep {
     /// The address that the file is named after.
     pub address: IpAddr,
     /// What becomes of it.
-    pub fate: Fate,
+    pub fate: ImportAction,
 }
 
 /// What becomes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ImportAction {
     /// It becomes a record of ours.
     TakenOver(Attachment),
     /// It is one already.
@@ -35,15 +35,15 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn plan_takeover(&self) -> Result<Vec<Step>, StoreError> {
+    pub fn plan_import_in_place(&self) -> Result<Vec<ImportStep>, StoreError> {
         let mut steps = Vec::new();
         for look in self.walk()? {
             let fate = match look.record {
-                None => Fate::NoRecord,
-                Some(record) if look.host_locals => Fate::TakenOver(record.attachment),
-                Some(record) => Fate::Ours(record.attachment),
+                None => ImportAction::NoRecord,
+                Some(record) if look.is_host_local => ImportAction::TakenOver(record.attachment),
+                Some(record) => ImportAction::Ours(record.attachment),
             };
-            steps.push(Step { address: look.address, fate });
+            steps.push(ImportStep { address: look.address, fate });
         }
         Ok(steps)
     }
@@ -54,7 +54,7 @@ impl<D: Disk> Store<D> {
     /// The lock is not to be had, or the disk fails; the next one who opens the store goes on.
     pub fn take_over(&self) -> Result<(), StoreError> {
         if let Some(mut locked) = self.lock_existing()? {
-            locked.put_everything_in_order()?;
+            locked.rebuild_derived()?;
             locked.commit()?;
         }
         Ok(())
@@ -64,7 +64,7 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// A directory cannot be read.
-    pub fn plan_copy(&self, from: &Self) -> Result<Vec<Step>, StoreError> {
+    pub fn plan_import_from(&self, from: &Self) -> Result<Vec<ImportStep>, StoreError> {
         let mut here: BTreeMap<IpAddr, Record> = BTreeMap::new();
         if self.is_there()? {
             for look in self.walk()? {
@@ -75,13 +75,13 @@ impl<D: Disk> Store<D> {
         for look in from.walk()? {
             let address = look.address;
             let fate = match look.record {
-                None => Fate::NoRecord,
-                Some(_) if !look.host_locals => {
-                    Fate::Conflict("it is sticky-ipam's own record there; move that directory instead".into())
-                }
+                None => ImportAction::NoRecord,
+                Some(_) if !look.is_host_local => ImportAction::Conflict(
+                    "it is sticky-ipam's own record there; move that directory instead".into(),
+                ),
                 Some(record) => fate(address, record.attachment, &here),
             };
-            steps.push(Step { address, fate });
+            steps.push(ImportStep { address, fate });
         }
         Ok(steps)
     }
@@ -90,26 +90,26 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// A lock is not to be had, or the disk fails. What is copied by then stays; the same again goes on.
-    pub fn copy(&self, from: &Self) -> Result<Vec<Step>, StoreError> {
+    pub fn copy(&self, from: &Self) -> Result<Vec<ImportStep>, StoreError> {
         let lock = from.path("lock");
         let _held = match inode_of(&lock)? {
-            Some(_) => Some(Lock::acquire(&lock, from.patience)?),
+            Some(_) => Some(StoreLock::acquire(&lock, from.timeout)?),
             None => None,
         };
         let cursors = from.host_local_cursors();
         let mut locked = self.lock()?;
-        let steps = self.plan_copy(from)?;
-        if steps.iter().any(|step| matches!(step.fate, Fate::Conflict(_))) {
+        let steps = self.plan_import_from(from)?;
+        if steps.iter().any(|step| matches!(step.fate, ImportAction::Conflict(_))) {
             return Ok(steps);
         }
         let mut joined: BTreeMap<&Attachment, Vec<IpAddr>> = BTreeMap::new();
         for step in &steps {
-            if let Fate::TakenOver(attachment) = &step.fate {
+            if let ImportAction::TakenOver(attachment) = &step.fate {
                 joined.entry(attachment).or_default().push(step.address);
             }
         }
         for (attachment, addresses) in joined {
-            let old = locked.of_attachment(attachment)?;
+            let old = locked.find_by_attachment(attachment)?;
             let known = old.iter().flat_map(|old| old.record.addresses.iter().copied());
             let addresses = known.chain(addresses).collect();
             let record = match &old {
@@ -120,7 +120,7 @@ impl<D: Disk> Store<D> {
         }
         for (index, address) in cursors {
             if !locked.state.cursors.contains_key(&index) {
-                locked.move_cursor(index, address);
+                locked.set_cursor(index, address);
             }
         }
         locked.write_page()?;
@@ -129,14 +129,14 @@ impl<D: Disk> Store<D> {
     }
 }
 
-fn fate(address: IpAddr, attachment: Attachment, here: &BTreeMap<IpAddr, Record>) -> Fate {
+fn fate(address: IpAddr, attachment: Attachment, here: &BTreeMap<IpAddr, Record>) -> ImportAction {
     match here.get(&address) {
-        Some(record) if record.attachment == attachment => Fate::Ours(attachment),
-        Some(record) => Fate::Conflict(format!(
+        Some(record) if record.attachment == attachment => ImportAction::Ours(attachment),
+        Some(record) => ImportAction::Conflict(format!(
             "container {} has it there, {} has it here",
             attachment.container,
             record.holder()
         )),
-        None => Fate::TakenOver(attachment),
+        None => ImportAction::TakenOver(attachment),
     }
 }

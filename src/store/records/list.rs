@@ -12,13 +12,13 @@ use crate::alloc::RangeSet;
 use crate::cni::Attachment;
 use crate::store::records::reconcile::address_of;
 use crate::store::records::state;
-use crate::store::records::state::Found;
+use crate::store::records::state::ParsedPage;
 use crate::store::records::{bitmaps, record};
 use crate::store::{ATTACHMENTS, CLAIMANTS, Disk, Read, Record, STATE, Store, StoreError, VERSION};
 
 /// A name in an index, with the inode that it had when it was listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct IndexEntry {
     pub(crate) folder: &'static str,
     pub(crate) name: String,
     pub(crate) inode: u64,
@@ -26,7 +26,7 @@ pub struct Entry {
 
 /// One file of a network's directory that bears an address's name.
 #[derive(Debug)]
-pub struct Look {
+pub struct AddressFile {
     /// The address.
     pub address: IpAddr,
     /// The file.
@@ -34,7 +34,7 @@ pub struct Look {
     /// What it says; none where it is no record of ours or host-local's.
     pub record: Option<Record>,
     /// Whether it is host-local's.
-    pub host_locals: bool,
+    pub is_host_local: bool,
 }
 
 impl<D: Disk> Store<D> {
@@ -42,8 +42,8 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn attachments_except(&self, valid: &[Attachment]) -> Result<Vec<Entry>, StoreError> {
-        let valid = record::attachment_entries(valid);
+    pub fn attachments_except(&self, valid: &[Attachment]) -> Result<Vec<IndexEntry>, StoreError> {
+        let valid = record::attachment_file_names(valid);
         self.entries(ATTACHMENTS, |name| !valid.contains(name))
     }
 
@@ -51,15 +51,19 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn claimants(&self) -> Result<Vec<Entry>, StoreError> {
+    pub fn claimants(&self) -> Result<Vec<IndexEntry>, StoreError> {
         self.entries(CLAIMANTS, |_| true)
     }
 
-    fn entries(&self, folder: &'static str, wanted: impl Fn(&str) -> bool) -> Result<Vec<Entry>, StoreError> {
+    fn entries(
+        &self,
+        folder: &'static str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<IndexEntry>, StoreError> {
         let names = names(&self.path(folder))?.into_iter();
         Ok(names
             .filter(|(name, _)| wanted(name))
-            .map(|(name, inode)| Entry { folder, name, inode })
+            .map(|(name, inode)| IndexEntry { folder, name, inode })
             .collect())
     }
 
@@ -67,7 +71,7 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn is_usable(&self) -> Result<(), StoreError> {
+    pub fn check_usable(&self) -> Result<(), StoreError> {
         if !self.is_there()? {
             let there = self.root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
             if !there.is_dir() {
@@ -77,11 +81,11 @@ impl<D: Disk> Store<D> {
         }
         writable(&self.root)?;
         let page = self.path(STATE);
-        match state::glance(&page).map_err(|source| StoreError::io("read", &page, source))? {
-            Found::Newer(found) => {
+        match state::read_unlocked(&page).map_err(|source| StoreError::io("read", &page, source))? {
+            ParsedPage::Newer(found) => {
                 Err(StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION })
             }
-            Found::State(_) | Found::Nothing => Ok(()),
+            ParsedPage::StatePage(_) | ParsedPage::Nothing => Ok(()),
         }
     }
 
@@ -91,37 +95,35 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// A bitmap cannot be read.
     pub fn count_free(&self, set: &RangeSet, enough: u128) -> Result<u128, StoreError> {
-        let in_order = match state::glance(&self.path(STATE)) {
-            Ok(Found::State(state)) => state.in_order && state.first_look.boot() == self.now.boot(),
+        let reconciled = match state::read_unlocked(&self.path(STATE)) {
+            Ok(ParsedPage::StatePage(state)) => {
+                state.reconciled && state.first_opened_at.boot() == self.now.boot()
+            }
             _ => false,
         };
-        crate::alloc::count_free(
-            set,
-            enough,
-            |group| {
-                if in_order { bitmaps::glance(self, group) } else { Ok(None) }
-            },
-        )
+        crate::alloc::count_free(set, enough, |group| {
+            if reconciled { bitmaps::read_unlocked(self, group) } else { Ok(None) }
+        })
     }
 
     /// Every file of the directory that bears an address's name, in the addresses' order. A walk: for people only.
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn walk(&self) -> Result<Vec<Look>, StoreError> {
+    pub fn walk(&self) -> Result<Vec<AddressFile>, StoreError> {
         let mut found = Vec::new();
         for (name, _) in names(&self.root)? {
             let Some(address) = address_of(&name) else { continue };
-            let (record, host_locals) = match self.read(&name)? {
+            let (record, is_host_local) = match self.read(&name)? {
                 Read::Nothing => continue,
                 Read::Ours(stored) => (Some(stored.record), false),
                 Read::Other { bytes, .. } => {
                     let record = Record::from_host_local(&bytes, address, &self.now);
-                    let host_locals = record.is_some();
-                    (record, host_locals)
+                    let is_host_local = record.is_some();
+                    (record, is_host_local)
                 }
             };
-            found.push(Look { address, path: self.path(&name), record, host_locals });
+            found.push(AddressFile { address, path: self.path(&name), record, is_host_local });
         }
         found.sort_by_key(|look| look.address);
         Ok(found)

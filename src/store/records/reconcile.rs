@@ -5,28 +5,29 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::alloc::{Bitmap, Group, position};
-use crate::store::cluster::detached_snapshot::PARTINGS;
+use crate::store::cluster::detached_snapshot::DETACHED_SNAPSHOTS;
 use crate::store::cluster::draft::DRAFTS;
 use crate::store::records::{bitmaps, list, record};
 use crate::store::{
-    ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, Locked, Phase, Read, Record, StoreError, Stored, inode_of,
+    ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, LockedStore, Phase, Read, Record, StoreError, StoredRecord,
+    inode_of,
 };
 
 /// How much is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Depth {
+pub(crate) enum ReconcileDepth {
     /// Every record, and all indexes made anew: the first look of a boot.
     Everything,
     /// The names, and only the records of those that are new.
     NewNames,
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Makes everything derived agree with the records.
-    pub(crate) fn put_in_order(&mut self, depth: Depth) -> Result<(), StoreError> {
+    pub(crate) fn reconcile(&mut self, depth: ReconcileDepth) -> Result<(), StoreError> {
         match depth {
-            Depth::NewNames => self.finish_change()?,
-            Depth::Everything => {
+            ReconcileDepth::NewNames => self.finish_change()?,
+            ReconcileDepth::Everything => {
                 self.state.change = None;
                 self.clear_indexes()?;
             }
@@ -35,8 +36,8 @@ impl<D: Disk> Locked<'_, D> {
         let mut outdated = Vec::new();
         for (name, _) in list::names(&self.store.root)? {
             let Some(address) = address_of(&name) else { continue };
-            let known = depth == Depth::NewNames && self.occupied.is_marked(self.store, address)?;
-            if known || self.admit(address, depth, &mut outdated)? {
+            let known = depth == ReconcileDepth::NewNames && self.occupied.is_marked(self.store, address)?;
+            if known || self.index_file(address, depth, &mut outdated)? {
                 taken.entry(Group::of(address)).or_default().set(position(address), true);
             }
         }
@@ -46,19 +47,19 @@ impl<D: Disk> Locked<'_, D> {
         for (group, bitmap) in taken {
             let before = self.occupied.bitmap(self.store, group)?.unwrap_or_default();
             for at in before.taken().chain(bitmap.taken()) {
-                self.occupied.mark(self.store, in_group(group, at), bitmap.get(at))?;
+                self.occupied.mark(self.store, address_in_group(group, at), bitmap.get(at))?;
             }
         }
         for old in &outdated {
             self.replace_outdated(old)?;
         }
-        self.state.in_order = true;
+        self.state.reconciled = true;
         self.write_page()
     }
 
     /// Looks at an address whose record is not known: indexes it, frees it, or sets its file aside. Answers with
     /// what holds the address then.
-    pub(crate) fn take_notice(&mut self, address: IpAddr) -> Result<Option<Stored>, StoreError> {
+    pub(crate) fn inspect_address(&mut self, address: IpAddr) -> Result<Option<StoredRecord>, StoreError> {
         let name = address.to_string();
         if let Read::Ours(stored) = self.store.read(&name)?
             && stored.record.addresses.contains(&address)
@@ -68,7 +69,7 @@ impl<D: Disk> Locked<'_, D> {
             return Ok(Some(stored));
         }
         let mut outdated = Vec::new();
-        let taken = self.admit(address, Depth::NewNames, &mut outdated)?;
+        let taken = self.index_file(address, ReconcileDepth::NewNames, &mut outdated)?;
         self.occupied.mark(self.store, address, taken)?;
         for old in &outdated {
             self.replace_outdated(old)?;
@@ -81,11 +82,11 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Whether the file of this address holds it; makes its index entries if it does.
     /// Adds to `outdated` what a later record of the same claimant stands against, and what lacks a name.
-    fn admit(
+    fn index_file(
         &mut self,
         address: IpAddr,
-        depth: Depth,
-        outdated: &mut Vec<Stored>,
+        depth: ReconcileDepth,
+        outdated: &mut Vec<StoredRecord>,
     ) -> Result<bool, StoreError> {
         let name = address.to_string();
         match self.store.read(&name)? {
@@ -96,14 +97,14 @@ impl<D: Disk> Locked<'_, D> {
             }
             Read::Ours(stored) => {
                 let gone = stored.record.keep == Keep::No && !stored.record.is_attached(&self.store.now);
-                if gone && depth == Depth::Everything {
+                if gone && depth == ReconcileDepth::Everything {
                     tracing::info!(%address, holder = stored.record.holder(), "freed: from before the reboot");
                     self.names_changed = true;
                     self.remove(&self.store.path(&name))?;
                     return Ok(false);
                 }
                 self.index(&name, &stored, outdated)?;
-                if depth == Depth::Everything && !self.stands_whole(&stored)? {
+                if depth == ReconcileDepth::Everything && !self.has_all_names(&stored)? {
                     outdated.push(stored);
                 }
                 Ok(true)
@@ -123,11 +124,16 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Gives a record its entries in the indexes, where it has none.
-    fn index(&mut self, name: &str, stored: &Stored, outdated: &mut Vec<Stored>) -> Result<(), StoreError> {
+    fn index(
+        &mut self,
+        name: &str,
+        stored: &StoredRecord,
+        outdated: &mut Vec<StoredRecord>,
+    ) -> Result<(), StoreError> {
         let record = &stored.record;
-        let claimant = record.claimant().map(|claimant| claimant.name_of_entry());
+        let claimant = record.claimant().map(|claimant| claimant.index_path());
         let attachment =
-            record.is_attached(&self.store.now).then(|| record::attachment_name(&record.attachment));
+            record.is_attached(&self.store.now).then(|| record::attachment_index_path(&record.attachment));
         for entry in claimant.into_iter().chain(attachment) {
             let path = self.store.path(&entry);
             let there = match self.store.read(&entry)? {
@@ -156,7 +162,7 @@ impl<D: Disk> Locked<'_, D> {
     }
 
     /// Whether a record stands under all of its addresses.
-    fn stands_whole(&self, stored: &Stored) -> Result<bool, StoreError> {
+    fn has_all_names(&self, stored: &StoredRecord) -> Result<bool, StoreError> {
         for address in &stored.record.addresses {
             if inode_of(&self.store.path(&address.to_string()))? != Some(stored.inode) {
                 return Ok(false);
@@ -167,12 +173,12 @@ impl<D: Disk> Locked<'_, D> {
 
     /// Finishes a change that lost power half way: the claimant's later record takes the place of this one, and the
     /// names that it lacks, where nobody else has them.
-    fn replace_outdated(&mut self, old: &Stored) -> Result<(), StoreError> {
+    fn replace_outdated(&mut self, old: &StoredRecord) -> Result<(), StoreError> {
         let Some(claimant) = old.record.claimant() else { return Ok(()) };
-        let Read::Ours(later) = self.store.read(&claimant.name_of_entry())? else {
+        let Read::Ours(later) = self.store.read(&claimant.index_path())? else {
             return Ok(());
         };
-        if later.inode == old.inode && self.stands_whole(&later)? {
+        if later.inode == old.inode && self.has_all_names(&later)? {
             return Ok(());
         }
         let mut record = later.record.clone();
@@ -188,25 +194,29 @@ impl<D: Disk> Locked<'_, D> {
         }
         if !record.is_attached(&self.store.now) && record.phase == Phase::Attached {
             // Its container is from before the boot, and must not get an entry among the attachments.
-            record =
-                Record { phase: Phase::Kept, since: self.state.first_look.clone(), netns: None, ..record };
+            record = Record {
+                phase: Phase::Kept,
+                since: self.state.first_opened_at.clone(),
+                netns: None,
+                ..record
+            };
         }
-        self.put_over(&record, &[&later, old])
+        self.put_replacing(&record, &[&later, old])
     }
 
     /// Makes a record of host-local's ours, joined with the other family's of the same attachment.
     fn take_over(&mut self, mut record: Record, inode: u64) -> Result<(), StoreError> {
-        let known = self.of_attachment(&record.attachment)?;
-        let host_locals = Stored { record: record.clone(), inode };
+        let known = self.find_by_attachment(&record.attachment)?;
+        let is_host_local = StoredRecord { record: record.clone(), inode };
         match known {
             Some(known) => {
                 let mut addresses = known.record.addresses.clone();
                 addresses.extend(record.addresses.iter().filter(|ip| !known.record.addresses.contains(ip)));
                 record = Record { addresses, phase: Phase::Attached, ..known.record.clone() };
                 // Both files become one record; host-local's is replaced first, ours follows.
-                self.put_over(&record, &[&host_locals, &known])
+                self.put_replacing(&record, &[&is_host_local, &known])
             }
-            None => self.put_over(&record, &[&host_locals]),
+            None => self.put_replacing(&record, &[&is_host_local]),
         }
     }
 
@@ -238,13 +248,13 @@ impl<D: Disk> Locked<'_, D> {
 
     fn clear_indexes(&mut self) -> Result<(), StoreError> {
         // Whoever wrote drafts has ended, and what was remembered was of an earlier boot.
-        for folder in [ATTACHMENTS, CLAIMANTS, DRAFTS, PARTINGS] {
+        for folder in [ATTACHMENTS, CLAIMANTS, DRAFTS, DETACHED_SNAPSHOTS] {
             let folder = self.store.path(folder);
             for (entry, _) in list::names(&folder)? {
                 self.remove(&folder.join(entry))?;
             }
         }
-        self.clear_leftovers()
+        self.remove_leftovers()
     }
 }
 
@@ -253,7 +263,7 @@ pub(crate) fn address_of(name: &str) -> Option<IpAddr> {
     name.parse().ok().filter(|address: &IpAddr| address.to_string() == name)
 }
 
-pub(crate) fn in_group(group: Group, at: u16) -> IpAddr {
+pub(crate) fn address_in_group(group: Group, at: u16) -> IpAddr {
     match group.first() {
         IpAddr::V4(first) => IpAddr::V4(std::net::Ipv4Addr::from_bits(first.to_bits() | u32::from(at))),
         IpAddr::V6(first) => IpAddr::V6(std::net::Ipv6Addr::from_bits(first.to_bits() | u128::from(at))),

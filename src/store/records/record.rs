@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::cni::{Attachment, ContainerId, IfName, PodIdentity};
-use crate::store::{ATTACHMENTS, CLAIMANTS, Moment};
+use crate::store::{ATTACHMENTS, CLAIMANTS, NodeTime};
 
 /// The longest name that is used for an index entry as it is; longer ones are shortened to a hash. 255 bytes is
 /// what file systems allow.
-const LONGEST_NAME: usize = 200;
+const MAX_FILE_NAME: usize = 200;
 
 /// For how long an address is kept for its pod once the pod is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,14 +54,14 @@ pub struct Record {
     /// What happens to the addresses when the attachment ends.
     pub keep: Keep,
     /// The StickyIP that binds them, where the cluster does. Only the cluster lets go of such an address.
-    pub binding: Option<Binding>,
+    pub binding: Option<StickyBinding>,
     /// Since when it is in its phase.
-    pub since: Moment,
+    pub since: NodeTime,
 }
 
 /// The StickyIP behind a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Binding {
+pub struct StickyBinding {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -104,28 +104,28 @@ impl Claimant {
     }
 
     /// Where its entry stands, relative to the network's directory.
-    pub(crate) fn name_of_entry(&self) -> String {
+    pub(crate) fn index_path(&self) -> String {
         format!("{CLAIMANTS}/{}", self.entry())
     }
 }
 
 /// The name of an attachment's entry in the index. The comma is in no container id, so the name is unambiguous.
-pub(crate) fn attachment_entry(attachment: &Attachment) -> String {
+pub(crate) fn attachment_file_name(attachment: &Attachment) -> String {
     shortened(format!("{},{}", attachment.container.as_str(), attachment.interface.as_str()))
 }
 
 /// Where an attachment's entry stands, relative to the network's directory.
-pub(crate) fn attachment_name(attachment: &Attachment) -> String {
-    format!("{ATTACHMENTS}/{}", attachment_entry(attachment))
+pub(crate) fn attachment_index_path(attachment: &Attachment) -> String {
+    format!("{ATTACHMENTS}/{}", attachment_file_name(attachment))
 }
 
 /// The entries of these attachments, for GC.
-pub(crate) fn attachment_entries(attachments: &[Attachment]) -> HashSet<String> {
-    attachments.iter().map(attachment_entry).collect()
+pub(crate) fn attachment_file_names(attachments: &[Attachment]) -> HashSet<String> {
+    attachments.iter().map(attachment_file_name).collect()
 }
 
 fn shortened(name: String) -> String {
-    if name.len() <= LONGEST_NAME {
+    if name.len() <= MAX_FILE_NAME {
         return name;
     }
     let digest: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -139,7 +139,7 @@ impl Record {
         if self.is_left() {
             return None;
         }
-        if let (true, Some(Binding { namespace, name, .. })) = (self.keep != Keep::No, &self.binding) {
+        if let (true, Some(StickyBinding { namespace, name, .. })) = (self.keep != Keep::No, &self.binding) {
             return Some(Claimant::bound(namespace, name, &self.attachment.interface));
         }
         match (self.keep, &self.pod) {
@@ -154,7 +154,7 @@ impl Record {
         claimant: &Claimant,
         pod: Option<PodIdentity>,
         attachment: &Attachment,
-        now: &Moment,
+        now: &NodeTime,
     ) -> Self {
         let Claimant { namespace, name, .. } = claimant.clone();
         Self {
@@ -164,25 +164,25 @@ impl Record {
             netns: None,
             pod,
             keep: Keep::Forever,
-            binding: Some(Binding { namespace, name, container: String::new() }),
+            binding: Some(StickyBinding { namespace, name, container: String::new() }),
             since: now.clone(),
         }
     }
 
-    /// Whether the address may go to somebody else: kept, and its time has run out. `first_look` is when this boot
+    /// Whether the address may go to somebody else: kept, and its time has run out. `first_opened_at` is when this boot
     /// first looked into the store: what was attached before the boot counts as kept since then.
-    pub fn has_expired(&self, now: &Moment, first_look: &Moment) -> bool {
+    pub fn has_expired(&self, now: &NodeTime, first_opened_at: &NodeTime) -> bool {
         let Keep::For(time) = self.keep else { return false };
         if self.is_attached(now) {
             return false;
         }
-        let since = if self.phase == Phase::Attached { first_look } else { &self.since };
+        let since = if self.phase == Phase::Attached { first_opened_at } else { &self.since };
         // Moments are whole seconds, so one that has begun does not count.
         time.is_zero() || now.since(since) > time
     }
 
     /// Whether a container has it: attached, and since this boot.
-    pub fn is_attached(&self, now: &Moment) -> bool {
+    pub fn is_attached(&self, now: &NodeTime) -> bool {
         self.phase == Phase::Attached && self.since.boot() == now.boot()
     }
 
@@ -196,20 +196,20 @@ impl Record {
     }
 
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let mut bytes = serde_json::to_vec_pretty(&Written::from(self))?;
+        let mut bytes = serde_json::to_vec_pretty(&RecordFile::from(self))?;
         bytes.push(b'\n');
         Ok(bytes)
     }
 
     /// Reads a record of ours. Nothing that is torn, cut or foreign passes.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let written: Written = serde_json::from_slice(bytes).ok()?;
+        let written: RecordFile = serde_json::from_slice(bytes).ok()?;
         written.into_record()
     }
 
     /// Reads host-local's record of `address`: the container and the interface, a line each. Its older form, the id
     /// alone, counts only where it looks like a runtime's id, and stands for eth0.
-    pub(crate) fn from_host_local(bytes: &[u8], address: IpAddr, now: &Moment) -> Option<Self> {
+    pub(crate) fn from_host_local(bytes: &[u8], address: IpAddr, now: &NodeTime) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (container, interface) = match text.trim().split_once("\r\n") {
             Some((container, interface)) => (container, interface),
@@ -224,7 +224,7 @@ impl Record {
     }
 
     /// What host-local's record says: an attachment, and nothing of a pod.
-    pub(crate) fn of_host_local(addresses: Vec<IpAddr>, attachment: Attachment, now: &Moment) -> Self {
+    pub(crate) fn of_host_local(addresses: Vec<IpAddr>, attachment: Attachment, now: &NodeTime) -> Self {
         Self {
             addresses,
             attachment,
@@ -241,7 +241,7 @@ impl Record {
 /// The record as it stands in its file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct RecordFile {
     addresses: Vec<IpAddr>,
     phase: Phase,
     container: String,
@@ -258,8 +258,8 @@ struct Written {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     keep: Option<WrittenKeep>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    sticky: Option<Binding>,
-    since: Moment,
+    sticky: Option<StickyBinding>,
+    since: NodeTime,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -274,7 +274,7 @@ enum Forever {
     Forever,
 }
 
-impl From<&Record> for Written {
+impl From<&Record> for RecordFile {
     fn from(record: &Record) -> Self {
         let pod = record.pod.as_ref();
         Self {
@@ -299,7 +299,7 @@ impl From<&Record> for Written {
     }
 }
 
-impl Written {
+impl RecordFile {
     fn into_record(self) -> Option<Record> {
         if self.addresses.is_empty() {
             return None;

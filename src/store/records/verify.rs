@@ -1,19 +1,19 @@
 //! Comparing everything derived with the records, for people. Under the lock where there is one, and without
-//! changing anything; [`Locked::put_everything_in_order`] is the cure.
+//! changing anything; [`LockedStore::rebuild_derived`] is the cure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::alloc::{Bitmap, Group, position};
-use crate::store::lock::Lock;
-use crate::store::records::reconcile::{Depth, address_of, in_group};
+use crate::store::lock::StoreLock;
+use crate::store::records::reconcile::{ReconcileDepth, address_in_group, address_of};
 use crate::store::records::state;
-use crate::store::records::state::Found;
+use crate::store::records::state::ParsedPage;
 use crate::store::records::{bitmaps, list, record};
 use crate::store::{
-    ASIDE, ATTACHMENTS, CLAIMANTS, DERIVED, Disk, Locked, Moment, Read, Record, STATE, Store, StoreError,
-    Stored, VERSION, inode_of,
+    ASIDE, ATTACHMENTS, CLAIMANTS, DERIVED, Disk, LockedStore, NodeTime, Read, Record, STATE, Store,
+    StoreError, StoredRecord, VERSION, inode_of,
 };
 
 /// The names that a network's directory has beside its addresses. host-local's cursors start with the last.
@@ -34,7 +34,7 @@ const DERIVED_NAMES: [&str; 10] = [
 
 /// Something that a check came upon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct VerifyFinding {
     /// Where.
     pub path: PathBuf,
     /// What is there, or is missing.
@@ -48,17 +48,17 @@ impl<D: Disk> Store<D> {
     ///
     /// # Errors
     /// The lock is not to be had, the directory cannot be listed, or the store is of a newer version.
-    pub fn verify(&self) -> Result<Vec<Finding>, StoreError> {
+    pub fn verify(&self) -> Result<Vec<VerifyFinding>, StoreError> {
         // A directory without a lock file has never been used; making one would be a change.
         let lock = self.path("lock");
         let _held = match inode_of(&lock)? {
-            Some(_) => Some(Lock::acquire(&lock, self.patience)?),
+            Some(_) => Some(StoreLock::acquire(&lock, self.timeout)?),
             None => None,
         };
         let mut check = Check { store: self, records: Vec::new(), findings: Vec::new() };
-        let in_order = check.page()?;
-        check.names(in_order)?;
-        if in_order {
+        let reconciled = check.page()?;
+        check.names(reconciled)?;
+        if reconciled {
             check.indexes()?;
             check.bitmaps()?;
             check.leftovers()?;
@@ -68,39 +68,41 @@ impl<D: Disk> Store<D> {
     }
 
     /// When this boot first looked into the store; none where it has not, or nothing can be told.
-    pub fn glance_first_look(&self) -> Option<Moment> {
+    pub fn first_opened(&self) -> Option<NodeTime> {
         match state::parse(&std::fs::read(self.path(STATE)).ok()?) {
-            Found::State(state) if state.first_look.boot() == self.now.boot() => Some(state.first_look),
+            ParsedPage::StatePage(state) if state.first_opened_at.boot() == self.now.boot() => {
+                Some(state.first_opened_at)
+            }
             _ => None,
         }
     }
 }
 
-impl<D: Disk> Locked<'_, D> {
+impl<D: Disk> LockedStore<'_, D> {
     /// Makes everything derived anew from the records, as the first look of a boot does.
     ///
     /// # Errors
     /// The disk fails; the next one who opens the store starts again.
-    pub fn put_everything_in_order(&mut self) -> Result<(), StoreError> {
-        self.state.in_order = false;
+    pub fn rebuild_derived(&mut self) -> Result<(), StoreError> {
+        self.state.reconciled = false;
         self.write_page()?;
-        self.put_in_order(Depth::Everything)
+        self.reconcile(ReconcileDepth::Everything)
     }
 }
 
 struct Check<'a, D: Disk> {
     store: &'a Store<D>,
-    records: Vec<(IpAddr, Stored)>,
-    findings: Vec<Finding>,
+    records: Vec<(IpAddr, StoredRecord)>,
+    findings: Vec<VerifyFinding>,
 }
 
 impl<D: Disk> Check<'_, D> {
     fn wrong(&mut self, name: &str, what: impl Into<String>) {
-        self.findings.push(Finding { path: self.store.path(name), what: what.into(), wrong: true });
+        self.findings.push(VerifyFinding { path: self.store.path(name), what: what.into(), wrong: true });
     }
 
     fn notice(&mut self, name: &str, what: impl Into<String>) {
-        self.findings.push(Finding { path: self.store.path(name), what: what.into(), wrong: false });
+        self.findings.push(VerifyFinding { path: self.store.path(name), what: what.into(), wrong: false });
     }
 
     /// Looks at the page. Answers whether what is derived should agree with the records now.
@@ -119,23 +121,23 @@ impl<D: Disk> Check<'_, D> {
             Err(source) => return Err(StoreError::io("read", &path, source)),
         };
         match state::parse(&bytes) {
-            Found::Newer(found) => {
+            ParsedPage::Newer(found) => {
                 let path = self.store.root.clone();
                 Err(StoreError::NewerVersion { path, found, known: VERSION })
             }
-            Found::Nothing => {
+            ParsedPage::Nothing => {
                 self.wrong(STATE, "cannot be read");
                 Ok(false)
             }
-            Found::State(state) if state.first_look.boot() != self.store.now.boot() => {
+            ParsedPage::StatePage(state) if state.first_opened_at.boot() != self.store.now.boot() => {
                 self.notice(STATE, "is from before the reboot; the next verb puts the store in order");
                 Ok(false)
             }
-            Found::State(state) if !state.in_order => {
+            ParsedPage::StatePage(state) if !state.reconciled => {
                 self.wrong(STATE, "a process ended while it put the store in order");
                 Ok(false)
             }
-            Found::State(state) => {
+            ParsedPage::StatePage(state) => {
                 if state.change.is_some() {
                     self.wrong(STATE, "a process ended in the middle of a change");
                 }
@@ -145,7 +147,7 @@ impl<D: Disk> Check<'_, D> {
     }
 
     /// Looks at every name of the directory.
-    fn names(&mut self, in_order: bool) -> Result<(), StoreError> {
+    fn names(&mut self, reconciled: bool) -> Result<(), StoreError> {
         let mut names = list::names(&self.store.root)?;
         names.sort();
         for (name, _) in names {
@@ -164,7 +166,7 @@ impl<D: Disk> Check<'_, D> {
                 Ok(Read::Ours(stored)) => self.records.push((address, stored)),
                 Ok(Read::Other { bytes, .. }) => {
                     match Record::from_host_local(&bytes, address, &self.store.now) {
-                        Some(_) if in_order => self.wrong(&name, "is host-local's, and not taken over yet"),
+                        Some(_) if reconciled => self.wrong(&name, "is host-local's, and not taken over yet"),
                         Some(_) => {}
                         None if bytes.is_empty() => self.wrong(&name, "is empty"),
                         None => self.wrong(&name, "is no record"),
@@ -199,10 +201,10 @@ impl<D: Disk> Check<'_, D> {
         for (_, stored) in &self.records {
             let record = &stored.record;
             if let Some(claimant) = record.claimant() {
-                due.entry(claimant.name_of_entry()).or_default().insert(stored.inode);
+                due.entry(claimant.index_path()).or_default().insert(stored.inode);
             }
             if record.is_attached(&self.store.now) {
-                let name = record::attachment_name(&record.attachment);
+                let name = record::attachment_index_path(&record.attachment);
                 due.entry(name).or_default().insert(stored.inode);
             }
         }
@@ -239,12 +241,12 @@ impl<D: Disk> Check<'_, D> {
             due.entry(group).or_default();
         }
         for (group, due) in due {
-            let there = bitmaps::glance(self.store, group)?.unwrap_or_default();
+            let there = bitmaps::read_unlocked(self.store, group)?.unwrap_or_default();
             for at in due.taken().filter(|at| !there.get(*at)) {
-                self.wrong(&in_group(group, at).to_string(), "is not marked as taken");
+                self.wrong(&address_in_group(group, at).to_string(), "is not marked as taken");
             }
             for at in there.taken().filter(|at| !due.get(*at)) {
-                let address = in_group(group, at);
+                let address = address_in_group(group, at);
                 // A file that is no record was found already.
                 if inode_of(&self.store.path(&address.to_string()))?.is_none() {
                     self.wrong(&address.to_string(), "is marked as taken, but has no record");

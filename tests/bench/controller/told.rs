@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use kube::api::{Api, ListParams, WatchEvent};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
-use sticky_ipam::cluster::objects::{AddressClaim, Holder, StickyIP};
+use sticky_ipam::cluster::objects::{AddressClaim, StickyIP, StickyKey};
 use tokio::sync::oneshot;
 
 use super::super::bench::access::Access;
@@ -106,7 +106,7 @@ struct Metadata {
 
 #[derive(Clone, Default, Deserialize)]
 struct Spec {
-    holder: Option<Holder>,
+    holder: Option<StickyKey>,
     phase: Option<String>,
 }
 
@@ -156,7 +156,7 @@ fn claim(told: &mut Told, event: &WatchEvent<Seen>) {
         WatchEvent::Added(object) => {
             told.decided.entry(holder(object)).or_insert(now);
         }
-        WatchEvent::Modified(object) if object.spec.phase.as_deref() == Some("Resting") => {
+        WatchEvent::Modified(object) if object.spec.phase.as_deref() == Some("Quarantined") => {
             told.resting.entry(holder(object)).or_insert(now);
         }
         _ => {}

@@ -9,7 +9,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
-use sticky_ipam::controller::duties::node_blocks::Place;
+use sticky_ipam::controller::duties::node_blocks::BlockLocation;
 use sticky_ipam::controller::writer::Overseer;
 
 use super::{block, blocks_of, duty, settle};
@@ -51,7 +51,7 @@ async fn a_conflict_on_the_node_is_tried_again_with_the_other_writers_entry_kept
     let access = Mutex::new(Some(case.admin()));
     let meddler = Meddler { access, node: name.clone(), route: route.clone() };
     let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
-    settle(&desk, &mut duty(&desk, &case, Place::CiliumNode)).await;
+    settle(&desk, &mut duty(&desk, &case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name, vec![route, block(&case, 0)])]);
 }
 
@@ -114,7 +114,7 @@ async fn conflicts_on_each_write_of_the_duty_delay_and_change_nothing() {
         met: Arc::clone(&met),
     };
     let desk = Desk::watched(&case, &[], Box::new(toucher)).await;
-    let mut blocks = duty(&desk, &case, Place::CiliumNode);
+    let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     assert_eq!(ranges(&case).await, [(name.clone(), vec![block(&case, 0)])]);
     remove_node(&case, &name).await;

@@ -47,7 +47,7 @@ async fn lists(desk: &Desk) -> u64 {
 }
 
 #[tokio::test]
-async fn history_that_was_compacted_away_is_listed_anew_and_nothing_is_lost_or_doubled() {
+async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
     let server = FORGETFUL.get_or_init(|| ApiServer::start_with(&["--watch-cache=false"])).await;
     let desk = Desk::at(server).await;
     let [own, pool, ..] = parts(&desk.case);
@@ -99,12 +99,12 @@ async fn history_that_was_compacted_away_is_listed_anew_and_nothing_is_lost_or_d
         .await;
         let mut last = (0, 0);
         until("a rest: three rounds without a write", || {
-            let (writes, round) = (world.hands.count(), rounds(&world, "repair"));
+            let (writes, round) = (world.writer.count(), rounds(&world, "repair"));
             if writes != last.0 {
                 last = (writes, round);
             }
-            let rested = round > last.1 + 2;
-            async move { rested }
+            let quarantine_over = round > last.1 + 2;
+            async move { quarantine_over }
         })
         .await;
     })

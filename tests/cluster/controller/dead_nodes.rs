@@ -75,7 +75,7 @@ async fn keys_and_routes_of_a_dead_node_go_once_the_address_lives_elsewhere() {
         let left = desk.cilium_node("dead").await.spec.ipam;
         assert_eq!(left.pod_cidrs, ["10.250.0.0/24"]);
         assert!(left.pool.contains_key(&home) && left.pool.contains_key("10.250.0.9"), "nothing else was touched");
-        until("the event", || async { !desk.told("HiddenOnDeadNode").await.is_empty() }).await;
+        until("the event", || async { !desk.told("RemovedFromDeadNode").await.is_empty() }).await;
     })
     .await;
 }

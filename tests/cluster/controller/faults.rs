@@ -9,7 +9,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
-use sticky_ipam::controller::context::World;
+use sticky_ipam::controller::context::Context;
 use sticky_ipam::controller::run;
 use sticky_ipam::controller::writer::Overseer;
 use sticky_ipam::policy::lifetime::retention::Keep;
@@ -284,7 +284,7 @@ async fn conflicts_on_each_write_delay_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_theft_that_others_write_about_is_told_all_the_same() {
+async fn a_stolen_address_is_reported_though_others_write_at_the_same_time() {
     let desk = Desk::take().await;
     steal(&desk).await;
     let overseer = Meddler::of(&desk);
@@ -337,14 +337,14 @@ impl Overseer for Turns {
 }
 
 /// How many steps of all duties failed.
-fn failures(world: &World) -> u32 {
+fn failures(world: &Context) -> u32 {
     let page = world.metrics.page();
     let lines = page.lines().filter(|line| line.starts_with("sticky_ipam_controller_errors_total{"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).sum()
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_in_time_loses_and_doubles_nothing() {
+async fn a_server_that_does_not_answer_in_time_loses_and_duplicates_nothing() {
     let desk = Desk::take().await;
     sticky_pool(&desk.case, desk.case.range()).await;
     let (proxy, to) = (Arc::new(desk.case.proxy()), Arc::new(Mutex::new(None)));
@@ -408,7 +408,7 @@ async fn refused_writes_are_tried_again_until_they_are_allowed() {
 }
 
 #[tokio::test]
-async fn a_server_that_has_lost_its_history_is_listed_anew() {
+async fn a_server_that_has_lost_its_history_is_listed_again() {
     let desk = Desk::take().await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;

@@ -91,8 +91,8 @@ async fn an_address_of_a_nodes_block_is_asked_of_that_node_and_bound_when_it_gra
         })
         .await;
         desk.answer(&refused, json!({"phase": "Refused", "reason": "another pod has it"})).await;
-        until("the refusal's event", || async { !desk.told("NotMarked").await.is_empty() }).await;
-        let told = desk.told("NotMarked").await;
+        until("the refusal's event", || async { !desk.told("AdoptionFailed").await.is_empty() }).await;
+        let told = desk.told("AdoptionFailed").await;
         assert!(told[0].contains("another pod has it"), "{told:?}");
         assert_eq!(desk.names().await, ["db-0"]);
     })
@@ -100,7 +100,7 @@ async fn an_address_of_a_nodes_block_is_asked_of_that_node_and_bound_when_it_gra
 }
 
 #[tokio::test]
-async fn a_request_stands_while_its_pod_runs_however_long_the_node_is_silent() {
+async fn a_request_stands_while_its_pod_runs_however_long_the_node_does_not_answer() {
     let desk = Desk::take().await;
     let world = desk.world(HURRIED);
     let address = desk.address(7);

@@ -75,7 +75,7 @@ async fn with_a_running_pod(desk: &Desk) -> (TestNode, Stepped, Value, Sandbox, 
 }
 
 #[tokio::test]
-async fn where_cilium_picks_a_running_pods_key_gets_its_owner_and_its_next_incarnation_the_same_address() {
+async fn where_cilium_picks_an_adopted_pods_entry_gets_its_owner_and_the_next_pod_has_it() {
     let desk = Desk::take().await;
     let (node, mut agent, set, first, address) = with_a_running_pod(&desk).await;
     let world = desk.world(FLAGS);
@@ -108,7 +108,7 @@ async fn where_cilium_picks_a_running_pods_key_gets_its_owner_and_its_next_incar
 }
 
 #[tokio::test]
-async fn where_the_store_knows_a_running_pods_record_becomes_the_stickyips_and_outlives_its_del() {
+async fn where_the_store_knows_it_an_adopted_pods_record_outlives_its_del() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let mut agent = Stepped::new(&desk.case, &node, "delegated", &[]).await;
@@ -139,7 +139,7 @@ async fn where_the_store_knows_a_running_pods_record_becomes_the_stickyips_and_o
 }
 
 #[tokio::test]
-async fn a_marked_pod_that_ends_without_a_del_is_detached_once_cilium_has_let_go() {
+async fn an_adopted_pod_that_ends_without_a_del_is_detached_once_cilium_released_it() {
     let desk = Desk::take().await;
     let (node, mut agent, _, first, address) = with_a_running_pod(&desk).await;
     let world = desk.world(FLAGS);
@@ -158,12 +158,12 @@ async fn a_marked_pod_that_ends_without_a_del_is_detached_once_cilium_has_let_go
     })
     .await;
     assert!(owned(&cilium_nodes(&desk.case).await, &format!("{}/db-0", first.namespace)).is_empty());
-    assert!(node.notes().is_empty() && node.in_use().is_empty());
+    assert!(node.pending_updates().is_empty() && node.in_use().is_empty());
     assert_in_step(&desk.case, &[&node]).await;
 }
 
 #[tokio::test]
-async fn an_address_that_another_pod_has_is_refused_and_the_pod_is_told() {
+async fn an_address_that_another_pod_has_is_refused_and_the_pod_gets_an_event() {
     let desk = Desk::take().await;
     let [one, two, ..] = crate::agent_duties::parts(&desk.case);
     let n1 = TestNode::ready_crd(&desk.case, "n1", one).await;
@@ -184,7 +184,7 @@ async fn an_address_that_another_pod_has_is_refused_and_the_pod_is_told() {
             // The kubelet's word alone proves nothing.
             desk.runs(pod, &address.to_string()).await;
             until(&desk, &mut agents[agent], "the refusal", async |desk| {
-                desk.told("NotMarked").await.iter().any(|told| told.contains(&address.to_string()))
+                desk.told("AdoptionFailed").await.iter().any(|told| told.contains(&address.to_string()))
             })
             .await;
         }
@@ -194,7 +194,7 @@ async fn an_address_that_another_pod_has_is_refused_and_the_pod_is_told() {
     assert!(desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Refused));
     let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
     assert!(pool.values().all(|entry| entry.owner.is_empty()), "{pool:?}");
-    let told = desk.told("NotMarked").await.join("; ");
+    let told = desk.told("AdoptionFailed").await.join("; ");
     assert!(told.contains("/other has it") && told.contains("/plain (container"), "{told}");
 }
 
@@ -270,7 +270,7 @@ async fn pods_of_a_deployment_on_several_nodes_get_a_slot_each_with_their_own_ad
             let mut names = desk.names().await;
             names.sort();
             assert_eq!(names, ["web-0", "web-1", "web-2"]);
-            assert!(desk.told("NotMarked").await.is_empty());
+            assert!(desk.told("AdoptionFailed").await.is_empty());
             settle(&mut agents).await;
         })
         .await;

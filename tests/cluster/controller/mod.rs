@@ -28,12 +28,12 @@ use kube::core::NamespaceResourceScope;
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use sticky_ipam::controller::context::World;
-use sticky_ipam::controller::flags::{Settings, load};
-use sticky_ipam::controller::metrics::Metrics;
+use sticky_ipam::controller::context::Context;
+use sticky_ipam::controller::flags::{ControllerSettings, load};
+use sticky_ipam::controller::metrics::ControllerMetrics;
 use sticky_ipam::controller::run;
 use sticky_ipam::controller::writer::{Overseer, Unwatched};
-use sticky_ipam::runtime::http::Ready;
+use sticky_ipam::runtime::http::Readiness;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::bench::ApiServer;
@@ -117,12 +117,18 @@ impl Desk {
     }
 
     /// A controller's world, with the administrator's rights.
-    pub fn world(&self, given: &[&str]) -> World {
+    pub fn world(&self, given: &[&str]) -> Context {
         self.world_of(self.case.client(), given, Box::new(Unwatched))
     }
 
-    pub fn world_of(&self, client: kube::Client, given: &[&str], overseer: Box<dyn Overseer>) -> World {
-        run::world(client, settings(given), Arc::new(Metrics::default()), Ready::default(), overseer)
+    pub fn world_of(&self, client: kube::Client, given: &[&str], overseer: Box<dyn Overseer>) -> Context {
+        run::world(
+            client,
+            settings(given),
+            Arc::new(ControllerMetrics::default()),
+            Readiness::default(),
+            overseer,
+        )
     }
 
     pub fn stickies(&self) -> Api<StickyIP> {
@@ -253,7 +259,7 @@ where
         .unwrap();
 }
 
-pub fn settings(given: &[&str]) -> Settings {
+pub fn settings(given: &[&str]) -> ControllerSettings {
     let all = std::iter::once("sticky-ipam-controller").chain(given.iter().copied());
     match load(&all.map(Into::into).collect::<Vec<_>>()) {
         Ok(loaded) => loaded.line.settings,
@@ -262,7 +268,7 @@ pub fn settings(given: &[&str]) -> Settings {
 }
 
 /// Does something while a controller works.
-pub async fn while_at_work<T>(world: &World, body: impl Future<Output = T>) -> T {
+pub async fn while_at_work<T>(world: &Context, body: impl Future<Output = T>) -> T {
     tokio::select! {
         () = run::work(world) => panic!("the controller ended by itself"),
         done = body => done,
@@ -275,7 +281,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, condition: impl FnMut()
 }
 
 /// How many rounds a duty has done.
-pub fn rounds(world: &World, duty: &str) -> usize {
+pub fn rounds(world: &Context, duty: &str) -> usize {
     let start = format!("sticky_ipam_controller_reconcile_seconds_count{{duty=\"{duty}\"}} ");
     let page = world.metrics.page();
     page.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)

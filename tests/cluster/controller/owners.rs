@@ -50,7 +50,7 @@ async fn conditions(desk: &Desk, name: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn what_made_a_workload_is_written_down_and_keeps_its_addresses_until_it_is_gone_too() {
+async fn the_owner_of_a_workload_is_recorded_and_keeps_its_addresses_until_it_is_gone() {
     let desk = Desk::take().await;
     let (operators, owner) = with_its_set(&desk, "red").await;
     // A pod of a random name of the same workload: nobody will ever ask for it by its name again.
@@ -69,9 +69,9 @@ async fn what_made_a_workload_is_written_down_and_keeps_its_addresses_until_it_i
         assert!(kind == "Releasing" && message.contains("Operator red"), "{kind}: {message}");
         desk.owned_set("db", 1, &[&owner]).await;
         until("the condition's end", || async { conditions(&desk, "db-0").await.is_empty() }).await;
-        let (writes, so_far) = (world.hands.count(), rounds(&world, "repair"));
+        let (writes, so_far) = (world.writer.count(), rounds(&world, "repair"));
         until("some time at rest", || async { rounds(&world, "repair") > so_far + 2 }).await;
-        assert_eq!(world.hands.count(), writes, "nothing is written at rest");
+        assert_eq!(world.writer.count(), writes, "nothing is written at rest");
         desk.delete_set("db").await;
         until("the condition again", || async { !conditions(&desk, "db-0").await.is_empty() }).await;
         operators.delete("red", &Default::default()).await.unwrap();
@@ -111,12 +111,12 @@ async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named
     while_at_work(&world, async {
         until("the owner", || async { owners(&desk, "db-0").await == ["Operator green"] }).await;
         desk.delete_set("db").await;
-        until("the doubt", || async { !desk.told("KeptInDoubt").await.is_empty() }).await;
-        let told = desk.told("KeptInDoubt").await.remove(0);
+        until("the doubt", || async { !desk.told("ReleaseBlocked").await.is_empty() }).await;
+        let told = desk.told("ReleaseBlocked").await.remove(0);
         assert!(told.contains("cannot get resource") && told.contains("operators"), "{told}");
         until("the condition", || async { !conditions(&desk, "db-0").await.is_empty() }).await;
         let (kind, message) = conditions(&desk, "db-0").await.remove(0);
-        assert!(kind == "KeptInDoubt" && message.contains("operators"), "{kind}: {message}");
+        assert!(kind == "ReleaseBlocked" && message.contains("operators"), "{kind}: {message}");
         assert_eq!(desk.names().await, ["db-0"]);
     })
     .await;
@@ -124,7 +124,7 @@ async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named
 }
 
 #[tokio::test]
-async fn a_kind_whose_definition_comes_after_the_controller_is_learnt_and_keeps_until_then() {
+async fn a_kind_defined_after_the_controller_started_is_found_and_keeps_until_then() {
     let desk = Desk::take().await;
     let slot = json!({"claimant": {"kind": "Slot", "ordinal": 0}});
     let workload = json!({"apiVersion": "late.example/v1", "kind": "Convoy", "name": "red"});
@@ -134,7 +134,7 @@ async fn a_kind_whose_definition_comes_after_the_controller_is_learnt_and_keeps_
     while_at_work(&world, async {
         until("the doubt", || async { !conditions(&desk, "red-0").await.is_empty() }).await;
         let (kind, message) = conditions(&desk, "red-0").await.remove(0);
-        assert!(kind == "KeptInDoubt" && message.contains("no kind Convoy"), "{kind}: {message}");
+        assert!(kind == "ReleaseBlocked" && message.contains("no kind Convoy"), "{kind}: {message}");
         let boss = desk.stateful_set("boss", 1).await;
         let convoys = desk.of_foreign_kind("late.example", "v1", "Convoy", "red").await;
         let owned = Patch::Merge(json!({"metadata": {"ownerReferences": [boss]}}));

@@ -81,7 +81,7 @@ fn once(given: &[&str]) -> Output {
 }
 
 #[tokio::test]
-async fn of_two_replicas_one_works_and_the_other_follows_after_a_clean_stop_and_after_a_crash() {
+async fn of_two_replicas_one_leads_and_the_other_follows_after_a_stop_or_a_crash() {
     let desk = Desk::take().await;
     let access = desk.case.controller().await;
     let short = [
@@ -234,7 +234,7 @@ async fn a_leader_whose_server_is_cut_off_ends_with_status_one() {
 }
 
 #[tokio::test]
-async fn a_missing_permission_is_told_with_verb_and_resource() {
+async fn a_missing_permission_is_reported_with_verb_and_resource() {
     let desk = Desk::take().await;
     let rules = json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]);
     let access = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 use sticky_ipam::controller::commands::list_once::survey;
 use sticky_ipam::controller::context::Duty;
-use sticky_ipam::controller::duties::retention::Retain;
+use sticky_ipam::controller::duties::retention::RetentionSync;
 use sticky_ipam::controller::index::Kind;
 use sticky_ipam::controller::queue::Key;
 use sticky_ipam::controller::writer::Overseer;
@@ -24,7 +24,7 @@ fn set(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_deleted_workloads_addresses_are_let_go_and_those_of_a_standing_one_are_not() {
+async fn a_deleted_workloads_addresses_are_released_and_those_of_an_existing_one_are_not() {
     let desk = Desk::take().await;
     desk.stateful_set("stays", 2).await;
     desk.stateful_set("goes", 2).await;
@@ -46,7 +46,7 @@ async fn a_deleted_workloads_addresses_are_let_go_and_those_of_a_standing_one_ar
 }
 
 #[tokio::test]
-async fn one_look_lets_nothing_go() {
+async fn one_check_releases_nothing() {
     let desk = Desk::take().await;
     desk.retained("db-0", &desk.address(1), set("db"), json!({})).await;
     let world = desk.world(&[&HURRIED[1..], &["--proof-gap=1h"]].concat());
@@ -55,7 +55,7 @@ async fn one_look_lets_nothing_go() {
         let so_far = rounds(&world, "repair");
         until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
         assert_eq!(desk.names().await, ["db-0"]);
-        assert_eq!(world.hands.count(), 0, "nothing was written");
+        assert_eq!(world.writer.count(), 0, "nothing was written");
     })
     .await;
 }
@@ -71,13 +71,13 @@ async fn came_and_went(desk: &Desk, node: &TestNode, owner: &Value, pod: &str) -
 
 async fn all_rest(desk: &Desk) {
     until("the rest", || async {
-        desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Resting)
+        desk.claims().await.iter().all(|claim| claim.spec.phase == ClaimPhase::Quarantined)
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
+async fn a_workload_recreated_within_the_quarantine_gets_its_addresses_back() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
@@ -99,7 +99,7 @@ async fn a_workload_made_anew_within_the_quarantine_gets_its_addresses_back() {
 }
 
 #[tokio::test]
-async fn without_inheritance_a_workload_made_anew_gets_another_address_unless_it_is_pinned_or_was_faster() {
+async fn without_inheritance_a_recreated_workload_gets_another_address_unless_pinned() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 2).await;
@@ -139,7 +139,7 @@ async fn without_inheritance_a_workload_made_anew_gets_another_address_unless_it
 }
 
 #[tokio::test]
-async fn a_workload_made_anew_whose_pod_was_faster_than_the_controller_has_the_address_and_it_is_told() {
+async fn a_recreated_workload_faster_than_the_controller_keeps_the_address_with_an_event() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
@@ -195,7 +195,7 @@ async fn a_time_to_live_runs_from_the_last_sight_of_the_pod() {
         until("the release of one", || async { desk.names().await == ["runs"] }).await;
         until("the word until when", || async { !conditions().await.is_empty() }).await;
         let waits = conditions().await.remove(0);
-        assert_eq!((waits.kind.as_str(), waits.reason.as_str()), ("Releasing", "TimeRuns"));
+        assert_eq!((waits.kind.as_str(), waits.reason.as_str()), ("Releasing", "TTLRunning"));
         // Ten years of seconds after the last sight.
         assert!(waits.message.contains("2035-12-30T00:00:00Z"), "{}", waits.message);
         desk.stateful_set("gone", 1).await;
@@ -231,7 +231,7 @@ async fn a_mass_deletion_costs_one_write_for_each_stickyip() {
 }
 
 #[tokio::test]
-async fn kubernetes_own_kinds_keep_their_addresses_while_they_stand_and_not_when_they_are_deleted() {
+async fn kubernetes_own_kinds_keep_their_addresses_until_they_are_deleted() {
     let desk = Desk::take().await;
     let template = json!({"metadata": {"labels": {"app": "x"}},
         "spec": {"restartPolicy": "Always", "containers": [{"name": "main", "image": "none"}]}});
@@ -287,8 +287,8 @@ async fn pods_of_any_kind_are_looked_up_by_discovery_and_an_unknown_kind_keeps()
     desk.retained("g-1", &desk.address(3), odd, slot).await;
     let world = desk.world(HURRIED);
     while_at_work(&world, async {
-        until("the doubt", || async { desk.told("KeptInDoubt").await.len() == 2 }).await;
-        let told = desk.told("KeptInDoubt").await.join("\n");
+        until("the doubt", || async { desk.told("ReleaseBlocked").await.len() == 2 }).await;
+        let told = desk.told("ReleaseBlocked").await.join("\n");
         assert!(
             told.contains("no kind Ghost of nobody.example") && told.contains("no kind Flotilla"),
             "{told}"
@@ -347,7 +347,7 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
         let pods = json!({"keep": "TTL", "ttlSeconds": 5400, "onScaleDown": "Release"});
         until("the pod's word", || async { retention("special").await == pods }).await;
         until("the complaint", || async {
-            desk.told("BadAnnotation").await.iter().any(|t| t.contains("soon"))
+            desk.told("InvalidAnnotation").await.iter().any(|t| t.contains("soon"))
         })
         .await;
         assert_eq!(retention("odd").await, json!({"keep": "WithWorkload", "onScaleDown": "Retain"}));
@@ -359,7 +359,7 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
 }
 
 #[tokio::test]
-async fn a_pods_word_about_retention_counts_if_no_controller_ran_in_its_life_and_is_no_persons() {
+async fn a_pods_retention_counts_if_no_controller_ran_in_its_life_and_is_not_manual() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
@@ -388,7 +388,7 @@ async fn a_pods_word_about_retention_counts_if_no_controller_ran_in_its_life_and
 }
 
 #[tokio::test]
-async fn a_living_pod_that_takes_its_word_about_retention_back_is_no_longer_kept_by_it() {
+async fn a_living_pod_that_removes_its_retention_is_no_longer_kept_by_it() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
@@ -397,7 +397,7 @@ async fn a_living_pod_that_takes_its_word_about_retention_back_is_no_longer_kept
     node.add(&pod).await.unwrap();
     let world = desk.world(HURRIED);
     while_at_work(&world, async {
-        until("everyone's first look", || async { world.metrics.in_step.get() > 0.0 }).await;
+        until("everyone's first look", || async { world.metrics.initial_sync.get() > 0.0 }).await;
         assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
         let taken_back =
             Patch::Merge(json!({"metadata": {"annotations": {"sticky-ipam.io/retention": null}}}));
@@ -416,21 +416,21 @@ async fn a_living_pod_that_takes_its_word_about_retention_back_is_no_longer_kept
 }
 
 #[tokio::test]
-async fn a_pod_that_is_heard_of_after_its_stickyip_has_the_flags_word_written() {
+async fn a_pod_seen_after_its_stickyip_gets_the_flags_retention_written() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     node.add(&sandbox(&desk.pod("db-0", &node.name, None, json!({})).await)).await.unwrap();
     let world = desk.world(&["--retention=Forever"]);
-    let (index, _) = survey(&world.hands).await.unwrap();
+    let (index, _) = survey(&world.writer).await.unwrap();
     *world.index() = index;
     let name = format!("{}/db-0", desk.case.namespace());
     let [pod, sticky] = [Kind::Pod, Kind::StickyIP].map(|kind| vec![Key::new(kind, name.clone())]);
     let seen = world.index().pods.get(&name).cloned().unwrap();
-    world.index().take_pod(Told::Gone(name.clone()));
-    let mut duty = Retain::default();
+    world.index().apply_pod(Told::Gone(name.clone()));
+    let mut duty = RetentionSync::default();
     duty.round(&world, sticky).await;
-    assert_eq!(world.hands.count(), 0, "nobody is known to ask");
-    world.index().take_pod(Told::Here((name, seen)));
+    assert_eq!(world.writer.count(), 0, "nobody is known to ask");
+    world.index().apply_pod(Told::Here((name, seen)));
     duty.round(&world, pod).await;
     assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
 }

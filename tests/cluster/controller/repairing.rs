@@ -27,7 +27,7 @@ pub(super) async fn steal(desk: &Desk) {
 }
 
 #[tokio::test]
-async fn two_bindings_of_one_address_are_told_with_both_names() {
+async fn two_bindings_of_one_address_are_reported_with_both_names() {
     let desk = Desk::take().await;
     steal(&desk).await;
     let api = desk.stickies();
@@ -47,7 +47,7 @@ async fn two_bindings_of_one_address_are_told_with_both_names() {
 }
 
 #[tokio::test]
-async fn a_lost_claim_is_made_anew_and_nothing_is_written_at_rest() {
+async fn a_lost_claim_is_recreated_and_nothing_is_written_when_idle() {
     let desk = Desk::take().await;
     desk.stateful_set("db", 9).await;
     sticky_pool(&desk.case, desk.case.range()).await;
@@ -62,21 +62,21 @@ async fn a_lost_claim_is_made_anew_and_nothing_is_written_at_rest() {
         .await;
         let so_far = rounds(&world, "repair");
         until("quiet", || async { rounds(&world, "repair") > so_far + 2 }).await;
-        let writes = world.hands.count();
+        let writes = world.writer.count();
         let so_far = rounds(&world, "repair");
         until("some time at rest", || async { rounds(&world, "repair") > so_far + 3 }).await;
-        assert_eq!(world.hands.count(), writes, "nothing is written at rest");
+        assert_eq!(world.writer.count(), writes, "nothing is written at rest");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_claim_rests_for_the_whole_quarantine() {
+async fn a_claim_is_quarantined_for_the_whole_time() {
     let desk = Desk::take().await;
     desk.retained("db-0", &desk.address(1), set(), json!({})).await;
     let world = desk.world(&["--proof-gap=0s", "--quarantine=1h"]);
     while_at_work(&world, async {
-        until("the rest", || async { desk.claims().await[0].spec.phase == ClaimPhase::Resting }).await;
+        until("the rest", || async { desk.claims().await[0].spec.phase == ClaimPhase::Quarantined }).await;
         until("the metric", || async {
             world.metrics.page().contains("sticky_ipam_controller_quarantined 1")
         })

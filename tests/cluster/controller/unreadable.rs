@@ -15,7 +15,7 @@ use crate::bench::ApiServer;
 static LOOSE: OnceCell<ApiServer> = OnceCell::const_new();
 
 #[tokio::test]
-async fn a_stickyip_that_cannot_be_read_is_told_of_once_and_keeps_nobody_from_work() {
+async fn a_stickyip_that_cannot_be_read_is_reported_once_and_blocks_no_other_work() {
     let desk = Desk::at(LOOSE.get_or_init(ApiServer::start).await).await;
     let kinds: Api<CustomResourceDefinition> = Api::all(desk.case.client());
     let mut kind = kinds.get("stickyips.sticky-ipam.io").await.unwrap();

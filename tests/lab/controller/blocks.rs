@@ -52,7 +52,7 @@ pub fn come_and_go(stage: &Stage) {
     reach::start_clients(stage, namespace);
     assert_eq!(pod_cidrs(stage, NODE), [BLOCK], "the block of its CiliumNode");
     becomes_locked_for(stage, BLOCK, Some(NODE));
-    told(stage, "default", "Node", NODE, "BlockGiven");
+    told(stage, "default", "Node", NODE, "BlockAssigned");
 
     // A sticky pod starts there, with an address of the block.
     stage.lab.kubectl(&["cordon", NODES[0], NODES[1]]);

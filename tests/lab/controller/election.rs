@@ -133,7 +133,7 @@ pub fn killed(stage: &Stage) {
     for claim in claims {
         assert_eq!(
             (&claim.phases[..], claim.ended),
-            (&["Bound".to_owned(), "Resting".to_owned()][..], true),
+            (&["Bound".to_owned(), "Quarantined".to_owned()][..], true),
             "{claim:?}"
         );
     }

@@ -10,7 +10,7 @@ use crate::sticky::workloads::{plain, pod, spec};
 const NAMESPACE: &str = "marking";
 
 #[test]
-fn a_pod_that_runs_is_marked_once_cilium_knows_its_owner_and_keeps_its_address_on_the_other_node() {
+fn a_running_pod_is_adopted_once_cilium_knows_its_owner_and_keeps_its_address() {
     let controlled = Controlled::lab();
     let stage = &controlled.stage;
     stage.lab.namespace(NAMESPACE);

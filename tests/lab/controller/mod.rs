@@ -87,13 +87,13 @@ fn told(stage: &Stage, namespace: &str, kind: &str, name: &str, reason: &str) ->
 }
 
 #[test]
-fn addresses_are_let_go_kept_and_inherited_as_their_workload_and_their_retention_say() {
+fn addresses_are_released_kept_and_inherited_as_workload_and_retention_say() {
     let controlled = Controlled::lab();
     recycling::every_way(&controlled.stage);
 }
 
 #[test]
-fn a_node_that_joins_gets_a_block_which_is_free_again_after_it_left_and_nothing_sticky_is_in_it() {
+fn a_node_that_joins_gets_a_block_which_is_free_again_after_it_left() {
     let controlled = Controlled::lab();
     blocks::come_and_go(&controlled.stage);
 }
@@ -111,13 +111,13 @@ fn each_node_gets_its_further_block_from_the_pool_that_selects_it() {
 }
 
 #[test]
-fn a_leader_killed_in_a_mass_delete_is_followed_and_every_address_is_let_go_once() {
+fn a_leader_killed_in_a_mass_delete_is_followed_and_every_address_released_once() {
     let controlled = Controlled::lab();
     election::killed(&controlled.stage);
 }
 
 #[test]
-fn a_leader_that_is_told_to_end_is_followed_at_once() {
+fn a_leader_that_gets_a_signal_to_end_is_followed_at_once() {
     let controlled = Controlled::lab();
     election::stopped(&controlled.stage);
 }

@@ -60,7 +60,7 @@ fn deleted(stage: &Stage) {
         let_go(stage, NAMESPACE, name);
         // The claim rests a moment after its StickyIP is gone, never before.
         eventually(&format!("{address} to rest"), || match phase(stage, address) {
-            Some(phase) if phase == "Resting" => Ok(()),
+            Some(phase) if phase == "Quarantined" => Ok(()),
             other => Err(format!("{other:?}")),
         });
         told(stage, NAMESPACE, "StickyIP", name, "Released");
@@ -78,9 +78,9 @@ fn deleted(stage: &Stage) {
             _ => Ok(()),
         });
     }
-    let rested = since.elapsed();
-    eprintln!("deleted: free after {rested:?}");
-    assert!(rested >= QUARANTINE, "they rested for less than {QUARANTINE:?}");
+    let quarantine_over = since.elapsed();
+    eprintln!("deleted: free after {quarantine_over:?}");
+    assert!(quarantine_over >= QUARANTINE, "they rested for less than {QUARANTINE:?}");
     assert_eq!(stage.api.ready(NAMESPACE, "next").address(), wanted, "another pod has it now");
     stage.api.delete_pod(NAMESPACE, "next", Some(0));
 }
@@ -241,7 +241,7 @@ fn stuck_endpoint(stage: &Stage) {
         Some(held) if held["metadata"]["uid"] == uid => Err(held["metadata"].to_string()),
         _ => Ok(()),
     });
-    let word = told(stage, NAMESPACE, "CiliumEndpoint", &name, "EndpointFreed");
+    let word = told(stage, NAMESPACE, "CiliumEndpoint", &name, "EndpointFinalizersRemoved");
     eprintln!("stuck endpoint: {word}");
     is_free(stage, &address);
 }

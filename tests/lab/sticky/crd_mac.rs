@@ -35,7 +35,7 @@ impl Drop for Cordoned<'_> {
 }
 
 #[test]
-fn a_pod_that_keeps_its_mac_has_it_after_its_deletion_and_on_another_node_and_another_one_has_not() {
+fn a_pod_that_keeps_its_mac_has_it_after_deletion_and_on_another_node() {
     let stage = Stage::of(Mode::Crd);
     let namespace = "macs";
     stage.lab.namespace(namespace);

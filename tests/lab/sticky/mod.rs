@@ -43,7 +43,7 @@ macro_rules! proofs_in {
             }
 
             #[test]
-            fn a_pinned_pod_has_its_address_and_a_thief_is_told_whose_it_is() {
+            fn a_pinned_pod_has_its_address_and_another_is_refused_with_its_name() {
                 restarts::pins(&Stage::of($mode));
             }
 
@@ -63,7 +63,7 @@ macro_rules! proofs_in {
             }
 
             #[test]
-            fn no_address_is_with_two_pods_when_fifty_are_made_anew_at_once() {
+            fn no_address_is_with_two_pods_when_fifty_are_recreated_at_once() {
                 storm::fifty_at_once(&Stage::of($mode));
             }
 
@@ -73,7 +73,7 @@ macro_rules! proofs_in {
             }
 
             #[test]
-            fn pods_start_without_the_agent_and_all_is_in_step_when_it_is_back() {
+            fn pods_start_without_the_agent_and_all_is_in_sync_when_it_is_back() {
                 outages::agent(&Stage::of($mode));
             }
         }

@@ -21,7 +21,7 @@ fn ping_node_2(lab: &Lab) -> Result<(), String> {
 }
 
 #[test]
-fn a_node_that_is_cut_off_is_silent_until_it_is_healed() {
+fn a_node_that_is_cut_off_does_not_answer_until_it_is_healed() {
     let lab = Lab::of(Flavour::Stock);
     eventually("node-2 to answer", || ping_node_2(&lab));
     lab.must(&["cut", "node-2"]);
@@ -222,7 +222,7 @@ fn a_filled_disk_takes_no_more_and_loses_nothing() {
 
 /// A shell that takes the place of itself by another program leaves that program its own children, also those that are dead.
 #[test]
-fn the_first_process_of_a_node_is_told_from_a_dead_child_of_its_starter() {
+fn the_first_process_of_a_node_is_distinguished_from_a_dead_child_of_its_starter() {
     let script = r#"
         set -euo pipefail
         source "$1/lib/process.sh"

@@ -70,7 +70,7 @@ fn a_pod_that_is_ending_has_its_address_until_its_containers_have_terminated() {
 }
 
 #[test]
-fn a_container_that_terminated_in_a_pod_that_nobody_deleted_ends_nothing() {
+fn a_container_that_terminated_in_a_pod_that_was_not_deleted_ends_nothing() {
     let mut history = History::default();
     pod(&mut history, &pod_with("a", 3, "10.0.0.1", false, Container::Terminated), true);
     pod(&mut history, &pod_with("b", 5, "10.0.0.1", false, Container::Runs), true);
@@ -90,7 +90,7 @@ fn endpoint_of(uid: &str, at: Revision, address: &str) -> DynamicObject {
 }
 
 #[test]
-fn a_pod_that_is_ending_has_let_go_when_its_endpoint_is_gone() {
+fn a_terminating_pod_has_released_its_address_when_its_endpoint_is_gone() {
     use Container::Runs;
     let told = |ending: Revision, unplugged: Revision, successor: Revision| {
         let mut history = History::default();
@@ -131,7 +131,7 @@ fn a_pod_ends_with_its_node_only_when_that_is_said_to_be_dead() {
 }
 
 #[test]
-fn a_handover_is_no_double_and_an_overlap_of_one_revision_is() {
+fn a_handover_is_no_duplicate_and_an_overlap_of_one_revision_is() {
     let mut history = alive(&["a", "b", "c"]);
     history.note("pod a", 5, stands(&[("10.0.0.1", "a", "Pod x/a")]));
     history.note("pod a", 7, stands(&[]));

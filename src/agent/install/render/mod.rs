@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::agent::install::error::InstallError;
 use crate::agent::install::settings::{InstallSettings, Mode};
 use crate::cni::config::ipam::DEFAULT_DATA_DIR;
-use crate::cni::{OnUnavailable, Parsed, read_request};
+use crate::cni::{OnUnavailable, ParsedRequest, read_request};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
 
@@ -40,21 +40,21 @@ pub(super) fn conflist(
             (format!("the built-in conflist for {}", settings.mode), built_in(settings.mode), true)
         }
     };
-    let draft = Draft { from, built_in, settings };
+    let builder = ConflistBuilder { from, built_in, settings };
     let mut list = match serde_json::from_str(text) {
         Ok(Value::Object(list)) => list,
-        Ok(other) => return Err(draft.refuse("the document", format!("{other} is not a JSON object"))),
-        Err(error) => return Err(draft.refuse("the document", format!("it is not JSON: {error}"))),
+        Ok(other) => return Err(builder.refuse("the document", format!("{other} is not a JSON object"))),
+        Err(error) => return Err(builder.refuse("the document", format!("it is not JSON: {error}"))),
     };
-    draft.name(&mut list)?;
-    let at = draft.find(&list)?;
+    builder.name(&mut list)?;
+    let at = builder.find(&list)?;
     let path = format!("plugins[{at}]");
     let entry = list.get_mut("plugins").and_then(|all| all.get_mut(at)).and_then(Value::as_object_mut);
-    let entry = entry.ok_or_else(|| draft.refuse(&path, "is not an object".to_owned()))?;
-    draft.fill(entry, &path, blocks)?;
-    draft.check(&list, at)?;
-    let mut written =
-        serde_json::to_vec_pretty(&list).map_err(|error| draft.refuse("the document", error.to_string()))?;
+    let entry = entry.ok_or_else(|| builder.refuse(&path, "is not an object".to_owned()))?;
+    builder.fill(entry, &path, blocks)?;
+    builder.check(&list, at)?;
+    let mut written = serde_json::to_vec_pretty(&list)
+        .map_err(|error| builder.refuse("the document", error.to_string()))?;
     written.push(b'\n');
     Ok(written)
 }
@@ -75,13 +75,13 @@ fn built_in(mode: Mode) -> &'static str {
 }
 
 /// A conflist in the making.
-struct Draft<'a> {
+struct ConflistBuilder<'a> {
     from: String,
     built_in: bool,
     settings: &'a InstallSettings,
 }
 
-impl Draft<'_> {
+impl ConflistBuilder<'_> {
     fn refuse(&self, field: &str, why: String) -> InstallError {
         InstallError::Template { from: self.from.clone(), field: field.to_owned(), why }
     }
@@ -307,7 +307,7 @@ impl Draft<'_> {
             Some(value.into())
         };
         match read_request(&env, &mut config.to_string().as_bytes()) {
-            Ok(Parsed::Verb(request)) => {
+            Ok(ParsedRequest::Verb(request)) => {
                 for warning in &request.warnings {
                     tracing::warn!(conflist = self.from, "{warning}");
                 }

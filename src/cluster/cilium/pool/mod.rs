@@ -18,23 +18,23 @@ use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::objects::WorkloadRef;
-use crate::cluster::protocol::apply::{Carrier, Sent, patch_params};
+use crate::cluster::protocol::apply::{ApiWriter, SentWrite, patch_params};
 
 /// How often others may write the object between our read and our write.
-const MOST_TRIES: usize = 64;
+const MAX_TRIES: usize = 64;
 /// Between two tries: others have the same plan.
 const PAUSE: Duration = Duration::from_millis(3);
 
 /// What a node shows, and where its home is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shape {
+pub struct PublishConfig {
     /// Whether addresses stand in the pool (`crd` mode).
     pub pool: bool,
     /// Ranges of the node's own configuration (`delegated`, `chained`), which count as home beside its blocks.
     pub ranges: Vec<IpNet>,
 }
 
-impl Shape {
+impl PublishConfig {
     /// Whether the CiliumNode says nothing of these addresses, however it looks: no pool, and all at home.
     #[must_use]
     pub fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
@@ -44,7 +44,7 @@ impl Shape {
 
 /// The addresses of an attached StickyIP, as they are shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
+pub struct Publication {
     /// The addresses.
     pub addresses: Vec<IpAddr>,
     /// `namespace/pod`: the one that Cilium gives them to.
@@ -125,7 +125,7 @@ pub fn single_routes(node: &CiliumNode) -> Vec<IpAddr> {
 
 /// What must change on this CiliumNode for an address that is attached here; none if it shows it already.
 #[must_use]
-pub fn show(node: &CiliumNode, shape: &Shape, shown: &Shown) -> Option<NodePatch> {
+pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publication) -> Option<NodePatch> {
     let mut pool = BTreeMap::new();
     let wanted = PoolEntry { owner: shown.owner.clone(), resource: shown.resource.clone() };
     for address in shown.addresses.iter().filter(|_| shape.pool) {
@@ -151,7 +151,7 @@ pub fn show(node: &CiliumNode, shape: &Shape, shown: &Shown) -> Option<NodePatch
 /// What must change on this CiliumNode when these addresses are no longer attached here; none if it shows nothing of
 /// them. A key that nobody owns is Cilium's to give to anybody, and stays.
 #[must_use]
-pub fn hide(node: &CiliumNode, shape: &Shape, addresses: &[IpAddr]) -> Option<NodePatch> {
+pub fn unpublish_patch(node: &CiliumNode, shape: &PublishConfig, addresses: &[IpAddr]) -> Option<NodePatch> {
     let owned = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| !entry.owner.is_empty());
     let keys = addresses.iter().filter(|_| shape.pool).map(ToString::to_string).filter(owned);
     let pool = keys.map(|key| (key, None)).collect();
@@ -210,7 +210,7 @@ fn is_route_of(text: &str, address: IpAddr) -> bool {
 
 /// Why the CiliumNode does not show what it should.
 #[derive(Debug, Error)]
-pub enum ProjectionError {
+pub enum PublishError {
     /// There is none.
     #[error("CiliumNode {node} does not exist; Cilium's agent on this node, or its operator, creates it")]
     Missing {
@@ -218,8 +218,8 @@ pub enum ProjectionError {
         node: String,
     },
     /// Others wrote it every time.
-    #[error("others changed CiliumNode {node} {MOST_TRIES} times in a row")]
-    Outrun {
+    #[error("others changed CiliumNode {node} {MAX_TRIES} times in a row")]
+    TooManyConflicts {
         /// The node.
         node: String,
     },
@@ -240,52 +240,52 @@ pub async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode
 /// Has the node's CiliumNode show an attached StickyIP. `known` is the object if it was just read.
 ///
 /// # Errors
-/// See [`ProjectionError`]; if the server left doubt, the write may have happened.
+/// See [`PublishError`]; if the server left doubt, the write may have happened.
 pub async fn put(
-    carrier: &mut Carrier<'_>,
+    api_writer: &mut ApiWriter<'_>,
     node: &str,
-    shape: &Shape,
-    shown: &Shown,
+    shape: &PublishConfig,
+    shown: &Publication,
     known: Option<CiliumNode>,
-) -> Result<(), ProjectionError> {
-    change(carrier, node, known, |object| show(object, shape, shown))
+) -> Result<(), PublishError> {
+    change(api_writer, node, known, |object| publish_patch(object, shape, shown))
         .await?
-        .ok_or_else(|| ProjectionError::Missing { node: node.to_owned() })
+        .ok_or_else(|| PublishError::Missing { node: node.to_owned() })
 }
 
 /// Has the node's CiliumNode show nothing of addresses whose sandbox has ended. One that does not exist shows nothing.
 ///
 /// # Errors
-/// See [`ProjectionError`].
+/// See [`PublishError`].
 pub async fn remove(
-    carrier: &mut Carrier<'_>,
+    api_writer: &mut ApiWriter<'_>,
     node: &str,
-    shape: &Shape,
+    shape: &PublishConfig,
     addresses: &[IpAddr],
-) -> Result<(), ProjectionError> {
-    change(carrier, node, None, |object| hide(object, shape, addresses)).await.map(|_| ())
+) -> Result<(), PublishError> {
+    change(api_writer, node, None, |object| unpublish_patch(object, shape, addresses)).await.map(|_| ())
 }
 
 /// Reads, writes what must change, and reads again until nothing must; none if there is no such object.
 ///
 /// # Errors
-/// See [`ProjectionError`].
+/// See [`PublishError`].
 pub async fn change(
-    carrier: &mut Carrier<'_>,
+    api_writer: &mut ApiWriter<'_>,
     node: &str,
     mut known: Option<CiliumNode>,
     decide: impl Fn(&CiliumNode) -> Option<NodePatch>,
-) -> Result<Option<()>, ProjectionError> {
-    for _ in 0..MOST_TRIES {
+) -> Result<Option<()>, PublishError> {
+    for _ in 0..MAX_TRIES {
         let object = match known.take() {
             Some(object) => object,
-            None => match read_node(carrier.api(), node).await? {
+            None => match read_node(api_writer.api(), node).await? {
                 Some(object) => object,
                 None => return Ok(None),
             },
         };
         let Some(patch) = decide(&object) else { return Ok(Some(())) };
-        match carry(carrier, &patch).await {
+        match carry(api_writer, &patch).await {
             Ok(()) => return Ok(Some(())),
             Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
             // Somebody was faster, or nobody knows: look again.
@@ -295,17 +295,17 @@ pub async fn change(
             }
             Err(error) => return Err(error.into()),
         }
-        carrier.api().pause(&format!("patch CiliumNode {node}"), PAUSE).await?;
+        api_writer.api().pause(&format!("patch CiliumNode {node}"), PAUSE).await?;
     }
-    Err(ProjectionError::Outrun { node: node.to_owned() })
+    Err(PublishError::TooManyConflicts { node: node.to_owned() })
 }
 
 /// Sends one write to a CiliumNode.
 ///
 /// # Errors
 /// The server's.
-pub async fn carry(carrier: &mut Carrier<'_>, patch: &NodePatch) -> Result<(), ApiError> {
-    let api = carrier.api().clone();
+pub async fn carry(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
+    let api = api_writer.api().clone();
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let what = format!("patch CiliumNode {}", patch.node);
     let params = patch_params();
@@ -315,7 +315,7 @@ pub async fn carry(carrier: &mut Carrier<'_>, patch: &NodePatch) -> Result<(), A
     let body = Patch::Merge(body);
     // The answer is the whole object, which may be large, and nobody reads it.
     let sent = async { api.once(&what, nodes.patch_metadata(&patch.node, &params, &body)).await };
-    carrier.witnessed(Sent::Node(patch), sent).await.map(|_| ())
+    api_writer.observed(SentWrite::Node(patch), sent).await.map(|_| ())
 }
 
 #[cfg(test)]

@@ -36,17 +36,17 @@ pub const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an ADD waits for the pod that had the address before, unless told otherwise.
 pub const DEFAULT_WAIT_FOR_OLD_POD: Duration = Duration::from_secs(30);
 /// The longest wait that may be configured; runtimes give up long before.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(600);
+pub const MAX_WAIT: Duration = Duration::from_secs(600);
 /// How many log files are kept, unless told otherwise.
 pub const DEFAULT_LOG_MAX_FILES: usize = 5;
 /// The most log files that may be kept.
-pub const MOST_LOG_FILES: u64 = 1000;
+pub const MAX_LOG_FILES: u64 = 1000;
 /// Where the kernel tells one boot from another.
 pub const DEFAULT_BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How long a sticky address is kept for its pod after the pod has gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retention {
+pub enum NodeRetention {
     /// Until someone releases it.
     Forever,
     /// That long after the last DEL.
@@ -73,7 +73,7 @@ pub enum StatusWhenExhausted {
 
 /// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LogLevel {
+pub enum PluginLogLevel {
     /// Failures only.
     Error,
     /// What an operator should look at.
@@ -86,7 +86,7 @@ pub enum LogLevel {
     Trace,
 }
 
-impl LogLevel {
+impl PluginLogLevel {
     /// The level's name.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -174,7 +174,7 @@ pub struct StickyConf {
     /// Pods among those whose addresses are not kept.
     pub exclude_pods: Vec<PodPattern>,
     /// How long addresses are kept.
-    pub retention: Retention,
+    pub retention: NodeRetention,
     /// What happens when only kept addresses are left.
     pub on_exhaustion: OnExhaustion,
     /// What STATUS says when nothing is free.
@@ -186,7 +186,7 @@ pub struct StickyConf {
     /// Where the log goes; standard error when absent.
     pub log_file: Option<PathBuf>,
     /// How much is logged.
-    pub log_level: LogLevel,
+    pub log_level: PluginLogLevel,
     /// How many log files are kept.
     pub log_max_files: usize,
     /// The file whose content differs from boot to boot.
@@ -202,13 +202,13 @@ impl Default for StickyConf {
         Self {
             pods: vec![PodPattern { namespace: "*".to_owned(), name: "*".to_owned() }],
             exclude_pods: Vec::new(),
-            retention: Retention::Forever,
+            retention: NodeRetention::Forever,
             on_exhaustion: OnExhaustion::Fail,
             status_when_exhausted: StatusWhenExhausted::Ready,
             lock_timeout: DEFAULT_LOCK_TIMEOUT,
             wait_for_old_pod: DEFAULT_WAIT_FOR_OLD_POD,
             log_file: None,
-            log_level: LogLevel::Info,
+            log_level: PluginLogLevel::Info,
             log_max_files: DEFAULT_LOG_MAX_FILES,
             boot_id_file: PathBuf::from(DEFAULT_BOOT_ID_FILE),
             data_dir: PathBuf::from(DEFAULT_DATA_DIR),
@@ -283,8 +283,14 @@ impl StickyConf {
             log_level: choice(
                 fields,
                 "logLevel",
-                &[LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace]
-                    .map(|level| (level.as_str(), level)),
+                &[
+                    PluginLogLevel::Error,
+                    PluginLogLevel::Warn,
+                    PluginLogLevel::Info,
+                    PluginLogLevel::Debug,
+                    PluginLogLevel::Trace,
+                ]
+                .map(|level| (level.as_str(), level)),
             )?
             .unwrap_or(default.log_level),
             log_max_files: log_max_files(fields)?.unwrap_or(default.log_max_files),
@@ -304,12 +310,12 @@ fn patterns(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<PodPattern>>, C
     texts.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
 }
 
-fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
+fn retention(fields: &Fields<'_>) -> Result<Option<NodeRetention>, CniError> {
     let Some(text) = fields.string("retention")? else { return Ok(None) };
     if text == "Forever" {
-        return Ok(Some(Retention::Forever));
+        return Ok(Some(NodeRetention::Forever));
     }
-    parse_duration(text).map(|time| Some(Retention::For(time))).ok_or_else(|| {
+    parse_duration(text).map(|time| Some(NodeRetention::For(time))).ok_or_else(|| {
         CniError::invalid_config(
             &fields.path_of("retention"),
             format!(
@@ -321,7 +327,7 @@ fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
 
 pub(crate) fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
     let Some(text) = fields.string(key)? else { return Ok(None) };
-    match parse_duration(text).filter(|time| *time <= LONGEST_WAIT) {
+    match parse_duration(text).filter(|time| *time <= MAX_WAIT) {
         Some(time) => Ok(Some(time)),
         None => Err(CniError::invalid_config(
             &fields.path_of(key),
@@ -349,10 +355,10 @@ pub(crate) fn choice<T: Copy>(
 fn log_max_files(fields: &Fields<'_>) -> Result<Option<usize>, CniError> {
     match fields.number("logMaxFiles")? {
         None => Ok(None),
-        Some(number @ 1..=MOST_LOG_FILES) => Ok(usize::try_from(number).ok()),
+        Some(number @ 1..=MAX_LOG_FILES) => Ok(usize::try_from(number).ok()),
         Some(number) => Err(CniError::invalid_config(
             &fields.path_of("logMaxFiles"),
-            format!("{number} is not between 1 and {MOST_LOG_FILES}"),
+            format!("{number} is not between 1 and {MAX_LOG_FILES}"),
         )),
     }
 }

@@ -14,7 +14,7 @@ fn an_empty_section_keeps_every_pod_forever_and_stays_ready() {
     let conf = read(json!({})).unwrap();
     assert_eq!(conf, StickyConf::default());
     assert!(conf.selects(&pod("a", "b")));
-    assert_eq!(conf.retention, Retention::Forever);
+    assert_eq!(conf.retention, NodeRetention::Forever);
     assert_eq!(conf.status_when_exhausted, StatusWhenExhausted::Ready);
 }
 
@@ -26,12 +26,12 @@ fn every_field_is_read() {
         "logLevel": "trace", "logMaxFiles": 3, "bootIDFile": "/run/boot"
     }))
     .unwrap();
-    assert_eq!(conf.retention, Retention::For(Duration::from_secs(5400)));
+    assert_eq!(conf.retention, NodeRetention::For(Duration::from_secs(5400)));
     assert_eq!(conf.on_exhaustion, OnExhaustion::Reclaim);
     assert_eq!(conf.status_when_exhausted, StatusWhenExhausted::NotReady);
     assert_eq!((conf.lock_timeout, conf.wait_for_old_pod), (Duration::from_secs(2), Duration::ZERO));
     assert_eq!(conf.log_file, Some("/var/log/x".into()));
-    assert_eq!((conf.log_level, conf.log_max_files), (LogLevel::Trace, 3));
+    assert_eq!((conf.log_level, conf.log_max_files), (PluginLogLevel::Trace, 3));
     assert_eq!(conf.boot_id_file, PathBuf::from("/run/boot"));
     assert!(conf.selects(&pod("db", "x")) && conf.selects(&pod("any", "web-1")));
     assert!(!conf.selects(&pod("db", "tmp-1")) && !conf.selects(&pod("any", "web-10")));

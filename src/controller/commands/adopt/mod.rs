@@ -17,25 +17,25 @@ use serde_json::json;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::protocol::apply::patch_params;
-use crate::cluster::protocol::write::Unchanged;
+use crate::cluster::protocol::write::Precondition;
 use crate::controller::commands::cilium_config::CiliumConfig;
 use crate::controller::commands::list_once::survey;
-use crate::controller::flags::{BackTo, Settings};
-use crate::controller::writer::Hands;
+use crate::controller::flags::{BackTo, ControllerSettings};
+use crate::controller::writer::Writer;
 use crate::policy::drift::CiliumMode;
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
 
 /// Between two looks of `--follow`.
-const FOLLOW: Duration = Duration::from_secs(2);
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 /// Keys a patch: a request has an end.
-const KEYS_A_PATCH: usize = 500;
+const ENTRIES_PER_PATCH: usize = 500;
 /// How often everything is looked at and planned anew because others wrote a CiliumNode meanwhile. Cilium writes one a few times a
 /// minute at most, so whoever is overtaken this often has a rival.
-const MOST_PLANS: usize = 10;
+const MAX_PLANS: usize = 10;
 
 /// What the command is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Order {
+pub struct AdoptRequest {
     /// Write; otherwise only say what would be written.
     pub apply: bool,
     /// The way back, into this mode.
@@ -46,7 +46,7 @@ pub struct Order {
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct AdoptReport {
     /// For a person.
     pub text: String,
     /// Whether one may go on.
@@ -57,9 +57,13 @@ pub struct Report {
 ///
 /// # Errors
 /// The server is of no help. What was written stays, and does no harm.
-pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<Report, ApiError> {
-    let config = CiliumConfig::read(hands, settings).await;
-    let (index, skipped) = survey(hands).await?;
+pub async fn adopt(
+    writer: &Writer,
+    settings: &ControllerSettings,
+    order: AdoptRequest,
+) -> Result<AdoptReport, ApiError> {
+    let config = CiliumConfig::read(writer, settings).await;
+    let (index, skipped) = survey(writer).await?;
     let mut text = String::new();
     for remark in config.remarks.iter().cloned().chain(skipped.iter().map(ToString::to_string)) {
         let _ = writeln!(text, "note: {remark}");
@@ -70,7 +74,7 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
         if to == BackTo::ClusterPool && back(&index, BackTo::Kubernetes) != obstacles {
             text.push_str(NOT_KUBERNETES);
         }
-        return Ok(Report { text, clear: obstacles.is_empty() });
+        return Ok(AdoptReport { text, clear: obstacles.is_empty() });
     }
     let offers = offers(&config, order);
     let (mut plans, mut obstacles) = into_crd(&index, offers);
@@ -89,31 +93,31 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
             (false, true) => "Dry run: nothing was written. Run it again with --apply.\n",
             (false, false) => "Dry run: nothing was written.\n",
         });
-        return Ok(Report { text, clear: obstacles.is_empty() });
+        return Ok(AdoptReport { text, clear: obstacles.is_empty() });
     }
     let mut after;
     let mut looks = 1;
     loop {
         let mut overtaken = Vec::new();
         for plan in &plans {
-            if !write(hands, plan).await? {
+            if !write(writer, plan).await? {
                 overtaken.push(plan.node.clone());
             }
         }
-        (after, _) = survey(hands).await?;
+        (after, _) = survey(writer).await?;
         if overtaken.is_empty() {
             break;
         }
         tracing::info!(nodes = overtaken.join(", "), "others wrote CiliumNodes meanwhile; planning anew");
         (plans, obstacles) = into_crd(&after, offers);
-        if looks == MOST_PLANS || !obstacles.is_empty() {
+        if looks == MAX_PLANS || !obstacles.is_empty() {
             let nodes = overtaken.join(", ");
             let _ = writeln!(
                 text,
                 "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
             );
             text.push_str(&told(&obstacles, "In the way:"));
-            return Ok(Report { text, clear: false });
+            return Ok(AdoptReport { text, clear: false });
         }
         looks += 1;
     }
@@ -130,7 +134,7 @@ pub async fn adopt(hands: &Hands, settings: &Settings, order: Order) -> Result<R
         }
         text.push_str(NEXT);
     }
-    Ok(Report { text, clear: left.is_empty() })
+    Ok(AdoptReport { text, clear: left.is_empty() })
 }
 
 const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: sticky-ipam-controller \
@@ -141,15 +145,15 @@ node (pods keep running), with this command under --follow meanwhile, so that po
 agents. The way back: sticky-ipam-controller adopt --back\n";
 
 /// Goes on putting in what is missing until dropped, for the time in which agents are restarted.
-pub async fn follow(hands: &Hands, settings: &Settings, order: Order) {
+pub async fn follow(writer: &Writer, settings: &ControllerSettings, order: AdoptRequest) {
     loop {
-        tokio::time::sleep(FOLLOW).await;
-        let config = CiliumConfig::read(hands, settings).await;
-        match survey(hands).await {
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
+        let config = CiliumConfig::read(writer, settings).await;
+        match survey(writer).await {
             Ok((index, _)) => {
                 let (plans, _) = into_crd(&index, offers(&config, order));
                 for plan in plans.iter().filter(|plan| !plan.is_done()) {
-                    match write(hands, plan).await {
+                    match write(writer, plan).await {
                         Ok(true) => {
                             tracing::info!(node = plan.node, keys = plan.put.len(), "put into the pool")
                         }
@@ -168,34 +172,34 @@ pub async fn follow(hands: &Hands, settings: &Settings, order: Order) {
 }
 
 /// In crd mode agents may go by the pools already: what is offered now may be another's by then.
-fn offers(config: &CiliumConfig, order: Order) -> Option<usize> {
+fn offers(config: &CiliumConfig, order: AdoptRequest) -> Option<usize> {
     (config.mode != CiliumMode::Crd).then_some(order.free)
 }
 
 /// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if somebody
 /// wrote that CiliumNode since, and the plan rests on what is no more.
-async fn write(hands: &Hands, plan: &NodePlan) -> Result<bool, ApiError> {
+async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
     let node = plan.node.as_str();
     if let Some(ranges) = &plan.node_cidrs {
-        let nodes: Api<Node> = Api::all(hands.client());
+        let nodes: Api<Node> = Api::all(writer.client());
         // The server takes them only while the Node has none.
         let body = Patch::Merge(json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}}));
         let params = patch_params();
         let sent = nodes.patch(node, &params, &body);
-        hands.write(&format!("patch Node {node}"), sent).await?;
+        writer.write(&format!("patch Node {node}"), sent).await?;
     }
     let keys: Vec<(String, &PoolEntry)> =
         plan.put.iter().map(|(address, entry)| (address.to_string(), entry)).collect();
     let ranges = plan.pod_cidrs.iter().map(|ranges| json!({"spec": {"ipam": {"podCIDRs": ranges}}}));
     let pools = keys
-        .chunks(KEYS_A_PATCH)
+        .chunks(ENTRIES_PER_PATCH)
         .map(|part| pool_patch(part.iter().map(|(key, entry)| (key.as_str(), *entry)), []));
-    let cilium: Api<PartialObjectMeta<CiliumNode>> = Api::all(hands.client());
+    let cilium: Api<PartialObjectMeta<CiliumNode>> = Api::all(writer.client());
     let mut at = plan.at.clone();
     for patch in ranges.chain(pools) {
         let what = format!("patch CiliumNode {node}");
-        let Some(written) = hands.patch(&what, &cilium, node, &at, patch).await? else { return Ok(false) };
-        at = Unchanged::of(&written);
+        let Some(written) = writer.patch(&what, &cilium, node, &at, patch).await? else { return Ok(false) };
+        at = Precondition::of(&written);
     }
     Ok(true)
 }

@@ -14,15 +14,15 @@ use ipnet::IpNet;
 use crate::alloc::range::Family;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::cluster::objects::{ClaimName, ClaimPhase, Holder, StickyIP};
-use crate::cluster::protocol::bind::{Ground, WalkError, Walker};
-use crate::cluster::protocol::candidates::Offer;
+use crate::cluster::objects::{ClaimName, ClaimPhase, StickyIP, StickyKey};
+use crate::cluster::protocol::bind::{BindError, Binder, LocalNode};
+use crate::cluster::protocol::candidates::CandidateSources;
 use crate::cluster::protocol::step::{Candidate, Refusal};
 use crate::cluster::protocol::view::Origin;
 use crate::cluster::protocol::{ADOPTED, adopted, sticky_identity};
-use crate::controller::context::{Done, Duty, World};
-use crate::controller::flags::Settings;
-use crate::controller::index::{Index, Kind, PodSeen, attached_uid};
+use crate::controller::context::{Context, Duty, RoundResult};
+use crate::controller::flags::ControllerSettings;
+use crate::controller::index::{ClusterIndex, IndexedPod, Kind, attached_pod_uid};
 use crate::controller::queue::Key;
 use crate::policy::PolicyError;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
@@ -30,23 +30,23 @@ use crate::policy::lifetime::retention::asked_by;
 use crate::policy::selection::claimant::{Claimant, slot_name};
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::rules::Rules;
-use slots::Taken;
+use slots::UsedSlots;
 
 /// How many pods are marked side by side: each is three writes or more, one after the other.
-const SIDE_BY_SIDE: usize = 32;
+const CONCURRENCY: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
-const WHILE_ASKED: Duration = Duration::from_secs(30);
+const RETRY_WHILE_WAITING: Duration = Duration::from_secs(30);
 /// A home node that has not answered at the third look is told of.
-const SILENT: Duration = Duration::from_secs(2 * WHILE_ASKED.as_secs());
+const UNANSWERED_AFTER: Duration = Duration::from_secs(2 * RETRY_WHILE_WAITING.as_secs());
 /// After a refusal: a person, or the end of another pod, may change it.
-const AFTER_REFUSAL: Duration = Duration::from_secs(300);
+const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(300);
 /// After something that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// How many slots a pod tries in one look: plugins take some at the same time.
 const MOST_SLOTS: usize = 8;
 
 /// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
-pub struct Mark {
+pub struct PodAdoption {
     rules: Rules,
     ipv6: bool,
     /// The StickyIPs about which a home node has been asked, and for which pod.
@@ -57,7 +57,7 @@ pub struct Mark {
 
 /// A pod that has yet to be marked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Unmarked {
+struct UnadoptedPod {
     facts: PodFacts,
     node: String,
     addresses: Vec<IpAddr>,
@@ -65,10 +65,10 @@ struct Unmarked {
     blocks: Vec<IpNet>,
 }
 
-impl Mark {
+impl PodAdoption {
     /// A duty that has seen nothing yet.
     #[must_use]
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &ControllerSettings) -> Self {
         Self {
             rules: settings.rules(),
             ipv6: settings.enable_static_pod_ipv6,
@@ -89,11 +89,11 @@ impl Mark {
         if known != uid {
             (*known, *since) = (uid.to_owned(), now);
         }
-        now.saturating_sub(*since) >= SILENT
+        now.saturating_sub(*since) >= UNANSWERED_AFTER
     }
 
     /// The pods that a change concerns.
-    fn concerned(&self, index: &Index, due: &[Key]) -> BTreeSet<String> {
+    fn concerned(&self, index: &ClusterIndex, due: &[Key]) -> BTreeSet<String> {
         let mut pods = BTreeSet::new();
         for key in due {
             match key.kind {
@@ -123,7 +123,7 @@ impl Mark {
     ///
     /// # Errors
     /// What it asks for cannot be followed.
-    fn unmarked(&self, index: &Index, pod: &PodSeen) -> Result<Option<Unmarked>, PolicyError> {
+    fn unadopted(&self, index: &ClusterIndex, pod: &IndexedPod) -> Result<Option<UnadoptedPod>, PolicyError> {
         let lives = pod.running && !pod.deleting && !pod.ended && !pod.node.is_empty();
         if !lives || pod.facts.host_network || pod.addresses.is_empty() {
             return Ok(None);
@@ -132,23 +132,23 @@ impl Mark {
         if !self.rules.judge(&facts)?.sticky {
             return Ok(None);
         }
-        let marked =
-            index.sticky_of(pod).is_some_and(|sticky| attached_uid(sticky) == Some(facts.uid.as_str()));
-        if marked {
+        let adopted_pods =
+            index.sticky_of(pod).is_some_and(|sticky| attached_pod_uid(sticky) == Some(facts.uid.as_str()));
+        if adopted_pods {
             return Ok(None);
         }
         let of_family = |address: &&IpAddr| address.is_ipv4() || self.ipv6;
         let addresses: Vec<IpAddr> = pod.addresses.iter().filter(of_family).copied().collect();
         let blocks =
             index.cilium_nodes.get(&pod.node).map(|node| node.blocks().collect()).unwrap_or_default();
-        Ok((!addresses.is_empty()).then(|| Unmarked { facts, node: pod.node.clone(), addresses, blocks }))
+        Ok((!addresses.is_empty()).then(|| UnadoptedPod { facts, node: pod.node.clone(), addresses, blocks }))
     }
 }
 
 /// The ground under a pod that runs already: its addresses are asked of its node.
-struct ItsNode<'a>(&'a Unmarked);
+struct RunningPodNode<'a>(&'a UnadoptedPod);
 
-impl Ground for ItsNode<'_> {
+impl LocalNode for RunningPodNode<'_> {
     fn node(&self) -> &str {
         &self.0.node
     }
@@ -158,13 +158,13 @@ impl Ground for ItsNode<'_> {
     fn is_own(&self, address: IpAddr) -> bool {
         self.0.blocks.iter().any(|block| block.contains(&address))
     }
-    fn old_sandbox(&mut self, _: &str, _: OldPod) -> Result<OldSandbox, WalkError> {
+    fn old_sandbox(&mut self, _: &str, _: OldPod) -> Result<OldSandbox, BindError> {
         Ok(OldSandbox::MayLive)
     }
-    fn reserve_any(&mut self, _: Family, _: &BTreeSet<IpAddr>) -> Result<Option<Candidate>, WalkError> {
+    fn reserve_any(&mut self, _: Family, _: &BTreeSet<IpAddr>) -> Result<Option<Candidate>, BindError> {
         Ok(None)
     }
-    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, WalkError> {
+    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError> {
         let block = self.0.blocks.iter().find(|block| block.contains(&address));
         // Also where it is of no block: its node knows whether the pod has it.
         let block = block.copied().unwrap_or_else(|| IpNet::from(address));
@@ -173,19 +173,19 @@ impl Ground for ItsNode<'_> {
 }
 
 /// What came of one pod.
-enum Marked {
-    Yes,
+enum AdoptionResult {
+    Adopted,
     /// Its home node has been asked about this StickyIP.
-    Asked(Holder),
+    WaitingForNode(StickyKey),
     Refused,
     Failed,
 }
 
 /// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
-async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> Marked {
+async fn mark(world: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedSlots) -> AdoptionResult {
     let facts = &pod.facts;
     let claimant = Claimant::of(facts);
-    let named = |name: String| Holder { namespace: facts.namespace.clone(), name };
+    let named = |name: String| StickyKey { namespace: facts.namespace.clone(), name };
     if let Some(name) = claimant.fixed_name() {
         let key = named(name.to_owned());
         let walked = walk(world, pod, &claimant, &key, None).await;
@@ -200,7 +200,7 @@ async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> M
             Some(slot) => slot,
             None if is_guess => slots::guessed(&world.index(), &claimant, facts, &pod.addresses, &avoid),
             None => {
-                let api = world.hands.connection();
+                let api = world.writer.connection();
                 match sticky_identity::choose_for_running(&api, &claimant, facts, &pod.addresses, &avoid)
                     .await
                 {
@@ -215,8 +215,8 @@ async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> M
         // Somebody has made it his own since; what was asked for in its name is undone. A guess may also have missed the pod's own slot,
         // which has its address.
         let lost = match &walked {
-            Err(WalkError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })) => true,
-            Err(WalkError::Refused(Refusal::HeldByAnother { .. })) => is_guess,
+            Err(BindError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })) => true,
+            Err(BindError::Refused(Refusal::HeldByAnother { .. })) => is_guess,
             _ => false,
         };
         if !lost || tries == MOST_SLOTS {
@@ -227,14 +227,14 @@ async fn mark(world: &World, name: &str, pod: &Unmarked, taken: &mut Taken) -> M
 }
 
 async fn walk(
-    world: &World,
-    pod: &Unmarked,
+    world: &Context,
+    pod: &UnadoptedPod,
     claimant: &Claimant,
-    key: &Holder,
+    key: &StickyKey,
     slot: Option<u32>,
-) -> Result<StickyIP, WalkError> {
+) -> Result<StickyIP, BindError> {
     let facts = &pod.facts;
-    let walker = Walker {
+    let walker = Binder {
         asker: Attached {
             node: pod.node.clone(),
             pod_uid: facts.uid.clone(),
@@ -249,66 +249,75 @@ async fn walk(
         patience: Duration::ZERO,
     };
     let unknown = unknown(&world.index(), key, &pod.addresses);
-    walker.adopt(&mut world.hands.carrier(), &mut ItsNode(pod), unknown).await
+    walker.adopt(&mut world.writer.api_writer(), &mut RunningPodNode(pod), unknown).await
 }
 
 /// Tells what came of a pod's walk.
-async fn conclude(world: &World, pod: &Unmarked, key: Holder, walked: Result<StickyIP, WalkError>) -> Marked {
+async fn conclude(
+    world: &Context,
+    pod: &UnadoptedPod,
+    key: StickyKey,
+    walked: Result<StickyIP, BindError>,
+) -> AdoptionResult {
     let facts = &pod.facts;
     match walked {
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
-                world.metrics.marked.inc();
+                world.metrics.adopted_pods.inc();
                 tracing::info!(sticky = %key, addresses = ?sticky.spec.addresses, pod = facts.name, "marked a running pod");
                 let message =
                     format!("bound to {} from the address it runs with", list(&sticky.spec.addresses));
                 tell(world, facts, "Marked", message, false).await;
             }
-            Marked::Yes
+            AdoptionResult::Adopted
         }
-        Err(WalkError::Waited { what, .. }) => {
+        Err(BindError::Waited { what, .. }) => {
             tracing::debug!(sticky = %key, what, "waiting");
-            Marked::Asked(key)
+            AdoptionResult::WaitingForNode(key)
         }
-        Err(WalkError::Refused(why)) => {
+        Err(BindError::Refused(why)) => {
             tracing::warn!(sticky = %key, pod = facts.name, %why, "cannot mark a running pod");
             tell(
                 world,
                 facts,
-                "NotMarked",
+                "AdoptionFailed",
                 format!("it keeps {} only until it ends: {why}", list(&pod.addresses)),
                 true,
             )
             .await;
-            Marked::Refused
+            AdoptionResult::Refused
         }
         Err(error) => failed(pod, &error),
     }
 }
 
 /// What there is to offer if nothing stands of this StickyIP and of these addresses, as far as the watches have told.
-fn unknown(index: &Index, key: &Holder, addresses: &[IpAddr]) -> Option<Offer> {
+fn unknown(index: &ClusterIndex, key: &StickyKey, addresses: &[IpAddr]) -> Option<CandidateSources> {
     let claimed = |address: &IpAddr| index.claims.is_there(&ClaimName::of(*address).to_string());
     let stands = index.stickies.is_there(&key.to_string()) || addresses.iter().any(claimed);
-    (!stands)
-        .then(|| Offer::of_pools_alone(index.pools.values().cloned().collect(), index.blocks_with(addresses)))
+    (!stands).then(|| {
+        CandidateSources::of_pools_alone(
+            index.pools.values().cloned().collect(),
+            index.blocks_with(addresses),
+        )
+    })
 }
 
 /// Whether a claim on one of its addresses, which names this pod, still waits for its home node.
-fn is_unanswered(index: &Index, pod: &Unmarked) -> bool {
+fn is_unanswered(index: &ClusterIndex, pod: &UnadoptedPod) -> bool {
     let claims =
         pod.addresses.iter().filter_map(|address| index.claims.get(&ClaimName::of(*address).to_string()));
     let mut claims = claims.filter(|claim| claim.spec.phase == ClaimPhase::Requested);
     claims.any(|claim| claim.spec.pod.as_ref().is_some_and(|named| named.uid == pod.facts.uid))
 }
 
-fn failed(pod: &Unmarked, error: &dyn std::error::Error) -> Marked {
+fn failed(pod: &UnadoptedPod, error: &dyn std::error::Error) -> AdoptionResult {
     tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot mark a running pod; trying again");
-    Marked::Failed
+    AdoptionResult::Failed
 }
 
-async fn tell(world: &World, facts: &PodFacts, reason: &'static str, message: String, warning: bool) {
+async fn tell(world: &Context, facts: &PodFacts, reason: &'static str, message: String, warning: bool) {
     let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
     world.tell(Told { about, reason, message, warning }).await;
 }
@@ -317,17 +326,17 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-impl Duty for Mark {
+impl Duty for PodAdoption {
     const NAME: &'static str = "mark";
-    const WAKES: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
+    const TRIGGERS: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         let (mut todo, mut bad, mut over) = (Vec::new(), Vec::new(), BTreeSet::new());
         {
             let index = world.index();
             for name in self.concerned(&index, &due) {
                 let pod = index.pods.get(&name);
-                match pod.map(|pod| self.unmarked(&index, pod)).transpose() {
+                match pod.map(|pod| self.unadopted(&index, pod)).transpose() {
                     Ok(Some(Some(pod))) => {
                         todo.push((name, pod));
                         continue;
@@ -340,11 +349,17 @@ impl Duty for Mark {
         }
         self.forget(&over.iter().map(String::as_str).collect());
         for (facts, why) in bad {
-            tell(world, &facts, "BadAnnotation", format!("whether it is sticky cannot be told: {why}"), true)
-                .await;
+            tell(
+                world,
+                &facts,
+                "InvalidAnnotation",
+                format!("whether it is sticky cannot be told: {why}"),
+                true,
+            )
+            .await;
         }
         // Pods of one workload choose their slots one after the other, or all would choose the same.
-        let mut groups: BTreeMap<String, Vec<(String, Unmarked)>> = BTreeMap::new();
+        let mut groups: BTreeMap<String, Vec<(String, UnadoptedPod)>> = BTreeMap::new();
         let mut workloads = BTreeSet::new();
         for (name, pod) in todo {
             let claimant = Claimant::of(&pod.facts);
@@ -360,43 +375,47 @@ impl Duty for Mark {
         let mut taken = slots::taken(&world.index(), &self.asked, &workloads);
         let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
         let marking = groups.map(|(mut taken, pods)| async move {
-            let mut marked = Vec::new();
+            let mut adopted_pods = Vec::new();
             for (name, pod) in pods {
                 let came = mark(world, &name, &pod, &mut taken).await;
-                marked.push((name, pod, came));
+                adopted_pods.push((name, pod, came));
             }
-            marked
+            adopted_pods
         });
-        let _hurry = world.hurry();
-        let marked: Vec<Vec<(String, Unmarked, Marked)>> =
-            futures_util::stream::iter(marking).buffer_unordered(SIDE_BY_SIDE).collect().await;
-        let marked: Vec<(String, Unmarked, Marked)> = marked.into_iter().flatten().collect();
-        let over = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Yes | Marked::Refused));
+        let _hurry = world.start_urgent_work();
+        let adopted_pods: Vec<Vec<(String, UnadoptedPod, AdoptionResult)>> =
+            futures_util::stream::iter(marking).buffer_unordered(CONCURRENCY).collect().await;
+        let adopted_pods: Vec<(String, UnadoptedPod, AdoptionResult)> =
+            adopted_pods.into_iter().flatten().collect();
+        let over = adopted_pods
+            .iter()
+            .filter(|(_, _, came)| matches!(came, AdoptionResult::Adopted | AdoptionResult::Refused));
         self.forget(&over.map(|(name, _, _)| name.as_str()).collect());
         // Under another slot than before, maybe.
-        let anew = marked.iter().filter(|(_, _, came)| matches!(came, Marked::Asked(_)));
+        let anew =
+            adopted_pods.iter().filter(|(_, _, came)| matches!(came, AdoptionResult::WaitingForNode(_)));
         let anew: BTreeSet<&str> = anew.map(|(name, _, _)| name.as_str()).collect();
         self.asked.retain(|_, pod| !anew.contains(pod.as_str()));
-        let mut done = Done::default();
-        for (name, pod, marked) in marked {
+        let mut done = RoundResult::default();
+        for (name, pod, adopted_pods) in adopted_pods {
             let key = Key::new(Kind::Pod, name.clone());
-            match marked {
-                Marked::Yes => {}
-                Marked::Asked(holder) => {
+            match adopted_pods {
+                AdoptionResult::Adopted => {}
+                AdoptionResult::WaitingForNode(holder) => {
                     if self.waits(&name, &pod.facts.uid, world.elapsed())
                         && is_unanswered(&world.index(), &pod)
                     {
                         let message =
                             format!("node {} has not answered; is its sticky-ipam agent running?", pod.node);
-                        tell(world, &pod.facts, "NotMarked", message, true).await;
+                        tell(world, &pod.facts, "AdoptionFailed", message, true).await;
                     }
                     self.asked.insert(holder.to_string(), name);
-                    done.again.push((key, WHILE_ASKED));
+                    done.again.push((key, RETRY_WHILE_WAITING));
                 }
-                Marked::Refused => done.again.push((key, AFTER_REFUSAL)),
-                Marked::Failed => {
+                AdoptionResult::Refused => done.again.push((key, RETRY_AFTER_REFUSAL)),
+                AdoptionResult::Failed => {
                     done.failures += 1;
-                    done.again.push((key, AFTER_FAILURE));
+                    done.again.push((key, RETRY_AFTER_FAILURE));
                 }
             }
         }
@@ -411,9 +430,9 @@ mod tests {
     use crate::policy::selection::selector::Selector;
     use crate::runtime::cache::Told as Event;
 
-    fn marker() -> Mark {
+    fn adoption() -> PodAdoption {
         let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok();
-        Mark {
+        PodAdoption {
             rules: Rules { selector, ..Rules::default() },
             ipv6: false,
             asked: BTreeMap::new(),
@@ -422,20 +441,21 @@ mod tests {
     }
 
     #[test]
-    fn a_running_sticky_pod_without_a_binding_is_marked_and_nothing_else() {
-        let mut index = Index::default();
+    fn a_running_sticky_pod_without_a_binding_is_adopted_and_nothing_else() {
+        let mut index = ClusterIndex::default();
         let (_, seen) = pod("mysql-0", "10.0.0.1", Some(("StatefulSet", "mysql")));
-        let asks = |index: &Index, seen: &PodSeen| marker().unmarked(index, seen).unwrap().is_some();
+        let asks =
+            |index: &ClusterIndex, seen: &IndexedPod| adoption().unadopted(index, seen).unwrap().is_some();
         assert!(asks(&index, &seen));
         for change in [
-            |seen: &mut PodSeen| seen.running = false,
-            |seen: &mut PodSeen| seen.deleting = true,
-            |seen: &mut PodSeen| seen.ended = true,
-            |seen: &mut PodSeen| seen.facts.host_network = true,
-            |seen: &mut PodSeen| seen.addresses.clear(),
-            |seen: &mut PodSeen| seen.node.clear(),
-            |seen: &mut PodSeen| seen.facts.labels.clear(),
-            |seen: &mut PodSeen| seen.addresses = vec!["fd00::1".parse().unwrap()],
+            |seen: &mut IndexedPod| seen.running = false,
+            |seen: &mut IndexedPod| seen.deleting = true,
+            |seen: &mut IndexedPod| seen.ended = true,
+            |seen: &mut IndexedPod| seen.facts.host_network = true,
+            |seen: &mut IndexedPod| seen.addresses.clear(),
+            |seen: &mut IndexedPod| seen.node.clear(),
+            |seen: &mut IndexedPod| seen.facts.labels.clear(),
+            |seen: &mut IndexedPod| seen.addresses = vec!["fd00::1".parse().unwrap()],
         ] {
             let mut other = seen.clone();
             change(&mut other);
@@ -448,9 +468,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_for_unknown_that_a_watch_has_told_of() {
-        let mut index = Index::default();
-        let key = Holder { namespace: "db".into(), name: "mysql-0".into() };
+    fn nothing_is_taken_for_unknown_that_a_watch_has_shown() {
+        let mut index = ClusterIndex::default();
+        let key = StickyKey { namespace: "db".into(), name: "mysql-0".into() };
         let addresses = ["10.0.0.1".parse().unwrap()];
         assert!(unknown(&index, &key, &addresses).is_some());
         index.claims.take(Event::Broken("10.0.0.1".into()));
@@ -461,40 +481,40 @@ mod tests {
     }
 
     #[test]
-    fn a_namespaces_word_wakes_its_pods_and_an_answer_the_pod_that_asked() {
-        let mut index = Index::default();
-        index.take_pod(Event::Here(pod("a", "10.0.0.1", None)));
-        let mut marker = marker();
-        let woken = |marker: &Mark, kind, name: &str| {
-            marker.concerned(&index, &[Key::new(kind, name)]).into_iter().collect::<Vec<_>>()
+    fn a_namespace_change_queues_its_pods_and_an_answer_the_pod_that_asked() {
+        let mut index = ClusterIndex::default();
+        index.apply_pod(Event::Here(pod("a", "10.0.0.1", None)));
+        let mut adoption = adoption();
+        let woken = |adoption: &PodAdoption, kind, name: &str| {
+            adoption.concerned(&index, &[Key::new(kind, name)]).into_iter().collect::<Vec<_>>()
         };
-        assert_eq!(woken(&marker, Kind::Namespace, "db"), ["db/a"]);
-        assert!(woken(&marker, Kind::Namespace, "d").is_empty());
-        assert!(woken(&marker, Kind::StickyIP, "db/web-0").is_empty());
-        marker.asked.insert("db/web-0".into(), "db/a".into());
-        assert_eq!(woken(&marker, Kind::StickyIP, "db/web-0"), ["db/a"]);
+        assert_eq!(woken(&adoption, Kind::Namespace, "db"), ["db/a"]);
+        assert!(woken(&adoption, Kind::Namespace, "d").is_empty());
+        assert!(woken(&adoption, Kind::StickyIP, "db/web-0").is_empty());
+        adoption.asked.insert("db/web-0".into(), "db/a".into());
+        assert_eq!(woken(&adoption, Kind::StickyIP, "db/web-0"), ["db/a"]);
     }
 
     #[test]
-    fn a_node_is_silent_if_one_and_the_same_pod_has_waited_for_it_over_three_looks() {
-        let mut marker = marker();
-        assert!(!marker.waits("db/a", "1", Duration::from_secs(7)));
-        assert!(!marker.waits("db/a", "1", Duration::from_secs(7) + WHILE_ASKED));
-        assert!(marker.waits("db/a", "1", Duration::from_secs(7) + 2 * WHILE_ASKED));
-        assert!(!marker.waits("db/a", "2", Duration::from_secs(999)), "another pod of that name");
-        marker.asked.insert("db/web-0".into(), "db/a".into());
-        marker.forget(&["db/a"].into());
-        assert!(marker.asked.is_empty() && marker.waiting.is_empty());
+    fn a_node_does_not_answer_if_the_same_pod_has_waited_for_it_over_three_checks() {
+        let mut adoption = adoption();
+        assert!(!adoption.waits("db/a", "1", Duration::from_secs(7)));
+        assert!(!adoption.waits("db/a", "1", Duration::from_secs(7) + RETRY_WHILE_WAITING));
+        assert!(adoption.waits("db/a", "1", Duration::from_secs(7) + 2 * RETRY_WHILE_WAITING));
+        assert!(!adoption.waits("db/a", "2", Duration::from_secs(999)), "another pod of that name");
+        adoption.asked.insert("db/web-0".into(), "db/a".into());
+        adoption.forget(&["db/a"].into());
+        assert!(adoption.asked.is_empty() && adoption.waiting.is_empty());
     }
 
     #[test]
     fn only_a_request_for_this_very_pod_is_unanswered() {
         let (_, seen) = pod("a", "10.0.0.1", None);
-        let pod = marker().unmarked(&Index::default(), &seen).unwrap().unwrap();
+        let pod = adoption().unadopted(&ClusterIndex::default(), &seen).unwrap().unwrap();
         let unanswered = |phase: &str, uid: &str| {
             let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
                 "homeNode": "n1", "holder": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
-            let mut index = Index::default();
+            let mut index = ClusterIndex::default();
             index.claims.take(Event::Here(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
             is_unanswered(&index, &pod)
         };

@@ -8,19 +8,19 @@ use std::net::IpAddr;
 
 use crate::cluster::objects::ClaimName;
 use crate::cluster::protocol::sticky_identity;
-use crate::controller::index::Index;
+use crate::controller::index::ClusterIndex;
 use crate::policy::selection::claimant::{Claimant, slot_number};
 use crate::policy::selection::facts::PodFacts;
 
 /// The slots of one workload that are spoken for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct UsedSlots {
     numbers: BTreeSet<u32>,
     /// Those about which a home node was asked, with the pod's name.
     asked: BTreeMap<u32, String>,
 }
 
-impl Taken {
+impl UsedSlots {
     /// Speaks for one more.
     pub(crate) fn add(&mut self, number: u32) {
         self.numbers.insert(number);
@@ -36,11 +36,11 @@ impl Taken {
 /// What the claims are for, and what was asked for (StickyIP and pod), for these workloads (`namespace/name`). One look at all
 /// claims, for the pods of a whole round.
 pub(crate) fn taken(
-    index: &Index,
+    index: &ClusterIndex,
     asked: &BTreeMap<String, String>,
     workloads: &BTreeSet<String>,
-) -> BTreeMap<String, Taken> {
-    let mut all: BTreeMap<String, Taken> = BTreeMap::new();
+) -> BTreeMap<String, UsedSlots> {
+    let mut all: BTreeMap<String, UsedSlots> = BTreeMap::new();
     if workloads.is_empty() {
         return all;
     }
@@ -66,7 +66,7 @@ fn of_workload(holder: &str) -> Option<(&str, u32)> {
 /// The slot for which the pod's addresses are claimed already, if they are: by an earlier look for this very pod, or for a slot of
 /// its workload that names no pod.
 pub(crate) fn claimed(
-    index: &Index,
+    index: &ClusterIndex,
     claimant: &Claimant,
     facts: &PodFacts,
     addresses: &[IpAddr],
@@ -82,7 +82,7 @@ pub(crate) fn claimed(
 /// The slot by what the watches have told: a guess that costs the API server nothing. Where it is too old the slot turns out to be
 /// another's, and the next choice is by a live look.
 pub(crate) fn guessed(
-    index: &Index,
+    index: &ClusterIndex,
     claimant: &Claimant,
     facts: &PodFacts,
     addresses: &[IpAddr],
@@ -100,7 +100,7 @@ mod tests {
     use crate::runtime::cache::Told as Event;
     use serde_json::json;
 
-    fn claim(index: &mut Index, address: &str, holder: &str, uid: Option<&str>) {
+    fn claim(index: &mut ClusterIndex, address: &str, holder: &str, uid: Option<&str>) {
         let pod = uid.map(|uid| json!({"name": "any", "uid": uid}));
         let object = json!({"metadata": {"name": address}, "spec": {"address": address, "phase": "Requested",
             "homeNode": "n1", "holder": {"namespace": "db", "name": holder}, "pod": pod}});
@@ -108,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_goes_on_with_the_slot_that_was_asked_for_and_with_nobody_elses() {
+    fn a_pod_goes_on_with_the_slot_that_was_asked_for_and_no_other() {
         let (_, seen) = pod("web-x", "10.0.0.1", Some(("Fleet", "web")));
         let claimant = Claimant::of(&seen.facts);
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let mut slot_with = |holder: &str, uid: Option<&str>| {
             claim(&mut index, "10.0.0.1", holder, uid);
             claimed(&index, &claimant, &seen.facts, &seen.addresses)
@@ -120,12 +120,12 @@ mod tests {
         assert_eq!(slot_with("web-3", None), Some(3), "of a Sticky pool, whose claims name no pod");
         assert_eq!(slot_with("web-3", Some("another")), None);
         assert_eq!(slot_with("shop-3", None), None, "another workload's");
-        assert_eq!(claimed(&Index::default(), &claimant, &seen.facts, &seen.addresses), None);
+        assert_eq!(claimed(&ClusterIndex::default(), &claimant, &seen.facts, &seen.addresses), None);
     }
 
     #[test]
     fn a_slot_is_taken_once_a_claim_is_for_it_or_it_was_asked_for_another_pod() {
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         claim(&mut index, "10.0.0.1", "web-0", Some("a"));
         claim(&mut index, "10.0.0.2", "shop-4", Some("b"));
         claim(&mut index, "10.0.0.3", "mysql", None);

@@ -15,9 +15,9 @@ use serde_json::json;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::labels;
 use crate::cluster::protocol::apply::FIELD_MANAGER;
-use crate::cluster::protocol::write::Unchanged;
-use crate::controller::writer::Hands;
-use crate::policy::node_blocks::{BrokenLock, Lock};
+use crate::cluster::protocol::write::Precondition;
+use crate::controller::writer::Writer;
+use crate::policy::node_blocks::{BlockLock, UnreadableLock};
 
 /// The start of every lock's name.
 const PREFIX: &str = "sticky-ipam-block-";
@@ -28,20 +28,20 @@ const TAKEN_ON: &str = "sticky-ipam.io/taken-on";
 
 /// What one listing told.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Listed {
+pub struct LockList {
     /// The locks.
-    pub locks: Vec<Lock>,
+    pub locks: Vec<BlockLock>,
     /// Those that cannot be read.
-    pub broken: Vec<BrokenLock>,
+    pub broken: Vec<UnreadableLock>,
 }
 
-impl Listed {
+impl LockList {
     fn of(leases: &[Lease]) -> Self {
         let mut listed = Self::default();
         for (lease, block) in leases.iter().filter_map(|lease| Some((lease, block_of(&lease.name_any())?))) {
             match read(lease) {
                 Ok(lock) => listed.locks.push(lock),
-                Err(why) => listed.broken.push(BrokenLock {
+                Err(why) => listed.broken.push(UnreadableLock {
                     block,
                     object: format!("Lease {}", lease.name_any()),
                     uid: lease.uid().unwrap_or_default(),
@@ -80,10 +80,10 @@ impl Locks {
     ///
     /// # Errors
     /// The server is of no help.
-    pub async fn list(&self, hands: &Hands) -> Result<Listed, ApiError> {
+    pub async fn list(&self, writer: &Writer) -> Result<LockList, ApiError> {
         let params = ListParams::default();
-        let listed = hands.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
-        Ok(Listed::of(&listed.items))
+        let listed = writer.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
+        Ok(LockList::of(&listed.items))
     }
 
     /// Makes the lock; none if somebody has.
@@ -92,11 +92,11 @@ impl Locks {
     /// The server is of no help; if in doubt, the lock may stand.
     pub async fn make(
         &self,
-        hands: &Hands,
+        writer: &Writer,
         block: IpNet,
         node: &str,
         taken_on: &str,
-    ) -> Result<Option<Lock>, ApiError> {
+    ) -> Result<Option<BlockLock>, ApiError> {
         let name = name(block);
         let lease = Lease {
             metadata: ObjectMeta {
@@ -112,11 +112,11 @@ impl Locks {
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("create Lease {name}");
-        if let Some(made) = hands.write(&what, self.api.create(&params, &lease)).await? {
+        if let Some(made) = writer.write(&what, self.api.create(&params, &lease)).await? {
             return Ok(read(&made).ok());
         }
         // Somebody has made it. Or there is no namespace to make it in: then nobody ever will.
-        match hands.connection().read(&what, || self.namespaces.get_metadata_opt(&self.namespace)).await? {
+        match writer.connection().read(&what, || self.namespaces.get_metadata_opt(&self.namespace)).await? {
             Some(_) => Ok(None),
             None => {
                 let why = format!("there is no namespace {}; make it, or name another", self.namespace);
@@ -131,14 +131,14 @@ impl Locks {
     /// The server is of no help.
     pub async fn take_again(
         &self,
-        hands: &Hands,
-        lock: &Lock,
+        writer: &Writer,
+        lock: &BlockLock,
         taken_on: &str,
-    ) -> Result<Option<Lock>, ApiError> {
+    ) -> Result<Option<BlockLock>, ApiError> {
         let name = name(lock.block);
         let patch = json!({"metadata": {"annotations": {TAKEN_ON: taken_on}}});
         let what = format!("patch Lease {name}");
-        let taken = hands.patch(&what, &self.api, &name, &state(lock), patch).await?;
+        let taken = writer.patch(&what, &self.api, &name, &state(lock), patch).await?;
         Ok(taken.as_ref().and_then(|lease| read(lease).ok()))
     }
 
@@ -146,14 +146,14 @@ impl Locks {
     ///
     /// # Errors
     /// The server is of no help.
-    pub async fn remove(&self, hands: &Hands, lock: &Lock) -> Result<bool, ApiError> {
+    pub async fn remove(&self, writer: &Writer, lock: &BlockLock) -> Result<bool, ApiError> {
         let name = name(lock.block);
-        hands.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
+        writer.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
     }
 }
 
-fn state(lock: &Lock) -> Unchanged {
-    Unchanged { uid: lock.uid.clone(), resource_version: lock.version.clone() }
+fn state(lock: &BlockLock) -> Precondition {
+    Precondition { uid: lock.uid.clone(), resource_version: lock.version.clone() }
 }
 
 /// The name of the lock on a block.
@@ -171,7 +171,7 @@ fn block_of(name_of_lease: &str) -> Option<IpNet> {
 }
 
 /// The lock that a Lease is, or what is wrong with it. Its name says the block; the annotation is for people, but must not say another.
-fn read(lease: &Lease) -> Result<Lock, String> {
+fn read(lease: &Lease) -> Result<BlockLock, String> {
     let block = block_of(&lease.name_any()).ok_or("its name is not that of a block")?;
     if let Some(said) = lease.annotations().get(BLOCK)
         && said.parse() != Ok(block)
@@ -179,7 +179,7 @@ fn read(lease: &Lease) -> Result<Lock, String> {
         return Err(format!("its annotation {BLOCK} says {said:?}, where its name says {block}"));
     }
     let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
-    Ok(Lock {
+    Ok(BlockLock {
         block,
         node: holder
             .filter(|node| !node.is_empty())
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_cannot_be_read_is_told_apart_from_a_lease_that_is_none() {
+    fn a_lock_that_cannot_be_read_is_distinguished_from_a_lease_that_is_none() {
         let held = json!({"holderIdentity": "n1"});
         let named = "sticky-ipam-block-10.1.2.0-24";
         let broken = [
@@ -220,7 +220,7 @@ mod tests {
             lease(named, json!({BLOCK: "10.1.2.0/24"}), json!({})),
             lease(named, json!({BLOCK: "10.1.2.0/24"}), json!({"holderIdentity": ""})),
         ];
-        let listed = Listed::of(&broken);
+        let listed = LockList::of(&broken);
         assert_eq!(listed.locks, []);
         assert_eq!(listed.broken.len(), broken.len());
         for lock in &listed.broken {
@@ -230,6 +230,6 @@ mod tests {
         // Nobody would ever make a Lease of such a name.
         let others = ["cilium-ipam-leader", "sticky-ipam-block-ten", "sticky-ipam-block-10.1.2.7-24"];
         let others: Vec<Lease> = others.map(|name| lease(name, json!({}), held.clone())).into();
-        assert_eq!(Listed::of(&others), Listed::default());
+        assert_eq!(LockList::of(&others), LockList::default());
     }
 }

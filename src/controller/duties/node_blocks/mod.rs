@@ -20,21 +20,23 @@ use prometheus_client::metrics::family::Family as MetricFamily;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::json;
 
-pub use locks::{Listed, Locks, name as lock_name};
-pub use view::{Place, RefusedPool, Seen, seen};
+pub use locks::{LockList, Locks, name as lock_name};
+pub use view::{BlockLocation, BlockView, RefusedPool, seen};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::objects::{AddressClaim, labels};
-use crate::cluster::protocol::write::Unchanged;
-use crate::controller::context::{Done, Duty, World};
+use crate::cluster::protocol::write::Precondition;
+use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::index::Kind;
-use crate::controller::metrics::{Metrics, What};
+use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::queue::Key;
-use crate::controller::writer::Hands;
-use crate::policy::node_blocks::{BrokenLock, Lock, Memory, Plan, Step, Terms, Trouble, Why, decide};
+use crate::controller::writer::Writer;
+use crate::policy::node_blocks::{
+    BlockLimits, BlockLock, BlockProblem, BlockReason, BlockStep, GoneNodes, Plan, UnreadableLock, decide,
+};
 
 /// The annotations in which Cilium's `kubernetes` mode finds a node's range, the newer spelling first.
 const IPV4: [&str; 2] = ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"];
@@ -46,48 +48,53 @@ const RETRY: Duration = Duration::from_secs(2);
 /// tick, so that every tick does.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Steps and nodes side by side: the API server answers in milliseconds, and a thousand nodes may come at once.
-const SIDE_BY_SIDE: usize = 16;
+const CONCURRENCY: usize = 16;
 
 /// The duty.
-pub struct Blocks {
-    place: Place,
-    terms: Terms,
-    memory: Memory,
+pub struct NodeBlocks {
+    place: BlockLocation,
+    limits: BlockLimits,
+    memory: GoneNodes,
     /// The locks as they were read last, and when; none if steps were carried out since.
-    locks: Option<(Listed, Duration)>,
+    locks: Option<(LockList, Duration)>,
     namespace: String,
     given: MetricFamily<What, Gauge>,
     total: MetricFamily<What, Gauge>,
     steps: MetricFamily<What, Counter>,
-    troubles: MetricFamily<What, Gauge>,
+    problems: MetricFamily<What, Gauge>,
 }
 
 /// What a step came to.
-enum Came {
+enum StepResult {
     /// It was done.
-    Done,
+    RoundResult,
     /// The lock is held; the node is yet to be written.
-    Held(Box<Hold>, Why),
+    Held(Box<LockedBlock>, BlockReason),
     /// Somebody was faster, or the world is not as it was seen.
     Overtaken,
 }
 
-impl Blocks {
+impl NodeBlocks {
     /// The duty for this place, with its locks in this namespace.
     #[must_use]
-    pub fn new(place: Place, namespace: &str, terms: Terms, metrics: &Metrics) -> Self {
+    pub fn new(
+        place: BlockLocation,
+        namespace: &str,
+        limits: BlockLimits,
+        metrics: &ControllerMetrics,
+    ) -> Self {
         // Cilium's `kubernetes` mode takes one range a family from a Node.
-        let most = if place == Place::Annotations { 1 } else { terms.most };
+        let most = if place == BlockLocation::Annotations { 1 } else { limits.most };
         let duty = Self {
             place,
-            terms: Terms { most, ..terms },
-            memory: Memory::default(),
+            limits: BlockLimits { most, ..limits },
+            memory: GoneNodes::default(),
             locks: None,
             namespace: namespace.to_owned(),
             given: MetricFamily::default(),
             total: MetricFamily::default(),
             steps: MetricFamily::default(),
-            troubles: MetricFamily::default(),
+            problems: MetricFamily::default(),
         };
         metrics.register("blocks_given", "Blocks that nodes have, by pool", duty.given.clone());
         metrics.register("blocks", "Blocks in all, by pool", duty.total.clone());
@@ -95,78 +102,81 @@ impl Blocks {
         metrics.register(
             "block_troubles",
             "Nodes without the block that they need, by reason",
-            duty.troubles.clone(),
+            duty.problems.clone(),
         );
         duty
     }
 
     /// The duty as it is set; none if Cilium's operator hands out the blocks.
     #[must_use]
-    pub fn for_world(world: &World) -> Option<Self> {
+    pub fn from_context(world: &Context) -> Option<Self> {
         let settings = &world.settings;
-        let place = Place::of(settings.cilium_ipam)?;
-        let terms = Terms {
-            low: u128::from(settings.block_low),
+        let place = BlockLocation::of(settings.cilium_ipam)?;
+        let limits = BlockLimits {
+            low: u128::from(settings.block_min_free),
             most: settings.blocks_per_node,
-            rest: settings.block_rest.seconds(),
+            quarantine: settings.block_quarantine.seconds(),
         };
-        Some(Self::new(place, settings.block_namespace(), terms, &world.metrics))
+        Some(Self::new(place, settings.block_namespace(), limits, &world.metrics))
     }
 
     /// The locks as they were read last, if that is enough to see whether anything is to be done.
-    fn remembered(&self, now: Duration) -> Option<Listed> {
+    fn remembered(&self, now: Duration) -> Option<LockList> {
         let (listed, at) = self.locks.as_ref()?;
         let is_enough = listed.broken.is_empty() || now.saturating_sub(*at) < LOOK_AGAIN;
         is_enough.then(|| listed.clone())
     }
 
     /// Decides on locks that were read: without them, every node that is gone would be forgotten.
-    fn decide(&mut self, world: &World, locks: Listed) -> (Seen, Plan) {
+    fn decide(&mut self, world: &Context, locks: LockList) -> (BlockView, Plan) {
         let pool = world.settings.cluster_pool();
         let seen = seen(&world.index(), self.place, pool.as_ref(), locks);
-        let mut plan = decide(&seen.view, self.terms, &mut self.memory, world.now());
+        let mut plan = decide(&seen.view, self.limits, &mut self.memory, world.now());
         if !seen.in_doubt.is_empty() {
             // What cannot be read may have any block.
-            plan.steps.retain(|step| !matches!(step, Step::Give { lock: None, .. } | Step::Return { .. }));
+            plan.steps.retain(|step| {
+                !matches!(step, BlockStep::Give { lock: None, .. } | BlockStep::Return { .. })
+            });
         }
         (seen, plan)
     }
 
     /// Carries the steps out. How many must be tried again.
-    async fn carry(&self, world: &World, steps: &[Step]) -> (usize, usize) {
-        let hands = &world.hands;
+    async fn carry(&self, world: &Context, steps: &[BlockStep]) -> (usize, usize) {
+        let writer = &world.writer;
         let (mut overtaken, mut failed) = (0, 0);
-        let locks = Locks::new(hands.client(), &self.namespace);
+        let locks = Locks::new(writer.client(), &self.namespace);
         let mut held = Vec::new();
         let locks = &locks;
         let came = steps.iter().map(|step| async move {
             let came = match step {
-                Step::Lock { block, node } => locks
-                    .make(hands, *block, node, "found")
+                BlockStep::BlockLock { block, node } => locks
+                    .make(writer, *block, node, "found")
                     .await
-                    .map(|made| made.map_or(Came::Overtaken, |_| Came::Done)),
-                Step::Give { block, node, lock, why, .. } => self
-                    .hold(hands, locks, *block, node, lock.as_ref())
-                    .await
-                    .map(|hold| hold.map_or(Came::Overtaken, |hold| Came::Held(Box::new(hold), *why))),
-                Step::Return { lock } => give_back(hands, locks, lock).await,
+                    .map(|made| made.map_or(StepResult::Overtaken, |_| StepResult::RoundResult)),
+                BlockStep::Give { block, node, lock, why, .. } => {
+                    self.hold(writer, locks, *block, node, lock.as_ref()).await.map(|hold| {
+                        hold.map_or(StepResult::Overtaken, |hold| StepResult::Held(Box::new(hold), *why))
+                    })
+                }
+                BlockStep::Return { lock } => give_back(writer, locks, lock).await,
             };
             (step, came)
         });
         // In their order: the blocks of one node follow each other.
-        let mut came = std::pin::pin!(futures_util::stream::iter(came).buffered(SIDE_BY_SIDE));
+        let mut came = std::pin::pin!(futures_util::stream::iter(came).buffered(CONCURRENCY));
         while let Some((step, came)) = came.next().await {
             match came {
-                Ok(Came::Overtaken) => {
+                Ok(StepResult::Overtaken) => {
                     tracing::info!(step = ?step, "somebody was faster, or the world is not as it was seen; looking again");
                     overtaken += 1;
                 }
                 Ok(done) => {
-                    Metrics::count(&self.steps, word(step));
-                    if let Step::Return { lock } = step {
+                    ControllerMetrics::count(&self.steps, word(step));
+                    if let BlockStep::Return { lock } = step {
                         world.tell(returned(world, lock)).await;
                     }
-                    if let Came::Held(hold, why) = done {
+                    if let StepResult::Held(hold, why) = done {
                         held.push((*hold, why));
                     }
                 }
@@ -189,34 +199,37 @@ impl Blocks {
     /// Reads the node's object and then takes the lock. None if somebody has it, or there is nothing to write on.
     async fn hold(
         &self,
-        hands: &Hands,
+        writer: &Writer,
         locks: &Locks,
         block: IpNet,
         node: &str,
-        lock: Option<&Lock>,
-    ) -> Result<Option<Hold>, ApiError> {
-        let Some(object) = self.read(hands, node).await? else { return Ok(None) };
+        lock: Option<&BlockLock>,
+    ) -> Result<Option<LockedBlock>, ApiError> {
+        let Some(object) = self.read(writer, node).await? else { return Ok(None) };
         let read_at = format!("{}@{}", object.at.uid, object.at.resource_version);
         let taken = match lock {
-            None => locks.make(hands, block, node, &read_at).await?,
-            Some(lock) => locks.take_again(hands, lock, &read_at).await?,
+            None => locks.make(writer, block, node, &read_at).await?,
+            Some(lock) => locks.take_again(writer, lock, &read_at).await?,
         };
-        Ok(taken.map(|lock| Hold { object, lock }))
+        Ok(taken.map(|lock| LockedBlock { object, lock }))
     }
 
-    async fn read(&self, hands: &Hands, node: &str) -> Result<Option<Object>, ApiError> {
+    async fn read(&self, writer: &Writer, node: &str) -> Result<Option<NodeObject>, ApiError> {
         Ok(match self.place {
-            Place::CiliumNode => {
-                let api: Api<CiliumNode> = Api::all(hands.client());
+            BlockLocation::CiliumNode => {
+                let api: Api<CiliumNode> = Api::all(writer.client());
                 let what = format!("get CiliumNode {node}");
-                let read = hands.connection().read(&what, || api.get_opt(node)).await?;
-                read.map(|object| Object { at: Unchanged::of(&object), ranges: object.spec.ipam.pod_cidrs })
+                let read = writer.connection().read(&what, || api.get_opt(node)).await?;
+                read.map(|object| NodeObject {
+                    at: Precondition::of(&object),
+                    ranges: object.spec.ipam.pod_cidrs,
+                })
             }
-            Place::Annotations => {
-                let api: Api<Node> = Api::all(hands.client());
+            BlockLocation::Annotations => {
+                let api: Api<Node> = Api::all(writer.client());
                 let what = format!("get Node {node}");
-                let read = hands.connection().read(&what, || api.get_metadata_opt(node)).await?;
-                read.map(|object| Object { at: Unchanged::of(&object), ranges: Vec::new() })
+                let read = writer.connection().read(&what, || api.get_metadata_opt(node)).await?;
+                read.map(|object| NodeObject { at: Precondition::of(&object), ranges: Vec::new() })
             }
         })
     }
@@ -224,15 +237,15 @@ impl Blocks {
     /// Writes what is held, unless a lock of another size overlaps it: sizes may differ between two replicas for a while.
     async fn write_held(
         &self,
-        world: &World,
+        world: &Context,
         locks: &Locks,
-        held: Vec<(Hold, Why)>,
+        held: Vec<(LockedBlock, BlockReason)>,
     ) -> Result<usize, ApiError> {
         if held.is_empty() {
             return Ok(0);
         }
-        let all = &locks.list(&world.hands).await?;
-        let mut of_nodes: Vec<Vec<(Hold, Why)>> = Vec::new();
+        let all = &locks.list(&world.writer).await?;
+        let mut of_nodes: Vec<Vec<(LockedBlock, BlockReason)>> = Vec::new();
         for (hold, why) in held {
             match of_nodes
                 .last_mut()
@@ -243,19 +256,19 @@ impl Blocks {
             }
         }
         let written = of_nodes.into_iter().map(|of_node| self.write_on_node(world, locks, all, of_node));
-        let written = futures_util::stream::iter(written).buffer_unordered(SIDE_BY_SIDE);
+        let written = futures_util::stream::iter(written).buffer_unordered(CONCURRENCY);
         written.try_fold(0, async |sum, overtaken| Ok(sum + overtaken)).await
     }
 
     /// Writes what is held for one node, one after the other. How many came to nothing.
     async fn write_on_node(
         &self,
-        world: &World,
+        world: &Context,
         locks: &Locks,
-        all: &Listed,
-        held: Vec<(Hold, Why)>,
+        all: &LockList,
+        held: Vec<(LockedBlock, BlockReason)>,
     ) -> Result<usize, ApiError> {
-        let hands = &world.hands;
+        let writer = &world.writer;
         let mut overtaken = 0;
         let mut held = held.into_iter().peekable();
         while let Some((hold, why)) = held.next() {
@@ -263,13 +276,13 @@ impl Blocks {
             let rival = all.blocks().find(|(other, uid)| *uid != hold.lock.uid && clash(*other, block));
             if let Some((rival, _)) = rival {
                 tracing::warn!(%block, node = hold.lock.node, %rival, "another block overlaps; letting go");
-                if why != Why::Locked {
-                    locks.remove(hands, &hold.lock).await?;
+                if why != BlockReason::Locked {
+                    locks.remove(writer, &hold.lock).await?;
                 }
                 overtaken += 1;
                 continue;
             }
-            let written = self.write(hands, &hold).await?;
+            let written = self.write(writer, &hold).await?;
             // The next block is written on what this write left.
             if let Some(now) = &written
                 && let Some((next, _)) = held.peek_mut()
@@ -284,7 +297,7 @@ impl Blocks {
                     let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
                     let message = format!("block {block} is this node's: {why}");
                     let about = events::node(node, &uid);
-                    world.tell(Told { about, reason: "BlockGiven", message, warning: false }).await;
+                    world.tell(Told { about, reason: "BlockAssigned", message, warning: false }).await;
                 }
             }
         }
@@ -292,35 +305,37 @@ impl Blocks {
     }
 
     /// The write on the node; how the object stands then.
-    async fn write(&self, hands: &Hands, hold: &Hold) -> Result<Option<Object>, ApiError> {
+    async fn write(&self, writer: &Writer, hold: &LockedBlock) -> Result<Option<NodeObject>, ApiError> {
         let (node, block) = (&hold.lock.node, hold.lock.block);
         Ok(match self.place {
-            Place::CiliumNode => {
+            BlockLocation::CiliumNode => {
                 let mut ranges = hold.object.ranges.clone();
                 if !ranges.contains(&block.to_string()) {
                     ranges.push(block.to_string());
                 }
-                let api: Api<CiliumNode> = Api::all(hands.client());
+                let api: Api<CiliumNode> = Api::all(writer.client());
                 let patch = json!({"spec": {"ipam": {"podCIDRs": ranges}}});
                 let what = format!("patch CiliumNode {node}");
-                let written = hands.patch(&what, &api, node, &hold.object.at, patch).await?;
-                written
-                    .map(|object| Object { at: Unchanged::of(&object), ranges: object.spec.ipam.pod_cidrs })
+                let written = writer.patch(&what, &api, node, &hold.object.at, patch).await?;
+                written.map(|object| NodeObject {
+                    at: Precondition::of(&object),
+                    ranges: object.spec.ipam.pod_cidrs,
+                })
             }
-            Place::Annotations => {
+            BlockLocation::Annotations => {
                 let keys = if block.addr().is_ipv4() { IPV4 } else { IPV6 };
                 let annotations: serde_json::Map<String, serde_json::Value> =
                     keys.iter().map(|key| ((*key).to_owned(), json!(block.to_string()))).collect();
-                let api: Api<Node> = Api::all(hands.client());
+                let api: Api<Node> = Api::all(writer.client());
                 let patch = json!({"metadata": {"annotations": annotations}});
                 let what = format!("patch Node {node}");
-                let written = hands.patch(&what, &api, node, &hold.object.at, patch).await?;
-                written.map(|object| Object { at: Unchanged::of(&object), ranges: Vec::new() })
+                let written = writer.patch(&what, &api, node, &hold.object.at, patch).await?;
+                written.map(|object| NodeObject { at: Precondition::of(&object), ranges: Vec::new() })
             }
         })
     }
 
-    async fn report(&mut self, world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiError> {
+    async fn report(&mut self, world: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
         // A pool that is gone has none.
         self.given.clear();
         self.total.clear();
@@ -329,18 +344,20 @@ impl Blocks {
             self.given.get_or_create(&label).set(i64::try_from(fill.given).unwrap_or(i64::MAX));
             self.total.get_or_create(&label).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
         }
-        self.troubles.clear();
-        for trouble in &plan.troubles {
-            self.troubles.get_or_create(&What { what: trouble.reason().to_owned() }).inc();
-            let message = trouble.to_string();
-            let about = match trouble {
-                Trouble::Broken(broken) => self.lease(broken),
-                Trouble::NoRoom { node, .. } | Trouble::NoPool { node } | Trouble::Contested { node, .. } => {
+        self.problems.clear();
+        for problem in &plan.problems {
+            self.problems.get_or_create(&What { what: problem.reason().to_owned() }).inc();
+            let message = problem.to_string();
+            let about = match problem {
+                BlockProblem::Broken(broken) => self.lease(broken),
+                BlockProblem::NoRoom { node, .. }
+                | BlockProblem::NoPool { node }
+                | BlockProblem::Contested { node, .. } => {
                     let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
                     events::node(node, &uid)
                 }
             };
-            world.tell(Told { about, reason: trouble.reason(), message, warning: true }).await;
+            world.tell(Told { about, reason: problem.reason(), message, warning: true }).await;
         }
         for refused in &seen.refused {
             let object = world.index().pools.get(&refused.name).cloned();
@@ -359,7 +376,7 @@ impl Blocks {
     }
 
     /// A lock that cannot be read, as an event names it.
-    fn lease(&self, broken: &BrokenLock) -> ObjectReference {
+    fn lease(&self, broken: &UnreadableLock) -> ObjectReference {
         ObjectReference {
             api_version: Some("coordination.k8s.io/v1".into()),
             kind: Some("Lease".into()),
@@ -371,17 +388,17 @@ impl Blocks {
     }
 }
 
-impl Duty for Blocks {
+impl Duty for NodeBlocks {
     const NAME: &'static str = "blocks";
-    const WAKES: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::IPPool, Kind::AddressClaim];
-    const CALM: Duration = Duration::from_millis(250);
+    const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::IPPool, Kind::AddressClaim];
+    const BATCH_DELAY: Duration = Duration::from_millis(250);
     /// Pods come and go on a node without a word of its objects. A round asks nothing of the API server if nothing is to be done.
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn round(&mut self, world: &World, _: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
         let again = |after: Duration| vec![(Key::new(Kind::Node, ""), after)];
         if !world.index().missing().is_empty() {
-            return Done { again: again(RETRY), failures: 0 };
+            return RoundResult { again: again(RETRY), failures: 0 };
         }
         // Most rounds change nothing, and the locks as they were read last are enough to see that.
         let remembered = self.remembered(world.elapsed()).map(|locks| self.decide(world, locks));
@@ -390,16 +407,19 @@ impl Duty for Blocks {
             Some((seen, plan)) if plan.steps.is_empty() => (seen, plan),
             _ => {
                 let read_at = world.elapsed();
-                let locks = match Locks::new(world.hands.client(), &self.namespace).list(&world.hands).await {
+                let locks = match Locks::new(world.writer.client(), &self.namespace).list(&world.writer).await
+                {
                     Ok(locks) => locks,
                     Err(error) => {
                         tracing::warn!(%error, "cannot read the locks of blocks; trying again");
-                        return Done { again: again(RETRY), failures: 1 };
+                        return RoundResult { again: again(RETRY), failures: 1 };
                     }
                 };
                 let (seen, plan) = self.decide(world, locks.clone());
-                for trouble in plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Broken(_))) {
-                    tracing::warn!(namespace = self.namespace, "{trouble}");
+                for problem in
+                    plan.problems.iter().filter(|problem| matches!(problem, BlockProblem::Broken(_)))
+                {
+                    tracing::warn!(namespace = self.namespace, "{problem}");
                 }
                 tried = self.carry(world, &plan.steps).await;
                 self.locks = plan.steps.is_empty().then_some((locks, read_at));
@@ -413,48 +433,49 @@ impl Duty for Blocks {
         let (overtaken, failed) = (tried.0, tried.1 + usize::from(told.is_err()));
         let soon = overtaken + failed > 0 || !plan.steps.is_empty();
         let next = if soon { Some(RETRY) } else { plan.again.map(Duration::from_secs) };
-        Done { again: next.map(again).unwrap_or_default(), failures: failed }
+        RoundResult { again: next.map(again).unwrap_or_default(), failures: failed }
     }
 }
 
 /// What is told of a block that is free again: to whoever looks at its pool, for its node is gone. A block of no pool that is there is its
 /// node's name's.
-fn returned(world: &World, lock: &Lock) -> Told {
+fn returned(world: &Context, lock: &BlockLock) -> Told {
     let (block, node) = (lock.block, &lock.node);
     let index = world.index();
     let pool = index.pools.values().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
     let about = pool.map_or_else(|| events::node(node, ""), events::pool);
     let message = format!("block {block} of node {node} is free: the node is gone and nothing is kept in it");
-    Told { about, reason: "BlockReturned", message, warning: false }
+    Told { about, reason: "BlockReleased", message, warning: false }
 }
 
 /// Removes a lock after a live look: no Node, no CiliumNode, no claim.
-async fn give_back(hands: &Hands, locks: &Locks, lock: &Lock) -> Result<Came, ApiError> {
-    let api = hands.connection();
-    let (nodes, cilium): (Api<Node>, Api<CiliumNode>) = (Api::all(hands.client()), Api::all(hands.client()));
+async fn give_back(writer: &Writer, locks: &Locks, lock: &BlockLock) -> Result<StepResult, ApiError> {
+    let api = writer.connection();
+    let (nodes, cilium): (Api<Node>, Api<CiliumNode>) =
+        (Api::all(writer.client()), Api::all(writer.client()));
     let node = lock.node.as_str();
-    let there =
-        !is_gone(hands, "Node", &nodes, node).await? || !is_gone(hands, "CiliumNode", &cilium, node).await?;
-    let claims: Api<AddressClaim> = Api::all(hands.client());
+    let there = !is_gone(writer, "Node", &nodes, node).await?
+        || !is_gone(writer, "CiliumNode", &cilium, node).await?;
+    let claims: Api<AddressClaim> = Api::all(writer.client());
     let of_block = format!("{}={}", labels::BLOCK, labels::block_value(lock.block));
     let params = ListParams::default().labels(&of_block).limit(1);
     let kept = api.read("list AddressClaims of a block", || claims.list_metadata(&params)).await?;
     if there || !kept.items.is_empty() {
-        return Ok(Came::Overtaken);
+        return Ok(StepResult::Overtaken);
     }
-    let removed = locks.remove(hands, lock).await?;
+    let removed = locks.remove(writer, lock).await?;
     if removed {
         tracing::info!(block = %lock.block, node, "the node is gone and nothing is kept in its block: it is free");
     }
-    Ok(if removed { Came::Done } else { Came::Overtaken })
+    Ok(if removed { StepResult::RoundResult } else { StepResult::Overtaken })
 }
 
 /// A live look that an object is not there. A kind that the server does not serve right now proves nothing.
-async fn is_gone<K>(hands: &Hands, kind: &str, api: &Api<K>, name: &str) -> Result<bool, ApiError>
+async fn is_gone<K>(writer: &Writer, kind: &str, api: &Api<K>, name: &str) -> Result<bool, ApiError>
 where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
-    match hands.connection().read(&format!("get {kind} {name}"), || api.get_metadata(name)).await {
+    match writer.connection().read(&format!("get {kind} {name}"), || api.get_metadata(name)).await {
         Ok(_) => Ok(false),
         Err(error) if error.says_gone(name) => Ok(true),
         Err(error) => Err(error),
@@ -463,26 +484,26 @@ where
 
 /// A node's object as it was read.
 #[derive(Clone)]
-struct Object {
-    at: Unchanged,
+struct NodeObject {
+    at: Precondition,
     ranges: Vec<String>,
 }
 
 /// A lock that was taken after the object was read.
-struct Hold {
-    object: Object,
-    lock: Lock,
+struct LockedBlock {
+    object: NodeObject,
+    lock: BlockLock,
 }
 
 fn clash(a: IpNet, b: IpNet) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 
-fn word(step: &Step) -> &'static str {
+fn word(step: &BlockStep) -> &'static str {
     match step {
-        Step::Lock { .. } => "locked",
-        Step::Give { .. } => "given",
-        Step::Return { .. } => "returned",
+        BlockStep::BlockLock { .. } => "locked",
+        BlockStep::Give { .. } => "given",
+        BlockStep::Return { .. } => "returned",
     }
 }
 
@@ -491,16 +512,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locks_that_were_read_are_enough_for_ever_at_rest_and_for_a_while_if_one_cannot_be_read() {
-        let mut duty = Blocks::new(Place::CiliumNode, "x", Terms::default(), &Metrics::default());
+    fn locks_are_read_once_when_idle_and_again_after_a_while_if_one_is_unreadable() {
+        let mut duty = NodeBlocks::new(
+            BlockLocation::CiliumNode,
+            "x",
+            BlockLimits::default(),
+            &ControllerMetrics::default(),
+        );
         assert_eq!(duty.remembered(Duration::ZERO), None, "nothing was read");
-        duty.locks = Some((Listed::default(), Duration::ZERO));
-        assert_eq!(duty.remembered(Duration::MAX), Some(Listed::default()));
+        duty.locks = Some((LockList::default(), Duration::ZERO));
+        assert_eq!(duty.remembered(Duration::MAX), Some(LockList::default()));
         let block = "10.1.2.0/24".parse().unwrap();
-        let torn = BrokenLock { block, object: "Lease".into(), uid: "u".into(), why: "torn".into() };
-        let listed = Listed { broken: vec![torn], ..Listed::default() };
+        let torn = UnreadableLock { block, object: "Lease".into(), uid: "u".into(), why: "torn".into() };
+        let listed = LockList { broken: vec![torn], ..LockList::default() };
         duty.locks = Some((listed.clone(), Duration::ZERO));
         assert_eq!(duty.remembered(Duration::from_secs(1)), Some(listed));
-        assert_eq!(duty.remembered(Blocks::TICK.unwrap()), None, "a tick looks whether somebody mended it");
+        assert_eq!(
+            duty.remembered(NodeBlocks::TICK.unwrap()),
+            None,
+            "a tick looks whether somebody mended it"
+        );
     }
 }

@@ -8,23 +8,23 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
-use crate::alloc::block::{Taken, count_blocks, count_taken, count_taken_beside};
+use crate::alloc::block::{TakenRanges, count_blocks, count_taken, count_taken_besides};
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::ip_pool::READY;
 use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
 use crate::cluster::protocol::apply::patch_params;
-use crate::controller::context::World;
-use crate::controller::duties::node_blocks::view::{RefusedPool, Seen};
-use crate::policy::node_blocks::{Fill, Plan, Trouble};
+use crate::controller::context::Context;
+use crate::controller::duties::node_blocks::view::{BlockView, RefusedPool};
+use crate::policy::node_blocks::{BlockProblem, Fill, Plan};
 
 /// Writes the status of every pool whose status is another one now.
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiError> {
+pub async fn write(world: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
     let refused: BTreeMap<&str, &RefusedPool> =
         seen.refused.iter().map(|refused| (refused.name.as_str(), refused)).collect();
-    let kept: Taken = seen.view.kept.iter().map(|address| (*address).into()).collect();
+    let kept: TakenRanges = seen.view.kept.iter().map(|address| (*address).into()).collect();
     let pools: Vec<(String, IPPool)> =
         world.index().pools.iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
     for (name, pool) in pools {
@@ -33,9 +33,9 @@ pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiErr
             PoolUse::Sticky => Some(addresses(&pool, &kept)),
         };
         let full = plan
-            .troubles
+            .problems
             .iter()
-            .any(|trouble| matches!(trouble, Trouble::NoRoom { pools, .. } if pools.contains(&name)));
+            .any(|problem| matches!(problem, BlockProblem::NoRoom { pools, .. } if pools.contains(&name)));
         let verdict = match refused.get(name.as_str()) {
             Some(refused) => ("False", refused.reason, refused.why.clone()),
             None if full || fill.is_some_and(|fill| fill.total > 0 && fill.given >= fill.total) => {
@@ -44,7 +44,7 @@ pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiErr
             None => ("True", "InUse", "it is used".to_owned()),
         };
         let Some(status) = changed(&pool, fill, verdict) else { continue };
-        let api: Api<IPPool> = Api::all(world.hands.client());
+        let api: Api<IPPool> = Api::all(world.writer.client());
         let params = patch_params();
         let version = pool.metadata.resource_version.clone();
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
@@ -52,7 +52,7 @@ pub async fn write(world: &World, seen: &Seen, plan: &Plan) -> Result<(), ApiErr
         body["status"]["given"] = json!(status.given);
         body["status"]["total"] = json!(status.total);
         let what = format!("patch status of IPPool {name}");
-        world.hands.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
+        world.writer.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
     }
     Ok(())
 }
@@ -86,8 +86,8 @@ fn changed(
 
 /// A Sticky pool counts addresses: those of claims, which are `kept`, of all that are not excluded.
 #[must_use]
-pub fn addresses(pool: &IPPool, kept: &Taken) -> Fill {
-    let excluded: Taken = pool
+pub fn addresses(pool: &IPPool, kept: &TakenRanges) -> Fill {
+    let excluded: TakenRanges = pool
         .spec
         .excluded
         .iter()
@@ -98,7 +98,7 @@ pub fn addresses(pool: &IPPool, kept: &Taken) -> Fill {
         let single = range.max_prefix_len();
         let there = count_blocks(*range, single) - count_taken(*range, single, &excluded);
         fill.total = fill.total.saturating_add(there);
-        fill.given = fill.given.saturating_add(count_taken_beside(*range, single, kept, &excluded));
+        fill.given = fill.given.saturating_add(count_taken_besides(*range, single, kept, &excluded));
     }
     fill
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_written_when_it_is_another_one_and_keeps_its_time_while_the_verdict_stands() {
+    fn a_status_is_written_when_it_changes_and_keeps_its_time_while_it_does_not() {
         let mut pool = pool(json!({"cidrs": ["10.1.0.0/16"], "use": "NodeBlocks"}));
         let fill = |given| Some(Fill { given, total: 256 });
         let used = |message: &str| ("True", "InUse", message.to_owned());
@@ -132,10 +132,10 @@ mod tests {
         let pool = pool(
             json!({"cidrs": ["10.1.0.0/24"], "use": "Sticky", "excluded": ["10.1.0.0", "10.1.0.128/25"]}),
         );
-        let kept: Taken =
+        let kept: TakenRanges =
             ["10.1.0.5/32".parse().unwrap(), "10.9.0.5/32".parse().unwrap()].into_iter().collect();
         assert_eq!(addresses(&pool, &kept), Fill { given: 1, total: 127 });
-        let excluded: Taken = ["10.1.0.130/32".parse().unwrap()].into_iter().collect();
+        let excluded: TakenRanges = ["10.1.0.130/32".parse().unwrap()].into_iter().collect();
         assert_eq!(addresses(&pool, &excluded), Fill { given: 0, total: 127 });
     }
 }

@@ -7,26 +7,26 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
-use crate::alloc::block::Taken;
+use crate::alloc::block::TakenRanges;
 use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
-use crate::controller::duties::node_blocks::locks::Listed;
+use crate::controller::duties::node_blocks::locks::LockList;
 use crate::controller::duties::node_blocks::status::addresses;
 use crate::controller::flags::CiliumIpam;
-use crate::controller::index::Index;
-use crate::policy::node_blocks::{Fill, NodeFacts, Pool, View};
+use crate::controller::index::ClusterIndex;
+use crate::policy::node_blocks::{BlockFacts, Fill, NodeFacts, Pool};
 use crate::policy::selection::selector::Selector;
 
 /// Where blocks are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum BlockLocation {
     /// On CiliumNodes.
     CiliumNode,
     /// In the annotations of Nodes.
     Annotations,
 }
 
-impl Place {
+impl BlockLocation {
     /// The place for this mode; none if another hands out the blocks.
     #[must_use]
     pub fn of(mode: CiliumIpam) -> Option<Self> {
@@ -51,9 +51,9 @@ pub struct RefusedPool {
 
 /// The view, and what could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Seen {
+pub struct BlockView {
     /// What the decision rests on.
-    pub view: View,
+    pub view: BlockFacts,
     /// Pools that are not used.
     pub refused: Vec<RefusedPool>,
     /// Objects that cannot be read: nobody knows which ranges they name.
@@ -62,7 +62,12 @@ pub struct Seen {
 
 /// What the index says, with the locks as they were read.
 #[must_use]
-pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, listed: Listed) -> Seen {
+pub fn seen(
+    index: &ClusterIndex,
+    place: BlockLocation,
+    cluster_pool: Option<&IPPool>,
+    listed: LockList,
+) -> BlockView {
     let objects: Vec<IPPool> = index.pools.values().cloned().collect();
     let (mut pools, mut refused) = usable(&objects);
     let named: Vec<IpNet> = objects.iter().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
@@ -71,7 +76,7 @@ pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, listed: 
     let of = |purpose: PoolUse| objects.iter().filter(move |pool| pool.spec.purpose == purpose);
     let sticky = of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied());
     let own = index.nodes.values().flat_map(|node| node.addresses.iter().copied().map(IpNet::from));
-    let view = View {
+    let view = BlockFacts {
         pools,
         nodes,
         locks: listed.locks,
@@ -96,7 +101,7 @@ pub fn seen(index: &Index, place: Place, cluster_pool: Option<&IPPool>, listed: 
         broken("AddressClaim", index.claims.broken().cloned().collect()),
     ]
     .concat();
-    Seen { view, refused, in_doubt }
+    BlockView { view, refused, in_doubt }
 }
 
 /// The pools that may be used, and those that may not.
@@ -126,7 +131,7 @@ fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
 }
 
 /// A Sticky pool of which a node has addresses, by whatever is said anywhere: the node's pods have them without asking anybody.
-fn over_a_block(pool: &IPPool, view: &View) -> Option<RefusedPool> {
+fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
     let clash = |block: IpNet| {
         let mut ranges = pool.spec.cidrs.iter().copied();
         ranges.find(|range| {
@@ -167,12 +172,12 @@ fn behind(cluster_pool: &IPPool, named: &[IpNet]) -> Option<Pool> {
 /// How full every pool is, by what stands anywhere: pools of node blocks in blocks, the one of the flags among them, and Sticky pools in
 /// addresses. One that cannot be read is left out.
 #[must_use]
-pub fn fills(index: &Index, cluster_pool: Option<&IPPool>) -> BTreeMap<String, Fill> {
+pub fn fills(index: &ClusterIndex, cluster_pool: Option<&IPPool>) -> BTreeMap<String, Fill> {
     let listed = index.cilium_nodes.values().flat_map(|node| node.blocks());
     let said =
         index.nodes.values().flat_map(|node| node.pod_cidrs.iter().chain(node.annotated.values().flatten()));
-    let given: Taken = listed.chain(said.copied()).collect();
-    let kept: Taken = index.claims.values().map(|claim| claim.spec.address.into()).collect();
+    let given: TakenRanges = listed.chain(said.copied()).collect();
+    let kept: TakenRanges = index.claims.values().map(|claim| claim.spec.address.into()).collect();
     let named: Vec<IpNet> = index.pools.values().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
     let of_objects = index.pools.iter().filter_map(|(name, pool)| {
         let fill = match pool.spec.purpose {
@@ -207,7 +212,7 @@ fn read(object: &IPPool) -> Result<Pool, String> {
     })
 }
 
-fn nodes(index: &Index, place: Place) -> Vec<NodeFacts> {
+fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
     let mut used = used(index);
     let names: BTreeSet<&String> = index
         .nodes
@@ -221,9 +226,9 @@ fn nodes(index: &Index, place: Place) -> Vec<NodeFacts> {
         let own = node.into_iter().flat_map(|node| &node.pod_cidrs).copied();
         let listed: Vec<IpNet> = cilium.map(|cilium| cilium.blocks().collect()).unwrap_or_default();
         let (blocks, said): (Vec<IpNet>, Vec<IpNet>) = match place {
-            Place::CiliumNode => (listed, own.chain(annotated).collect()),
+            BlockLocation::CiliumNode => (listed, own.chain(annotated).collect()),
             // Cilium looks at the Node first: what stands there it has.
-            Place::Annotations => (own.chain(annotated).collect(), listed),
+            BlockLocation::Annotations => (own.chain(annotated).collect(), listed),
         };
         let blocks: BTreeSet<IpNet> = blocks.into_iter().map(|block| block.trunc()).collect();
         NodeFacts {
@@ -231,8 +236,8 @@ fn nodes(index: &Index, place: Place) -> Vec<NodeFacts> {
             uid: node.map(|node| node.uid.clone()),
             labels: node.map(|node| node.labels.clone()).unwrap_or_default(),
             writable: match place {
-                Place::CiliumNode => cilium.is_some(),
-                Place::Annotations => node.is_some(),
+                BlockLocation::CiliumNode => cilium.is_some(),
+                BlockLocation::Annotations => node.is_some(),
             },
             blocks: blocks.into_iter().collect(),
             said: said.into_iter().map(|range| range.trunc()).collect(),
@@ -243,7 +248,7 @@ fn nodes(index: &Index, place: Place) -> Vec<NodeFacts> {
 }
 
 /// How many addresses each node's pods show, and how many are kept in its blocks beside them.
-fn used(index: &Index) -> BTreeMap<String, BTreeMap<Family, u128>> {
+fn used(index: &ClusterIndex) -> BTreeMap<String, BTreeMap<Family, u128>> {
     let mut addresses: BTreeSet<(&str, IpAddr)> = BTreeSet::new();
     for pod in index.pods.values().filter(|pod| !pod.ended && !pod.facts.host_network) {
         let blocks = index.cilium_nodes.get(&pod.node).map(|node| node.blocks().collect::<Vec<_>>());
@@ -268,37 +273,37 @@ fn used(index: &Index) -> BTreeMap<String, BTreeMap<Family, u128>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::node_blocks::{BrokenLock, Lock, Memory, Step, Terms, decide};
-    use crate::policy::selection::facts::Moment;
+    use crate::policy::node_blocks::{BlockLimits, BlockLock, BlockStep, GoneNodes, UnreadableLock, decide};
+    use crate::policy::selection::facts::TimePoint;
     use crate::runtime::cache::Told;
     use k8s_openapi::api::core::v1::Node;
     use serde_json::{Value, json};
 
-    fn with_pool(spec: Value) -> Index {
-        let mut index = Index::default();
+    fn with_pool(spec: Value) -> ClusterIndex {
+        let mut index = ClusterIndex::default();
         let pool = IPPool::new("sticky", serde_json::from_value(spec).unwrap());
         index.pools.take(Told::Here(("sticky".into(), pool)));
         index
     }
 
-    fn over() -> Index {
+    fn over() -> ClusterIndex {
         with_pool(json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky"}))
     }
 
-    fn take_node(index: &mut Index, node: Value) {
+    fn take_node(index: &mut ClusterIndex, node: Value) {
         let node: Node = serde_json::from_value(node).unwrap();
         index.nodes.take(Told::Here(("n9".into(), node.into())));
     }
 
-    fn take_blocks(index: &mut Index, blocks: &[&str]) {
+    fn take_blocks(index: &mut ClusterIndex, blocks: &[&str]) {
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": blocks}}});
         let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
         index.cilium_nodes.take(Told::Here(("n9".into(), node.into())));
     }
 
-    fn refused(index: &Index, locks: &[Lock]) -> Vec<RefusedPool> {
-        let listed = Listed { locks: locks.to_vec(), ..Listed::default() };
-        let both = [Place::CiliumNode, Place::Annotations]
+    fn refused(index: &ClusterIndex, locks: &[BlockLock]) -> Vec<RefusedPool> {
+        let listed = LockList { locks: locks.to_vec(), ..LockList::default() };
+        let both = [BlockLocation::CiliumNode, BlockLocation::Annotations]
             .map(|place| seen(index, place, None, listed.clone()).refused);
         assert_eq!(both[0], both[1]);
         both[0].clone()
@@ -314,13 +319,13 @@ mod tests {
             json!({"metadata": {"name": "n9", "uid": "u"}, "status": {"addresses": addresses}}),
         );
         take_blocks(&mut index, &[]);
-        let seen = seen(&index, Place::CiliumNode, None, Listed::default());
-        let plan = decide(&seen.view, Terms::default(), &mut Memory::default(), Moment(0));
+        let seen = seen(&index, BlockLocation::CiliumNode, None, LockList::default());
+        let plan = decide(&seen.view, BlockLimits::default(), &mut GoneNodes::default(), TimePoint(0));
         let given: Vec<String> = plan
             .steps
             .iter()
             .filter_map(|step| match step {
-                Step::Give { block, .. } => Some(block.to_string()),
+                BlockStep::Give { block, .. } => Some(block.to_string()),
                 _ => None,
             })
             .collect();
@@ -337,7 +342,7 @@ mod tests {
         let mut annotated = over();
         let annotations = json!({"network.cilium.io/ipv4-pod-cidr": "10.0.9.0/24"});
         take_node(&mut annotated, json!({"metadata": {"name": "n9", "annotations": annotations}}));
-        let locked = Lock {
+        let locked = BlockLock {
             block: "10.0.9.0/24".parse().unwrap(),
             node: "n9".into(),
             uid: "l".into(),
@@ -352,19 +357,19 @@ mod tests {
                 assert!(refused[0].why.contains(part), "{part}: {}", refused[0].why);
             }
         }
-        let torn = BrokenLock {
+        let torn = UnreadableLock {
             block: "10.0.9.0/24".parse().unwrap(),
             object: "Lease torn".into(),
             uid: "t".into(),
             why: "it is torn".into(),
         };
-        let torn = Listed { broken: vec![torn], ..Listed::default() };
-        let refused = seen(&over(), Place::CiliumNode, None, torn).refused;
+        let torn = LockList { broken: vec![torn], ..LockList::default() };
+        let refused = seen(&over(), BlockLocation::CiliumNode, None, torn).refused;
         assert!(refused[0].why.contains("10.0.9.0/24 of Lease torn"), "{}", refused[0].why);
     }
 
     #[test]
-    fn a_sticky_pool_beside_blocks_over_single_addresses_or_with_the_block_excluded_is_used() {
+    fn a_sticky_pool_beside_blocks_or_with_the_block_excluded_is_used() {
         let mut beside = over();
         // The second is the route of one that lives there.
         take_blocks(&mut beside, &["10.0.12.0/24", "10.0.9.5/32"]);

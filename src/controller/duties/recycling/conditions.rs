@@ -9,27 +9,27 @@ use serde_json::json;
 
 use crate::cluster::objects::condition;
 use crate::cluster::objects::condition::Condition;
-use crate::cluster::objects::sticky_ip::{KEPT_IN_DOUBT, RELEASING};
+use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING};
 use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::patch_params;
-use crate::controller::context::World;
-use crate::controller::index::{Index, Kind, key_of};
+use crate::controller::context::Context;
+use crate::controller::index::{ClusterIndex, Kind, sticky_key_of};
 use crate::controller::queue::Key;
 use crate::policy::lifetime::recycle::KeepReason;
-use crate::policy::selection::facts::Moment;
+use crate::policy::selection::facts::TimePoint;
 
 /// A wait that is shorter is over before a person has read of it.
-const WORTH_A_WRITE: u64 = 60;
+const MIN_SECONDS_TO_REPORT: u64 = 60;
 /// The longest message.
 const LONGEST_MESSAGE: usize = 1024;
 
 /// What an address that nobody has waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Waits {
+pub enum PendingRelease {
     /// It is let go at this time.
     Time {
         /// When, by the controller's clock.
-        until: Moment,
+        until: TimePoint,
         /// One word for machines.
         reason: &'static str,
         /// Why, for a person.
@@ -42,26 +42,26 @@ pub enum Waits {
     },
 }
 
-impl Waits {
+impl PendingRelease {
     /// What a reason to keep has to say to a person; none if there is nothing that is not seen elsewhere.
     #[must_use]
-    pub fn of(reason: &KeepReason, workload: &WorkloadRef, now: Moment) -> Option<Self> {
+    pub fn of(reason: &KeepReason, workload: &WorkloadRef, now: TimePoint) -> Option<Self> {
         let (seconds_left, reason, why) = match reason {
             KeepReason::TtlRunning { seconds_left } => {
                 let why = format!("{} {} does not ask for it", workload.kind, workload.name);
-                (*seconds_left, "TimeRuns", why)
+                (*seconds_left, "TTLRunning", why)
             }
-            KeepReason::OwnerLives { by, seconds_left } => {
+            KeepReason::OwnerExists { by, seconds_left } => {
                 let why = format!(
                     "{} {} is gone, and {by}, which made it, may make it anew",
                     workload.kind, workload.name
                 );
-                (*seconds_left, "OwnerLives", why)
+                (*seconds_left, "OwnerExists", why)
             }
             _ => return None,
         };
-        let until = Moment(now.0.saturating_add_unsigned(seconds_left));
-        (seconds_left > WORTH_A_WRITE).then_some(Self::Time { until, reason, why })
+        let until = TimePoint(now.0.saturating_add_unsigned(seconds_left));
+        (seconds_left > MIN_SECONDS_TO_REPORT).then_some(Self::Time { until, reason, why })
     }
 
     fn condition(&self, generation: Option<i64>, now: Timestamp) -> Condition {
@@ -73,7 +73,7 @@ impl Waits {
             }
             Self::Doubt { why } => {
                 let text = format!("the address is kept, because its workload cannot be looked at: {why}");
-                (KEPT_IN_DOUBT, "CannotLook", text)
+                (RELEASE_BLOCKED, "WorkloadLookupFailed", text)
             }
         };
         Condition {
@@ -88,11 +88,11 @@ impl Waits {
 }
 
 fn is_ours(condition: &Condition) -> bool {
-    [RELEASING, KEPT_IN_DOUBT].contains(&condition.kind.as_str())
+    [RELEASING, RELEASE_BLOCKED].contains(&condition.kind.as_str())
 }
 
 /// The conditions as they shall be; none if they say so already. Those of others stay.
-fn changed(sticky: &StickyIP, waits: Option<&Waits>, now: Timestamp) -> Option<Vec<Condition>> {
+fn changed(sticky: &StickyIP, waits: Option<&PendingRelease>, now: Timestamp) -> Option<Vec<Condition>> {
     let before = sticky.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let wanted = waits.map(|waits| waits.condition(sticky.metadata.generation, now));
     let mut after = before.clone();
@@ -107,9 +107,9 @@ fn changed(sticky: &StickyIP, waits: Option<&Waits>, now: Timestamp) -> Option<V
 
 /// The StickyIPs among what is due that still say what is no longer looked at.
 pub fn stale(
-    index: &Index,
+    index: &ClusterIndex,
     due: &[Key],
-    is_looked_at: impl Fn(&Index, &str, &StickyIP) -> bool,
+    is_looked_at: impl Fn(&ClusterIndex, &str, &StickyIP) -> bool,
 ) -> Vec<StickyIP> {
     let named = due.iter().filter(|key| key.kind == Kind::StickyIP);
     let found = named.filter_map(|key| Some((key, index.stickies.get(&key.name)?)));
@@ -122,18 +122,19 @@ pub fn stale(
 
 /// Has the StickyIP say this and nothing else of what it waits for. Nothing is written if it does; what fails is said at the next
 /// look.
-pub async fn settle(world: &World, sticky: &StickyIP, waits: Option<&Waits>) {
+pub async fn settle(world: &Context, sticky: &StickyIP, waits: Option<&PendingRelease>) {
     let now = Timestamp::from_second(world.now().0).unwrap_or_default();
     let Some(conditions) = changed(sticky, waits, now) else { return };
-    let key = key_of(sticky);
-    let api: Api<StickyIP> = Api::namespaced(world.hands.client(), &key.namespace);
+    let key = sticky_key_of(sticky);
+    let api: Api<StickyIP> = Api::namespaced(world.writer.client(), &key.namespace);
     let patch = json!({
         "metadata": {"uid": sticky.uid(), "resourceVersion": sticky.resource_version()},
         "status": {"conditions": conditions},
     });
     let what = format!("patch the conditions of StickyIP {key}");
     let patch = Patch::Merge(patch);
-    if let Err(error) = world.hands.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await {
+    if let Err(error) = world.writer.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await
+    {
         tracing::warn!(sticky = %key, %error, "cannot write the conditions");
     }
 }
@@ -148,8 +149,8 @@ mod tests {
         WorkloadRef { kind: "StatefulSet".into(), name: "db".into(), ..WorkloadRef::default() }
     }
 
-    fn waits(seconds_left: u64, now: i64) -> Option<Waits> {
-        Waits::of(&KeepReason::TtlRunning { seconds_left }, &set(), Moment(now))
+    fn waits(seconds_left: u64, now: i64) -> Option<PendingRelease> {
+        PendingRelease::of(&KeepReason::TtlRunning { seconds_left }, &set(), TimePoint(now))
     }
 
     fn at(second: i64) -> Timestamp {
@@ -157,12 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_wait_that_lasts_is_worth_a_write_and_its_end_is_the_same_at_every_look() {
+    fn only_a_wait_that_lasts_is_written_and_its_end_is_the_same_at_every_check() {
         assert_eq!(waits(60, 0), None);
         assert_eq!(waits(100, 0), waits(61, 39));
-        assert_eq!(Waits::of(&KeepReason::WorkloadWantsIt, &set(), Moment(0)), None);
-        let owner = KeepReason::OwnerLives { by: "Cluster c".into(), seconds_left: 100 };
-        let Some(Waits::Time { why, .. }) = Waits::of(&owner, &set(), Moment(0)) else { panic!("nothing") };
+        assert_eq!(PendingRelease::of(&KeepReason::WorkloadWantsIt, &set(), TimePoint(0)), None);
+        let owner = KeepReason::OwnerExists { by: "Cluster c".into(), seconds_left: 100 };
+        let Some(PendingRelease::Time { why, .. }) = PendingRelease::of(&owner, &set(), TimePoint(0)) else {
+            panic!("nothing")
+        };
         assert!(why.contains("StatefulSet db is gone") && why.contains("Cluster c"), "{why}");
     }
 
@@ -176,11 +179,11 @@ mod tests {
         assert_eq!((first[0].clone(), first[1].kind.as_str()), (conflict.clone(), RELEASING));
         object.status.as_mut().unwrap().conditions = first;
         assert_eq!(changed(&object, waits(70, 30).as_ref(), at(30)), None, "it says so already");
-        let doubt = Waits::Doubt { why: "forbidden".into() };
+        let doubt = PendingRelease::Doubt { why: "forbidden".into() };
         let second = changed(&object, Some(&doubt), at(40)).unwrap();
         assert_eq!(
             second.iter().map(|one| one.kind.as_str()).collect::<Vec<_>>(),
-            ["Conflict", KEPT_IN_DOUBT]
+            ["Conflict", RELEASE_BLOCKED]
         );
         assert!(second[1].message.contains("forbidden") && second[1].last_transition_time == Time(at(40)));
         object.status.as_mut().unwrap().conditions = second;
@@ -189,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_no_longer_looked_at_is_found_by_what_it_still_says() {
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let (name, mut object) = sticky("db-0", "10.0.0.1", None);
         object.status.get_or_insert_default().conditions =
             vec![waits(100, 0).unwrap().condition(None, at(0))];

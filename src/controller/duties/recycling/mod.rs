@@ -15,37 +15,37 @@ use tokio::sync::OnceCell;
 
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::cluster::objects::sticky_ip::KEPT_IN_DOUBT;
+use crate::cluster::objects::sticky_ip::RELEASE_BLOCKED;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
-use crate::cluster::protocol::apply::Carried;
-use crate::cluster::protocol::write::{Unchanged, Write};
-use crate::controller::context::{Done, Duty, World, keep_from};
-use crate::controller::flags::Settings;
-use crate::controller::index::{Index, Kind, attached_uid, key_of};
-use crate::controller::metrics::Metrics;
-use crate::controller::queue::{Bucket, Key};
+use crate::cluster::protocol::apply::Applied;
+use crate::cluster::protocol::write::{Precondition, Write};
+use crate::controller::context::{Context, Duty, RoundResult, run_duty_with};
+use crate::controller::flags::ControllerSettings;
+use crate::controller::index::{ClusterIndex, Kind, attached_pod_uid, sticky_key_of};
+use crate::controller::metrics::ControllerMetrics;
+use crate::controller::queue::{Key, TokenBucket};
 use crate::policy::lifetime::recycle::{
-    Absence, KeepReason, Kept, PodLook, Proof, Recycle as Decision, ReleaseReason, WorkloadLook, decide,
+    Absence, KeepReason, Kept, PodLookup, Proof, Recycle as Decision, ReleaseReason, WorkloadLookup, decide,
 };
 use crate::policy::lifetime::retention::Keep;
-use crate::policy::selection::facts::Moment;
-use conditions::{Waits, settle, stale};
-use owners::{Owners, may_come_again};
+use crate::policy::selection::facts::TimePoint;
+use conditions::{PendingRelease, settle, stale};
+use owners::{OwnerRecords, may_return};
 use workloads::{Inboxes, Workloads};
 
 /// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests. More than the
 /// repair and the events that follow have: what is let go in numbers is let go first.
-const SIDE_BY_SIDE: usize = 32;
+const CONCURRENCY: usize = 32;
 /// For how long one look at a workload is the proof for its other addresses too: less than a look may take to come back.
-const PROOF_AGE: Duration = Duration::from_millis(100);
+const PROOF_MAX_AGE: Duration = Duration::from_millis(100);
 /// The longest time to the next look after looks that failed; it doubles from a second on.
-const LONGEST_DOUBT: Duration = Duration::from_secs(600);
+const MAX_LOOKUP_BACKOFF: Duration = Duration::from_secs(600);
 /// A doubt is told after so many: a server that was away for a moment is no news.
-const DOUBTS_TOLD: u32 = 3;
+const FAILURES_BEFORE_EVENT: u32 = 3;
 /// The longest time to the next look at an address whose time runs.
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+const MAX_RECHECK: Duration = Duration::from_secs(3600);
 /// While pods of a workload that is gone are still there.
-const WHILE_PODS_REMAIN: Duration = Duration::from_secs(5);
+const RETRY_WHILE_PODS_REMAIN: Duration = Duration::from_secs(5);
 
 /// The duty's memory: first looks. Lost with the process at no harm, the proof begins anew.
 pub struct Recycle<'a> {
@@ -54,25 +54,25 @@ pub struct Recycle<'a> {
     unattached: Unattached,
     absences: BTreeMap<String, Absence>,
     doubts: BTreeMap<String, u32>,
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<TokenBucket>,
 }
 
 /// Runs the duty, and the watches of workloads that wake it.
-pub async fn keep_recycling(world: &World) {
+pub async fn run_recycling(world: &Context) {
     let workloads = Workloads::default();
-    let (inbox, owners_inbox) = (world.inbox(Recycle::WAKES), world.inbox(Owners::WAKES));
+    let (inbox, owners_inbox) = (world.inbox(Recycle::TRIGGERS), world.inbox(OwnerRecords::TRIGGERS));
     let duty = Recycle::new(&world.settings, &workloads);
     let inboxes = Inboxes { recycle: &inbox, owners: &owners_inbox };
-    let owners = Owners::new(&workloads);
+    let owners = OwnerRecords::new(&workloads);
     tokio::join!(
         workloads.watch(world, inboxes),
-        keep_from(duty, world, &inbox),
-        keep_from(owners, world, &owners_inbox)
+        run_duty_with(duty, world, &inbox),
+        run_duty_with(owners, world, &owners_inbox)
     );
 }
 
 /// The StickyIPs among what is due that may be let go, as the index has them.
-fn suspects(index: &Index, due: &[Key]) -> Vec<(String, StickyIP)> {
+fn suspects(index: &ClusterIndex, due: &[Key]) -> Vec<(String, StickyIP)> {
     let named = due.iter().filter_map(|key| match key.kind {
         Kind::StickyIP => Some(key.name.clone()),
         // The end of a pod whose StickyIP bears its name.
@@ -86,8 +86,8 @@ fn suspects(index: &Index, due: &[Key]) -> Vec<(String, StickyIP)> {
     names.into_iter().filter_map(of).filter(|(name, sticky)| is_suspect(index, name, sticky)).collect()
 }
 
-fn is_suspect(index: &Index, name: &str, sticky: &StickyIP) -> bool {
-    attached_uid(sticky).is_none()
+fn is_suspect(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool {
+    attached_pod_uid(sticky).is_none()
         && sticky.metadata.deletion_timestamp.is_none()
         && sticky.spec.retention.keep != Keep::Forever
         // Its pod is there: nothing to look at until that is gone.
@@ -95,12 +95,12 @@ fn is_suspect(index: &Index, name: &str, sticky: &StickyIP) -> bool {
 }
 
 /// `left` is when this process saw its pod let go of it.
-fn kept(sticky: &StickyIP, left: Option<Moment>) -> Kept {
+fn kept(sticky: &StickyIP, left: Option<TimePoint>) -> Kept {
     let status = sticky.status.as_ref();
     Kept {
         uid: sticky.metadata.uid.clone().unwrap_or_default(),
         resource_version: sticky.metadata.resource_version.clone().unwrap_or_default(),
-        attached: attached_uid(sticky).is_some(),
+        attached: attached_pod_uid(sticky).is_some(),
         workload_uid: sticky.spec.workload.uid.clone(),
         ordinal: sticky.spec.claimant.ordinal,
         retention: sticky.spec.retention,
@@ -109,7 +109,7 @@ fn kept(sticky: &StickyIP, left: Option<Moment>) -> Kept {
                 .and_then(|status| status.last_seen.as_ref())
                 // One that was never attached counts from its making.
                 .or(sticky.metadata.creation_timestamp.as_ref())
-                .map(|time| Moment(time.0.as_second()))
+                .map(|time| TimePoint(time.0.as_second()))
         }),
     }
 }
@@ -118,15 +118,15 @@ fn kept(sticky: &StickyIP, left: Option<Moment>) -> Kept {
 /// node's clock, which may be wrong by hours: it counts only where nobody looked.
 #[derive(Debug, Default)]
 struct Unattached {
-    since: BTreeMap<String, Option<Moment>>,
+    since: BTreeMap<String, Option<TimePoint>>,
     looked: bool,
 }
 
 impl Unattached {
-    fn look(&mut self, index: &Index, due: &[Key], now: Moment) {
+    fn look(&mut self, index: &ClusterIndex, due: &[Key], now: TimePoint) {
         for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
             match index.stickies.get(&key.name) {
-                Some(sticky) if attached_uid(sticky).is_none() => {
+                Some(sticky) if attached_pod_uid(sticky).is_none() => {
                     // What is so at the first look may have been so for long.
                     let began = self.looked.then_some(now);
                     self.since.entry(key.name.clone()).or_insert(began);
@@ -137,14 +137,14 @@ impl Unattached {
         self.looked = true;
     }
 
-    fn left(&self, name: &str) -> Option<Moment> {
+    fn left(&self, name: &str) -> Option<TimePoint> {
         self.since.get(name).copied().flatten()
     }
 }
 
 /// What came of one look.
-enum Looked {
-    Kept { again: Option<Duration>, waits: Option<Waits> },
+enum LookupResult {
+    Kept { again: Option<Duration>, waits: Option<PendingRelease> },
     Doubt(String),
     First(Absence),
     Overtaken,
@@ -155,20 +155,20 @@ enum Looked {
 impl<'a> Recycle<'a> {
     /// A duty that has seen nothing yet.
     #[must_use]
-    pub fn new(settings: &Settings, workloads: &'a Workloads) -> Self {
+    pub fn new(settings: &ControllerSettings, workloads: &'a Workloads) -> Self {
         Self {
             workloads,
             proof: settings.proof(),
             unattached: Unattached::default(),
             absences: BTreeMap::new(),
             doubts: BTreeMap::new(),
-            bucket: Mutex::new(Bucket::new(settings.recycle_rate, settings.recycle_rate.div_ceil(10))),
+            bucket: Mutex::new(TokenBucket::new(settings.recycle_rate, settings.recycle_rate.div_ceil(10))),
         }
     }
 
-    /// Waits for a token; how many wait is shown.
-    async fn token(&self, world: &World) {
-        let waiting = &world.metrics.recycle_waiting;
+    /// PendingRelease for a token; how many wait is shown.
+    async fn token(&self, world: &Context) {
+        let waiting = &world.metrics.releases_waiting;
         waiting.inc();
         loop {
             let taken = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(world.elapsed());
@@ -180,7 +180,13 @@ impl<'a> Recycle<'a> {
         waiting.dec();
     }
 
-    async fn look(&self, world: &World, name: &str, sticky: &StickyIP, round: &Round) -> Looked {
+    async fn look(
+        &self,
+        world: &Context,
+        name: &str,
+        sticky: &StickyIP,
+        round: &SharedLookups,
+    ) -> LookupResult {
         let kept = kept(sticky, self.unattached.left(name));
         let before = self.absences.get(name);
         let proves = before.is_some_and(|absence| {
@@ -192,41 +198,41 @@ impl<'a> Recycle<'a> {
             self.token(world).await;
         }
         // Not while it waits for a token: a slow rate would put everything else off for as long.
-        let _hurry = world.hurry();
-        let key = key_of(sticky);
+        let _hurry = world.start_urgent_work();
+        let key = sticky_key_of(sticky);
         let workload = round.look(self, world, &key.namespace, sticky, proves).await;
-        self.workloads.keep_an_eye_on(&sticky.spec.workload);
+        self.workloads.watch_kind_of(&sticky.spec.workload);
         // They are being collected, or were orphaned.
-        if workload == WorkloadLook::Absent
+        if workload == WorkloadLookup::Absent
             && world.index().has_pods_of(&key.namespace, &sticky.spec.workload)
         {
-            return Looked::Kept { again: Some(WHILE_PODS_REMAIN), waits: None };
+            return LookupResult::Kept { again: Some(RETRY_WHILE_PODS_REMAIN), waits: None };
         }
         let pod = match sticky.spec.claimant.kind {
             // The first look proves nothing, and the watch has told that the pod is gone.
-            _ if !proves => PodLook::Absent,
+            _ if !proves => PodLookup::Absent,
             ClaimantKind::Pod => look_at_pod(world, &key.namespace, &key.name).await,
             // A slot or a machine is not of one pod: whoever has it is attached to it.
-            ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLook::Absent,
+            ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLookup::Absent,
         };
         match decide(&kept, &workload, pod, before, world.now(), self.proof) {
             Decision::Keep(reason) => keep(reason, &sticky.spec.workload, world.now()),
-            Decision::LookAgain(absence) => Looked::First(absence),
+            Decision::CheckAgain(absence) => LookupResult::First(absence),
             // The time came while it looked, by a look that proves nothing.
             Decision::Release { .. } if !proves => {
-                before.map_or(Looked::Failed, |absence| Looked::First(absence.clone()))
+                before.map_or(LookupResult::Failed, |absence| LookupResult::First(absence.clone()))
             }
             Decision::Release { uid, resource_version, reason } => {
-                let write = Write::DeleteSticky { key, at: Unchanged { uid, resource_version } };
-                match world.hands.carrier().carry(&write, None, "").await {
-                    Ok(Carried::Deleted) => {
+                let write = Write::DeleteSticky { key, at: Precondition { uid, resource_version } };
+                match world.writer.api_writer().carry(&write, None, "").await {
+                    Ok(Applied::Deleted) => {
                         released(world, sticky, reason).await;
-                        Looked::Released
+                        LookupResult::Released
                     }
-                    Ok(_) => Looked::Overtaken,
+                    Ok(_) => LookupResult::Overtaken,
                     Err(error) => {
                         tracing::warn!(sticky = name, %error, "cannot let go; trying again");
-                        Looked::Failed
+                        LookupResult::Failed
                     }
                 }
             }
@@ -234,46 +240,49 @@ impl<'a> Recycle<'a> {
     }
 
     /// How long to wait after another look that failed; the doubt is told if it stays.
-    async fn doubt(&mut self, world: &World, name: &str, sticky: &StickyIP, why: &str) -> Duration {
+    async fn doubt(&mut self, world: &Context, name: &str, sticky: &StickyIP, why: &str) -> Duration {
         let times = self.doubts.entry(name.to_owned()).or_default();
         *times = times.saturating_add(1);
-        let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(LONGEST_DOUBT);
+        let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(MAX_LOOKUP_BACKOFF);
         tracing::warn!(sticky = name, why, "in doubt whether an address may be let go; keeping it");
-        if *times >= DOUBTS_TOLD {
+        if *times >= FAILURES_BEFORE_EVENT {
             let message = format!("the address is kept, because its workload cannot be looked at: {why}");
             let about = events::sticky_ip(sticky);
-            world.tell(Told { about, reason: KEPT_IN_DOUBT, message, warning: true }).await;
-            settle(world, sticky, Some(&Waits::Doubt { why: why.to_owned() })).await;
+            world.tell(Told { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
+            settle(world, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
         }
         pause
     }
 }
 
-fn keep(reason: KeepReason, workload: &WorkloadRef, now: Moment) -> Looked {
-    let waits = Waits::of(&reason, workload, now);
+fn keep(reason: KeepReason, workload: &WorkloadRef, now: TimePoint) -> LookupResult {
+    let waits = PendingRelease::of(&reason, workload, now);
     match reason {
-        KeepReason::TtlRunning { seconds_left } | KeepReason::OwnerLives { seconds_left, .. } => {
-            Looked::Kept { again: Some(Duration::from_secs(seconds_left.max(1)).min(LONGEST_SLEEP)), waits }
+        KeepReason::TtlRunning { seconds_left } | KeepReason::OwnerExists { seconds_left, .. } => {
+            LookupResult::Kept {
+                again: Some(Duration::from_secs(seconds_left.max(1)).min(MAX_RECHECK)),
+                waits,
+            }
         }
-        KeepReason::Doubt { why } => Looked::Doubt(why),
+        KeepReason::Doubt { why } => LookupResult::Doubt(why),
         // A watch tells when any of these ends.
         KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
-            Looked::Kept { again: None, waits }
+            LookupResult::Kept { again: None, waits }
         }
     }
 }
 
-async fn look_at_pod(world: &World, namespace: &str, name: &str) -> PodLook {
-    let pods: Api<Pod> = Api::namespaced(world.hands.client(), namespace);
+async fn look_at_pod(world: &Context, namespace: &str, name: &str) -> PodLookup {
+    let pods: Api<Pod> = Api::namespaced(world.writer.client(), namespace);
     let what = format!("get Pod {namespace}/{name}");
-    match world.hands.connection().read(&what, || pods.get_metadata_opt(name)).await {
-        Ok(Some(_)) => PodLook::Present,
-        Ok(None) => PodLook::Absent,
-        Err(_) => PodLook::Unknown,
+    match world.writer.connection().read(&what, || pods.get_metadata_opt(name)).await {
+        Ok(Some(_)) => PodLookup::Present,
+        Ok(None) => PodLookup::Absent,
+        Err(_) => PodLookup::Unknown,
     }
 }
 
-async fn released(world: &World, sticky: &StickyIP, reason: ReleaseReason) {
+async fn released(world: &Context, sticky: &StickyIP, reason: ReleaseReason) {
     let (word, why) = match reason {
         ReleaseReason::WorkloadGone => ("WorkloadGone", "its workload is gone"),
         ReleaseReason::WorkloadReplaced => {
@@ -282,10 +291,10 @@ async fn released(world: &World, sticky: &StickyIP, reason: ReleaseReason) {
         ReleaseReason::ScaledDown => ("ScaledDown", "its workload was scaled below it"),
         ReleaseReason::TtlOver => ("TtlOver", "its time is over"),
     };
-    Metrics::count(&world.metrics.recycled, word);
+    ControllerMetrics::count(&world.metrics.recycled, word);
     let addresses: Vec<String> = sticky.spec.addresses.iter().map(ToString::to_string).collect();
     let (addresses, workload) = (addresses.join(", "), &sticky.spec.workload);
-    tracing::info!(sticky = %key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "let go");
+    tracing::info!(sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "let go");
     world
         .tell(Told {
             about: events::sticky_ip(sticky),
@@ -299,30 +308,30 @@ async fn released(world: &World, sticky: &StickyIP, reason: ReleaseReason) {
         .await;
 }
 
-type SharedLook = Arc<OnceCell<WorkloadLook>>;
+type SharedLookup = Arc<OnceCell<WorkloadLookup>>;
 /// Namespace, workload, what is above it, and whether the look proves.
-type Looking = (String, WorkloadRef, Vec<WorkloadRef>, bool);
+type LookupKey = (String, WorkloadRef, Vec<WorkloadRef>, bool);
 
 /// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the
 /// same, and one that proves is soon too old.
 #[derive(Default)]
-struct Round {
+struct SharedLookups {
     /// Each with the time at which it began.
-    looks: Mutex<BTreeMap<Looking, (Duration, SharedLook)>>,
+    looks: Mutex<BTreeMap<LookupKey, (Duration, SharedLookup)>>,
 }
 
-impl Round {
+impl SharedLookups {
     async fn look(
         &self,
         duty: &Recycle<'_>,
-        world: &World,
+        world: &Context,
         namespace: &str,
         sticky: &StickyIP,
         proves: bool,
-    ) -> WorkloadLook {
+    ) -> WorkloadLookup {
         let workload = &sticky.spec.workload;
         // Nobody comes again for another name, whoever lives.
-        let kept_for = duty.proof.owner_grace_seconds > 0 && may_come_again(sticky);
+        let kept_for = duty.proof.owner_grace_seconds > 0 && may_return(sticky);
         let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
         let looking = (namespace.to_owned(), workload.clone(), owners.to_vec(), proves);
         let shared = self.shared(looking, world.elapsed());
@@ -331,12 +340,12 @@ impl Round {
     }
 
     /// The look to share at this time since the start.
-    fn shared(&self, looking: Looking, now: Duration) -> SharedLook {
+    fn shared(&self, looking: LookupKey, now: Duration) -> SharedLookup {
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let proves = looking.3;
-        let (began, look) = looks.entry(looking).or_insert_with(|| (now, SharedLook::default()));
-        if proves && now.saturating_sub(*began) >= PROOF_AGE {
-            (*began, *look) = (now, SharedLook::default());
+        let (began, look) = looks.entry(looking).or_insert_with(|| (now, SharedLookup::default()));
+        if proves && now.saturating_sub(*began) >= PROOF_MAX_AGE {
+            (*began, *look) = (now, SharedLookup::default());
         }
         look.clone()
     }
@@ -344,61 +353,61 @@ impl Round {
 
 impl Duty for Recycle<'_> {
     const NAME: &'static str = "recycle";
-    const WAKES: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
+    const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         let (suspects, settled) = {
             let index = world.index();
             self.unattached.look(&index, &due, world.now());
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
-                index.stickies.get(name).is_some_and(|sticky| attached_uid(sticky).is_none())
+                index.stickies.get(name).is_some_and(|sticky| attached_pod_uid(sticky).is_none())
             });
             (suspects(&index, &due), stale(&index, &due, is_suspect))
         };
         for sticky in &settled {
             settle(world, sticky, None).await;
         }
-        let mut done = Done::default();
-        let round = Round::default();
+        let mut done = RoundResult::default();
+        let round = SharedLookups::default();
         let this = &*self;
         let (round, world) = (&round, world);
         let looks = suspects
             .iter()
             .map(|(name, sticky)| async move { (name, sticky, this.look(world, name, sticky, round).await) });
-        let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect().await;
+        let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(CONCURRENCY).collect().await;
         let gap = Duration::from_secs(self.proof.gap_seconds);
         for (name, sticky, looked) in looked {
             let key = Key::new(Kind::StickyIP, name.clone());
-            if !matches!(looked, Looked::Doubt(_)) {
+            if !matches!(looked, LookupResult::Doubt(_)) {
                 self.doubts.remove(name);
             }
             match looked {
-                Looked::Doubt(why) => {
+                LookupResult::Doubt(why) => {
                     self.absences.remove(name);
                     done.failures += 1;
                     let pause = self.doubt(world, name, sticky, &why).await;
                     done.again.push((key, pause));
                 }
-                Looked::First(absence) => {
+                LookupResult::First(absence) => {
                     let again = gap
                         .saturating_sub(Duration::from_secs(world.now().seconds_since(absence.first_look)));
                     self.absences.insert(name.clone(), absence);
                     done.again.push((key, again));
                 }
-                Looked::Kept { again, waits } => {
+                LookupResult::Kept { again, waits } => {
                     self.absences.remove(name);
                     settle(world, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
                 }
                 // Somebody wrote it: the watch tells of that.
-                Looked::Overtaken => {
+                LookupResult::Overtaken => {
                     self.absences.remove(name);
                 }
-                Looked::Released => {
+                LookupResult::Released => {
                     self.absences.remove(name);
                 }
-                Looked::Failed => {
+                LookupResult::Failed => {
                     done.failures += 1;
                     done.again.push((key, Duration::from_secs(1)));
                 }
@@ -414,13 +423,13 @@ mod tests {
     use crate::controller::index::fixture::{pod, sticky};
     use crate::runtime::cache::Told as Event;
 
-    fn names(index: &Index, due: &[Key]) -> Vec<String> {
+    fn names(index: &ClusterIndex, due: &[Key]) -> Vec<String> {
         suspects(index, due).into_iter().map(|(name, _)| name).collect()
     }
 
     #[test]
-    fn only_what_nobody_holds_is_looked_at() {
-        let mut index = Index::default();
+    fn only_released_addresses_are_checked() {
+        let mut index = ClusterIndex::default();
         index.stickies.take(Event::Here(sticky("free", "10.0.0.1", None)));
         index.stickies.take(Event::Here(sticky("held", "10.0.0.2", Some("n1"))));
         let (name, mut forever) = sticky("forever", "10.0.0.3", None);
@@ -429,9 +438,9 @@ mod tests {
         let all = ["db/free", "db/held", "db/forever", "db/unknown"];
         let due: Vec<Key> = all.iter().map(|name| Key::new(Kind::StickyIP, *name)).collect();
         assert_eq!(names(&index, &due), ["db/free"]);
-        index.take_pod(Event::Here(pod("free", "10.0.0.1", None)));
+        index.apply_pod(Event::Here(pod("free", "10.0.0.1", None)));
         assert!(names(&index, &due).is_empty(), "its pod is there");
-        index.take_pod(Event::Gone("db/free".into()));
+        index.apply_pod(Event::Gone("db/free".into()));
         assert_eq!(
             names(&index, &[Key::new(Kind::Pod, "db/free")]),
             ["db/free"],
@@ -440,8 +449,8 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_was_seen_to_be_left_counts_from_then_whatever_its_node_takes_for_the_time() {
-        let (mut index, mut unattached) = (Index::default(), Unattached::default());
+    fn an_address_counts_as_left_from_when_it_was_seen_whatever_its_nodes_clock_says() {
+        let (mut index, mut unattached) = (ClusterIndex::default(), Unattached::default());
         let written = |name: &str, node: Option<&str>| {
             let (name, mut sticky) = sticky(name, "10.0.0.1", node);
             let status = sticky.status.get_or_insert_default();
@@ -451,28 +460,28 @@ mod tests {
             Event::Here((name, sticky))
         };
         let due = |name: &str| [Key::new(Kind::StickyIP, format!("db/{name}"))];
-        let since = |index: &Index, unattached: &Unattached, name: &str| {
+        let since = |index: &ClusterIndex, unattached: &Unattached, name: &str| {
             let name = format!("db/{name}");
             kept(index.stickies.get(&name).unwrap(), unattached.left(&name)).last_seen
         };
         index.stickies.take(written("old", None));
         index.stickies.take(written("new", Some("n1")));
-        unattached.look(&index, &[due("old"), due("new")].concat(), Moment(7_200));
-        assert_eq!(since(&index, &unattached, "old"), Some(Moment(0)), "nobody saw when it was left");
+        unattached.look(&index, &[due("old"), due("new")].concat(), TimePoint(7_200));
+        assert_eq!(since(&index, &unattached, "old"), Some(TimePoint(0)), "nobody saw when it was left");
         index.stickies.take(written("new", None));
-        unattached.look(&index, &due("new"), Moment(7_300));
-        unattached.look(&index, &due("new"), Moment(7_400));
-        assert_eq!(since(&index, &unattached, "new"), Some(Moment(7_300)));
+        unattached.look(&index, &due("new"), TimePoint(7_300));
+        unattached.look(&index, &due("new"), TimePoint(7_400));
+        assert_eq!(since(&index, &unattached, "new"), Some(TimePoint(7_300)));
         index.stickies.take(written("new", Some("n1")));
-        unattached.look(&index, &due("new"), Moment(7_500));
+        unattached.look(&index, &due("new"), TimePoint(7_500));
         index.stickies.take(written("new", None));
-        unattached.look(&index, &due("new"), Moment(7_600));
-        assert_eq!(since(&index, &unattached, "new"), Some(Moment(7_600)));
+        unattached.look(&index, &due("new"), TimePoint(7_600));
+        assert_eq!(since(&index, &unattached, "new"), Some(TimePoint(7_600)));
     }
 
     #[test]
-    fn a_look_that_proves_is_never_the_first_one_and_not_old() {
-        let round = Round::default();
+    fn a_check_that_proves_is_never_the_first_one_and_not_old() {
+        let round = SharedLookups::default();
         let look = |namespace: &str, proves, milliseconds| {
             let looking = (namespace.to_owned(), WorkloadRef::default(), Vec::new(), proves);
             round.shared(looking, Duration::from_millis(milliseconds))

@@ -9,22 +9,22 @@ use serde_json::json;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
-use crate::controller::context::{Done, Duty, World};
+use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::duties::recycling::workloads::Workloads;
-use crate::controller::index::{Kind, key_of};
+use crate::controller::index::{Kind, sticky_key_of};
 use crate::controller::queue::Key;
-use crate::policy::lifetime::owners::comes_again;
+use crate::policy::lifetime::owners::can_return;
 use crate::policy::selection::facts::{Owner, PodFacts};
 
 /// After a write or a discovery that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// The duty. It remembers nothing: watches do.
-pub struct Owners<'a> {
+pub struct OwnerRecords<'a> {
     workloads: &'a Workloads,
 }
 
-impl<'a> Owners<'a> {
+impl<'a> OwnerRecords<'a> {
     /// A duty that reads what these watches see.
     #[must_use]
     pub fn new(workloads: &'a Workloads) -> Self {
@@ -34,13 +34,13 @@ impl<'a> Owners<'a> {
 
 /// Whether somebody may ask for the address of this StickyIP again after its workload was made anew.
 #[must_use]
-pub fn may_come_again(sticky: &StickyIP) -> bool {
+pub fn may_return(sticky: &StickyIP) -> bool {
     let claimant = sticky.spec.claimant;
     let named_by_workload = match claimant.kind {
         ClaimantKind::Pod => claimant.ordinal.is_some(),
         ClaimantKind::Slot | ClaimantKind::VirtualMachine => true,
     };
-    comes_again(named_by_workload, &sticky.spec.workload.kind)
+    can_return(named_by_workload, &sticky.spec.workload.kind)
 }
 
 /// The uid of the workload that took the place of the recorded one, by the word of the pod that has the address: from then on the
@@ -61,18 +61,17 @@ fn inherited(sticky: &StickyIP, by: &str) -> Told {
     Told { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
 }
 
-impl Duty for Owners<'_> {
+impl Duty for OwnerRecords<'_> {
     const NAME: &'static str = "owners";
-    const WAKES: &'static [Kind] = &[Kind::StickyIP];
-    const CALM: Duration = Duration::from_millis(50);
+    const TRIGGERS: &'static [Kind] = &[Kind::StickyIP];
+    const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-    async fn round(&mut self, world: &World, due: Vec<Key>) -> Done {
+    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
         let (mut todo, mut unlisted) = (Vec::new(), BTreeMap::<(String, String), (Owner, Vec<Key>)>::new());
         {
             let index = world.index();
             for key in due {
-                let Some(sticky) = index.stickies.get(&key.name).filter(|sticky| may_come_again(sticky))
-                else {
+                let Some(sticky) = index.stickies.get(&key.name).filter(|sticky| may_return(sticky)) else {
                     continue;
                 };
                 let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
@@ -97,19 +96,19 @@ impl Duty for Owners<'_> {
                 }
             }
         }
-        let mut done = Done::default();
+        let mut done = RoundResult::default();
         for (owner, keys) in unlisted.into_values() {
-            if !self.workloads.begin_to_watch(world, &owner).await {
+            if !self.workloads.start_watching(world, &owner).await {
                 done.failures += 1;
-                done.again.extend(keys.into_iter().map(|key| (key, AFTER_FAILURE)));
+                done.again.extend(keys.into_iter().map(|key| (key, RETRY_AFTER_FAILURE)));
             } else if self.workloads.is_hidden(&owner) {
                 done.again.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
             }
         }
         for (sticky, patch, successor) in todo {
-            let key = key_of(&sticky);
+            let key = sticky_key_of(&sticky);
             let written = patch.to_string();
-            match world.hands.patch_sticky("the owners", &sticky, patch).await {
+            match world.writer.patch_sticky("the owners", &sticky, patch).await {
                 Ok(Some(_)) => {
                     tracing::debug!(sticky = %key, written, "owners written");
                     if let Some(uid) = successor {
@@ -121,7 +120,7 @@ impl Duty for Owners<'_> {
                 Err(error) => {
                     tracing::warn!(sticky = %key, %error, "cannot write the owners; trying again");
                     done.failures += 1;
-                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), AFTER_FAILURE));
+                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), RETRY_AFTER_FAILURE));
                 }
             }
         }
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_workload_made_anew_takes_over_with_its_first_pod_and_no_other_does() {
+    fn a_recreated_workload_takes_over_with_its_first_pod_and_no_other_does() {
         let sticky = |uid: &str| -> StickyIP {
             serde_json::from_value(json!({
                 "metadata": {"name": "db-0", "namespace": "db"},

@@ -18,22 +18,22 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::pod;
-use crate::controller::context::{Inbox, World};
+use crate::controller::context::{Context, Inbox};
 use crate::controller::index::Kind;
 use crate::controller::queue::Key;
-use crate::policy::lifetime::owners::{Link, above};
-use crate::policy::lifetime::recycle::WorkloadLook;
+use crate::policy::lifetime::owners::{OwnerLookup, above};
+use crate::policy::lifetime::recycle::WorkloadLookup;
 use crate::policy::selection::facts::Owner;
-use crate::runtime::cache::Known;
-use crate::runtime::watch::{Trouble, feed_trimmed};
+use crate::runtime::cache::Cache;
+use crate::runtime::watch::{WatchProblem, feed_trimmed};
 
 /// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its definition may be
 /// installed later. At rest that is one discovery in ten minutes.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const REDISCOVER_AFTER: Duration = Duration::from_secs(1);
 /// The longest such time.
-const LONGEST_ASK_AGAIN: Duration = Duration::from_secs(600);
+const MAX_REDISCOVER_AFTER: Duration = Duration::from_secs(600);
 /// For a discovery: without an end one hung server would keep every address that waits for its look.
-const DISCOVERY: Duration = Duration::from_secs(15);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Group and kind: versions come and go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,9 +52,9 @@ impl GroupKind {
         Self { group: owner.group().to_owned(), kind: owner.kind.clone() }
     }
 
-    fn unknown(&self) -> Unserved {
+    fn unknown(&self) -> DiscoveryError {
         let of = if self.group.is_empty() { "the core group" } else { &self.group };
-        Unserved::Unknown(format!(
+        DiscoveryError::Unknown(format!(
             "the API server knows no kind {} of {of}; install its definition, or release the address by hand",
             self.kind
         ))
@@ -74,20 +74,20 @@ impl GroupKind {
 }
 
 #[derive(Debug, Clone)]
-struct Served {
+struct ServedKind {
     resource: ApiResource,
     namespaced: bool,
 }
 
 /// What a watch tells of one object: its uid, its generation, which tells that its spec is another one, and its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct WorkloadMeta {
     uid: String,
     generation: Option<i64>,
     owner: Option<Owner>,
 }
 
-impl From<PartialObjectMeta<DynamicObject>> for Seen {
+impl From<PartialObjectMeta<DynamicObject>> for WorkloadMeta {
     fn from(object: PartialObjectMeta<DynamicObject>) -> Self {
         Self {
             owner: pod::controlling_owner(&object.metadata),
@@ -99,20 +99,20 @@ impl From<PartialObjectMeta<DynamicObject>> for Seen {
 
 /// What is seen of one kind.
 #[derive(Default)]
-struct Sight {
-    known: Known<Seen>,
+struct KindCache {
+    known: Cache<WorkloadMeta>,
     hidden: bool,
 }
 
 /// Why it is not known where a kind is served.
-enum Unserved {
+enum DiscoveryError {
     /// The server does not know it.
     Unknown(String),
     /// The server did not say.
     Failed(String),
 }
 
-impl Unserved {
+impl DiscoveryError {
     fn why(self) -> String {
         match self {
             Self::Unknown(why) | Self::Failed(why) => why,
@@ -128,7 +128,8 @@ struct Unknown(BTreeMap<GroupKind, (Duration, Duration)>);
 impl Unknown {
     /// Another answer that leaves it unknown.
     fn put_off(&mut self, kind: &GroupKind, now: Duration) {
-        let pause = self.0.get(kind).map_or(ASK_AGAIN, |(_, before)| (*before * 2).min(LONGEST_ASK_AGAIN));
+        let pause =
+            self.0.get(kind).map_or(REDISCOVER_AFTER, |(_, before)| (*before * 2).min(MAX_REDISCOVER_AFTER));
         self.0.insert(kind.clone(), (now + pause, pause));
     }
 
@@ -140,14 +141,14 @@ impl Unknown {
 
 /// What is known of kinds, and which are watched.
 pub struct Workloads {
-    served: Mutex<BTreeMap<GroupKind, Served>>,
+    served: Mutex<BTreeMap<GroupKind, ServedKind>>,
     unknown: Mutex<Unknown>,
     /// Told when a kind is found unknown.
     another_unknown: Notify,
-    seen: Mutex<BTreeMap<GroupKind, Sight>>,
+    seen: Mutex<BTreeMap<GroupKind, KindCache>>,
     watched: Mutex<BTreeSet<GroupKind>>,
-    to_watch: mpsc::UnboundedSender<(GroupKind, Served)>,
-    asked: Mutex<Option<mpsc::UnboundedReceiver<(GroupKind, Served)>>>,
+    to_watch: mpsc::UnboundedSender<(GroupKind, ServedKind)>,
+    asked: Mutex<Option<mpsc::UnboundedReceiver<(GroupKind, ServedKind)>>>,
 }
 
 impl Default for Workloads {
@@ -174,57 +175,57 @@ impl Workloads {
     /// for an owner.
     pub async fn look_up(
         &self,
-        world: &World,
+        world: &Context,
         namespace: &str,
         workload: &WorkloadRef,
         owners: &[WorkloadRef],
         inherit: bool,
-    ) -> WorkloadLook {
+    ) -> WorkloadLookup {
         let look = self.look(world, namespace, workload).await;
-        if look != WorkloadLook::Absent {
+        if look != WorkloadLookup::Absent {
             return look;
         }
         for owner in owners {
             match self.look(world, namespace, owner).await {
-                WorkloadLook::Present { uid, .. } if inherit || uid == owner.uid => {
-                    return WorkloadLook::Owned { by: format!("{} {}", owner.kind, owner.name) };
+                WorkloadLookup::Present { uid, .. } if inherit || uid == owner.uid => {
+                    return WorkloadLookup::Owned { by: format!("{} {}", owner.kind, owner.name) };
                 }
-                WorkloadLook::Unknown { why } => return WorkloadLook::OwnerUnknown { why },
+                WorkloadLookup::Unknown { why } => return WorkloadLookup::OwnerUnknown { why },
                 _ => {}
             }
         }
-        WorkloadLook::Absent
+        WorkloadLookup::Absent
     }
 
     /// A live look.
-    pub async fn look(&self, world: &World, namespace: &str, workload: &WorkloadRef) -> WorkloadLook {
+    pub async fn look(&self, world: &Context, namespace: &str, workload: &WorkloadRef) -> WorkloadLookup {
         match self.try_look(world, namespace, workload).await {
             Ok(look) => look,
-            Err(why) => WorkloadLook::Unknown { why },
+            Err(why) => WorkloadLookup::Unknown { why },
         }
     }
 
     async fn try_look(
         &self,
-        world: &World,
+        world: &Context,
         namespace: &str,
         workload: &WorkloadRef,
-    ) -> Result<WorkloadLook, String> {
+    ) -> Result<WorkloadLookup, String> {
         let kind = GroupKind::of(workload);
-        let served = self.served(world, &kind).await.map_err(Unserved::why)?;
-        let client = world.hands.client();
+        let served = self.served(world, &kind).await.map_err(DiscoveryError::why)?;
+        let client = world.writer.client();
         let api: Api<DynamicObject> = if served.namespaced {
             Api::namespaced_with(client, namespace, &served.resource)
         } else {
             Api::all_with(client, &served.resource)
         };
         let what = format!("get {} {namespace}/{}", workload.kind, workload.name);
-        match world.hands.connection().read(&what, || api.get(&workload.name)).await {
-            Ok(object) => Ok(WorkloadLook::Present {
+        match world.writer.connection().read(&what, || api.get(&workload.name)).await {
+            Ok(object) => Ok(WorkloadLookup::Present {
                 uid: object.metadata.uid.clone().unwrap_or_default(),
                 ordinals: ordinals(&object.data),
             }),
-            Err(error) if error.says_gone(&workload.name) => Ok(WorkloadLook::Absent),
+            Err(error) if error.says_gone(&workload.name) => Ok(WorkloadLookup::Absent),
             Err(error) => {
                 // The kind may be served elsewhere by now.
                 locked(&self.served).remove(&kind);
@@ -235,7 +236,7 @@ impl Workloads {
 
     /// Where a kind is served, by discovery; asked once, and again after a look went wrong. One that the server did not know is not asked
     /// for here again: see [`Workloads::learn`].
-    async fn served(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
+    async fn served(&self, world: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
         if let Some(served) = locked(&self.served).get(kind) {
             return Ok(served.clone());
         }
@@ -243,36 +244,36 @@ impl Workloads {
             return Err(kind.unknown());
         }
         let discovered = self.discover(world, kind).await;
-        if matches!(discovered, Err(Unserved::Unknown(_))) {
+        if matches!(discovered, Err(DiscoveryError::Unknown(_))) {
             locked(&self.unknown).put_off(kind, world.elapsed());
             self.another_unknown.notify_one();
         }
         discovered
     }
 
-    async fn discover(&self, world: &World, kind: &GroupKind) -> Result<Served, Unserved> {
-        let client = world.hands.client();
+    async fn discover(&self, world: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
+        let client = world.writer.client();
         let unknown = || kind.unknown();
-        let asked = tokio::time::timeout(DISCOVERY, kube::discovery::group(&client, &kind.group));
+        let asked = tokio::time::timeout(DISCOVERY_TIMEOUT, kube::discovery::group(&client, &kind.group));
         let late = || {
-            Unserved::Failed(format!(
-                "cannot discover the kinds of {}: no answer within {DISCOVERY:?}",
+            DiscoveryError::Failed(format!(
+                "cannot discover the kinds of {}: no answer within {DISCOVERY_TIMEOUT:?}",
                 kind.group
             ))
         };
         let group = asked.await.map_err(|_| late())?.map_err(|error| match error {
             kube::Error::Discovery(_) => unknown(),
             kube::Error::Api(status) if status.code == 404 => unknown(),
-            other => Unserved::Failed(format!("cannot discover the kinds of {}: {other}", kind.group)),
+            other => DiscoveryError::Failed(format!("cannot discover the kinds of {}: {other}", kind.group)),
         })?;
         let found = group.recommended_kind(&kind.kind).ok_or_else(unknown)?;
-        let served = Served { resource: found.0, namespaced: found.1.scope == Scope::Namespaced };
+        let served = ServedKind { resource: found.0, namespaced: found.1.scope == Scope::Namespaced };
         locked(&self.served).insert(kind.clone(), served.clone());
         Ok(served)
     }
 
     /// Has the workload's kind watched from now on, so that its end is seen without asking.
-    pub fn keep_an_eye_on(&self, workload: &WorkloadRef) {
+    pub fn watch_kind_of(&self, workload: &WorkloadRef) {
         let kind = GroupKind::of(workload);
         let served = locked(&self.served).get(&kind).cloned();
         if let Some(served) = served {
@@ -280,7 +281,7 @@ impl Workloads {
         }
     }
 
-    fn watch_once(&self, kind: GroupKind, served: Served) {
+    fn watch_once(&self, kind: GroupKind, served: ServedKind) {
         if !kind.is_watched_elsewhere() && locked(&self.watched).insert(kind.clone()) {
             let _ = self.to_watch.send((kind, served));
         }
@@ -295,7 +296,7 @@ impl Workloads {
         let mut unlisted = None;
         let chain = above(workload, |asked| {
             let link = link(&seen, namespace, asked);
-            if link == Link::Unlisted {
+            if link == OwnerLookup::Unlisted {
                 unlisted = Some(asked.clone());
             }
             link
@@ -304,15 +305,15 @@ impl Workloads {
     }
 
     /// Has the kind of this object watched. False if the server could not be asked.
-    pub async fn begin_to_watch(&self, world: &World, object: &Owner) -> bool {
+    pub async fn start_watching(&self, world: &Context, object: &Owner) -> bool {
         let kind = GroupKind::of_owner(object);
         match self.served(world, &kind).await {
             Ok(served) => self.watch_once(kind, served),
-            Err(Unserved::Unknown(why)) => {
+            Err(DiscoveryError::Unknown(why)) => {
                 tracing::warn!(why, "a chain of owners ends where it cannot be seen");
                 locked(&self.seen).entry(kind).or_default().hidden = true;
             }
-            Err(Unserved::Failed(why)) => {
+            Err(DiscoveryError::Failed(why)) => {
                 tracing::warn!(why, "cannot follow a chain of owners; trying again");
                 return false;
             }
@@ -326,7 +327,7 @@ impl Workloads {
     }
 
     /// Watches what is asked for, and puts the StickyIPs of what changed into the inboxes. Until dropped.
-    pub async fn watch(&self, world: &World, inboxes: Inboxes<'_>) {
+    pub async fn watch(&self, world: &Context, inboxes: Inboxes<'_>) {
         let Some(mut asked) = locked(&self.asked).take() else { return };
         let mut watches = FuturesUnordered::new();
         let mut learning = std::pin::pin!(self.learn(world));
@@ -344,7 +345,7 @@ impl Workloads {
 
     /// Asks for kinds that the server did not know, later and later, for as long as a StickyIP is of one. One that it knows by now is
     /// watched like any other. Until dropped.
-    async fn learn(&self, world: &World) {
+    async fn learn(&self, world: &Context) {
         loop {
             let next = locked(&self.unknown).next();
             let Some((kind, at)) = next else {
@@ -374,19 +375,19 @@ impl Workloads {
     }
 
     /// Only the metadata is watched.
-    async fn watch_kind(&self, world: &World, inboxes: Inboxes<'_>, kind: GroupKind, served: Served) {
+    async fn watch_kind(&self, world: &Context, inboxes: Inboxes<'_>, kind: GroupKind, served: ServedKind) {
         let api: Api<PartialObjectMeta<DynamicObject>> =
-            Api::all_with(world.hands.client(), &served.resource);
+            Api::all_with(world.writer.client(), &served.resource);
         // A kind that can be seen now, or not any more, may be a link of any chain.
         let may_be_a_link = |_: &StickyIP| true;
         let tell = |told| {
             let (changed, first) = {
                 let mut seen = locked(&self.seen);
                 let sight = seen.entry(kind.clone()).or_default();
-                let before = sight.known.is_listed() && !sight.hidden;
+                let before = sight.known.is_synced() && !sight.hidden;
                 let changed = sight.known.take(told);
-                sight.hidden &= !sight.known.is_listed();
-                (changed, !before && sight.known.is_listed())
+                sight.hidden &= !sight.known.is_synced();
+                (changed, !before && sight.known.is_synced())
             };
             if !changed.is_empty() {
                 wake(world, inboxes, &kind, &changed.into_iter().collect());
@@ -398,24 +399,24 @@ impl Workloads {
             }
         };
         let mut told = None;
-        let trouble = |trouble: Trouble<'_>| {
+        let trouble = |trouble: WatchProblem<'_>| {
             // It is tried again and again: one word is enough.
             let text = format!("{trouble:?}");
             if told.as_ref() != Some(&text) {
                 tracing::warn!(?kind, trouble = text, "the watch of workloads");
             }
             told = Some(text);
-            let hides = matches!(trouble, Trouble::Forbidden(_) | Trouble::NoSuchKind);
+            let hides = matches!(trouble, WatchProblem::Forbidden(_) | WatchProblem::NoSuchKind);
             let was_hidden = hides && {
                 let mut seen = locked(&self.seen);
                 let sight = seen.entry(kind.clone()).or_default();
-                std::mem::replace(&mut sight.hidden, !sight.known.is_listed())
+                std::mem::replace(&mut sight.hidden, !sight.known.is_synced())
             };
             if hides && !was_hidden {
                 wake_all(world, inboxes.owners, may_be_a_link);
             }
         };
-        feed_trimmed(api, watcher::Config::default(), Seen::from, tell, trouble).await;
+        feed_trimmed(api, watcher::Config::default(), WorkloadMeta::from, tell, trouble).await;
     }
 }
 
@@ -428,22 +429,22 @@ pub struct Inboxes<'a> {
     pub owners: &'a Inbox,
 }
 
-fn link(seen: &BTreeMap<GroupKind, Sight>, namespace: &str, asked: &Owner) -> Link {
+fn link(seen: &BTreeMap<GroupKind, KindCache>, namespace: &str, asked: &Owner) -> OwnerLookup {
     let kind = GroupKind::of_owner(asked);
     if kind.is_watched_elsewhere() {
-        return Link::Hidden;
+        return OwnerLookup::Hidden;
     }
-    let Some(sight) = seen.get(&kind) else { return Link::Unlisted };
+    let Some(sight) = seen.get(&kind) else { return OwnerLookup::Unlisted };
     let named = || sight.known.get(&format!("{namespace}/{}", asked.name)).or(sight.known.get(&asked.name));
     match named() {
-        Some(seen) => Link::There { uid: seen.uid.clone(), owner: seen.owner.clone() },
-        None if sight.hidden => Link::Hidden,
-        None if sight.known.is_listed() => Link::Absent,
-        None => Link::Unlisted,
+        Some(seen) => OwnerLookup::There { uid: seen.uid.clone(), owner: seen.owner.clone() },
+        None if sight.hidden => OwnerLookup::Hidden,
+        None if sight.known.is_synced() => OwnerLookup::Absent,
+        None => OwnerLookup::Unlisted,
     }
 }
 
-fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
+fn wake(world: &Context, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
     let now: Duration = world.elapsed();
     let index = world.index();
     for (name, sticky) in index.stickies.iter() {
@@ -460,7 +461,7 @@ fn wake(world: &World, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<
     }
 }
 
-fn wake_all(world: &World, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
+fn wake_all(world: &Context, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
     let now = world.elapsed();
     for (name, _) in world.index().stickies.iter().filter(|(_, sticky)| concerned(sticky)) {
         inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
@@ -493,7 +494,7 @@ mod tests {
         }
         assert!((144..160).contains(&asked), "{asked} times a day");
         unknown.put_off(&kind("Flotilla"), now);
-        assert_eq!(unknown.next(), Some((kind("Flotilla"), now + ASK_AGAIN)), "each has its own time");
+        assert_eq!(unknown.next(), Some((kind("Flotilla"), now + REDISCOVER_AFTER)), "each has its own time");
     }
 
     #[test]

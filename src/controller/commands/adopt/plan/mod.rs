@@ -10,9 +10,9 @@ use ipnet::IpNet;
 use crate::alloc::Family;
 use crate::cluster::cilium::objects::PoolEntry;
 use crate::cluster::cilium::pool::resource;
-use crate::cluster::protocol::write::Unchanged;
+use crate::cluster::protocol::write::Precondition;
 use crate::controller::flags::BackTo;
-use crate::controller::index::{CiliumNodeSeen, Index, NodeSeen, PodSeen};
+use crate::controller::index::{ClusterIndex, IndexedCiliumNode, IndexedNode, IndexedPod};
 
 /// What must be written on one node's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,7 +20,7 @@ pub struct NodePlan {
     /// The node.
     pub node: String,
     /// Its CiliumNode as the plan was made from: written only if nobody else wrote it since.
-    pub at: Unchanged,
+    pub at: Precondition,
     /// Its home blocks.
     pub blocks: Vec<IpNet>,
     /// How many addresses of live pods there are, how many of them sticky, and how many of Cilium's own.
@@ -181,7 +181,7 @@ impl fmt::Display for Obstacle {
 }
 
 /// The objects that would say which addresses are kept or shown, and cannot be read.
-fn unreadable(index: &Index) -> Vec<Obstacle> {
+fn unreadable(index: &ClusterIndex) -> Vec<Obstacle> {
     let of = |kind: &str, names: Vec<&String>| {
         let kind = kind.to_owned();
         names
@@ -200,7 +200,7 @@ fn unreadable(index: &Index) -> Vec<Obstacle> {
 /// Plans the way into `crd` mode. `free` addresses a node are offered to any pod; none are while agents may go by the pools
 /// already, because an address that is offered late may be another's by then.
 #[must_use]
-pub fn into_crd(index: &Index, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obstacle>) {
+pub fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obstacle>) {
     let kept: BTreeSet<IpAddr> = index.claims.values().map(|claim| claim.spec.address).collect();
     let live = live(index);
     let shown: BTreeSet<IpAddr> = live.values().flatten().map(|(_, _, address)| *address).collect();
@@ -224,7 +224,7 @@ pub fn into_crd(index: &Index, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obsta
             continue;
         }
         let own = own(cilium, &blocks);
-        let at = Unchanged { uid: cilium.uid.clone(), resource_version: cilium.resource_version.clone() };
+        let at = Precondition { uid: cilium.uid.clone(), resource_version: cilium.resource_version.clone() };
         let mut plan = NodePlan {
             node: name.clone(),
             at,
@@ -287,7 +287,7 @@ pub fn into_crd(index: &Index, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obsta
 
 /// Everything of a live pod, or of Cilium, that is not in its node's pool. Nobody may go on while there is any.
 #[must_use]
-pub fn missing(index: &Index) -> Vec<Obstacle> {
+pub fn missing(index: &ClusterIndex) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (node, pods) in live(index) {
         for (pod, _, address) in pods {
@@ -315,7 +315,7 @@ pub fn missing(index: &Index) -> Vec<Obstacle> {
 
 /// What is in the way back to a mode in which a node's pods have addresses of its blocks alone.
 #[must_use]
-pub fn back(index: &Index, to: BackTo) -> Vec<Obstacle> {
+pub fn back(index: &ClusterIndex, to: BackTo) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (node, pods) in live(index) {
         let blocks: Vec<IpNet> =
@@ -344,17 +344,17 @@ pub fn back(index: &Index, to: BackTo) -> Vec<Obstacle> {
 
 /// Pods that are bound to a node and show no address yet: they may get one that no plan knows.
 #[must_use]
-pub fn starting(index: &Index) -> usize {
+pub fn starting(index: &ClusterIndex) -> usize {
     let bound =
         index.pods.values().filter(|pod| !pod.node.is_empty() && !pod.ended && !pod.facts.host_network);
     bound.filter(|pod| pod.addresses.is_empty()).count()
 }
 
-type Live<'a> = (&'a String, &'a PodSeen, IpAddr);
+type LivePod<'a> = (&'a String, &'a IndexedPod, IpAddr);
 
 /// The addresses of live pods, by node.
-fn live(index: &Index) -> BTreeMap<&str, Vec<Live<'_>>> {
-    let mut live: BTreeMap<&str, Vec<Live<'_>>> = BTreeMap::new();
+fn live(index: &ClusterIndex) -> BTreeMap<&str, Vec<LivePod<'_>>> {
+    let mut live: BTreeMap<&str, Vec<LivePod<'_>>> = BTreeMap::new();
     for (name, pod) in index.pods.iter() {
         if pod.node.is_empty() || pod.ended || pod.facts.host_network {
             continue;
@@ -367,7 +367,7 @@ fn live(index: &Index) -> BTreeMap<&str, Vec<Live<'_>>> {
 }
 
 /// The key of a pod's address: with its owner if a StickyIP keeps it for the pod.
-fn entry(index: &Index, name: &str, pod: &PodSeen, address: IpAddr) -> PoolEntry {
+fn entry(index: &ClusterIndex, name: &str, pod: &IndexedPod, address: IpAddr) -> PoolEntry {
     match index.sticky_of(pod).filter(|sticky| sticky.spec.addresses.contains(&address)) {
         Some(sticky) => PoolEntry {
             owner: name.to_owned(),
@@ -378,12 +378,12 @@ fn entry(index: &Index, name: &str, pod: &PodSeen, address: IpAddr) -> PoolEntry
 }
 
 /// The addresses that Cilium itself has of the node's blocks; one from elsewhere is not given out of a pool.
-fn own(cilium: &CiliumNodeSeen, blocks: &[IpNet]) -> BTreeSet<IpAddr> {
+fn own(cilium: &IndexedCiliumNode, blocks: &[IpNet]) -> BTreeSet<IpAddr> {
     let of_blocks = |address: &&IpAddr| blocks.iter().any(|block| block.contains(*address));
     cilium.own.iter().filter(of_blocks).copied().collect()
 }
 
-fn home(index: &Index, name: &str, cilium: &CiliumNodeSeen) -> Vec<IpNet> {
+fn home(index: &ClusterIndex, name: &str, cilium: &IndexedCiliumNode) -> Vec<IpNet> {
     let listed: Vec<IpNet> = cilium.blocks().collect();
     let node = index.nodes.get(name);
     let own = node.map(|node| node.pod_cidrs.clone()).unwrap_or_default();
@@ -396,7 +396,7 @@ fn home(index: &Index, name: &str, cilium: &CiliumNodeSeen) -> Vec<IpNet> {
 }
 
 /// What Cilium goes by in `kubernetes` mode: the first range of a family in the Node's spec, or else in its annotations.
-fn named_by(node: &NodeSeen) -> Vec<IpNet> {
+fn named_by(node: &IndexedNode) -> Vec<IpNet> {
     let annotated = node.annotated.values().flatten();
     first(&node.pod_cidrs.iter().chain(annotated).copied().collect::<Vec<_>>())
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::controller::index::NodeSeen;
+use crate::controller::index::IndexedNode;
 use crate::runtime::cache::Told;
 use serde_json::{Value, json};
 
@@ -8,34 +8,34 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn cilium(name: &str, spec: Value) -> (String, CiliumNodeSeen) {
+fn cilium(name: &str, spec: Value) -> (String, IndexedCiliumNode) {
     let object: CiliumNode =
         serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
-    (name.to_owned(), CiliumNodeSeen::from(object))
+    (name.to_owned(), IndexedCiliumNode::from(object))
 }
 
-fn node(name: &str, pod_cidrs: &[&str]) -> (String, NodeSeen) {
+fn node(name: &str, pod_cidrs: &[&str]) -> (String, IndexedNode) {
     let object = json!({"metadata": {"name": name, "uid": "u"}, "spec": {"podCIDRs": pod_cidrs}});
     (
         name.to_owned(),
-        NodeSeen::from(serde_json::from_value::<k8s_openapi::api::core::v1::Node>(object).unwrap()),
+        IndexedNode::from(serde_json::from_value::<k8s_openapi::api::core::v1::Node>(object).unwrap()),
     )
 }
 
-fn pod(name: &str, node: &str, addresses: &[&str]) -> (String, PodSeen) {
+fn pod(name: &str, node: &str, addresses: &[&str]) -> (String, IndexedPod) {
     let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
     let object = json!({"metadata": {"name": name, "namespace": "db", "uid": format!("uid-{name}")},
         "spec": {"nodeName": node, "containers": []}, "status": {"phase": "Running", "podIPs": ips}});
-    let seen = PodSeen::from(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(object).unwrap());
+    let seen = IndexedPod::from(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(object).unwrap());
     (format!("db/{name}"), seen)
 }
 
 fn index(
-    nodes: Vec<(String, NodeSeen)>,
-    cilium: Vec<(String, CiliumNodeSeen)>,
-    pods: Vec<(String, PodSeen)>,
-) -> Index {
-    let mut index = Index::default();
+    nodes: Vec<(String, IndexedNode)>,
+    cilium: Vec<(String, IndexedCiliumNode)>,
+    pods: Vec<(String, IndexedPod)>,
+) -> ClusterIndex {
+    let mut index = ClusterIndex::default();
     for one in nodes {
         index.nodes.take(Told::Here(one));
     }
@@ -43,7 +43,7 @@ fn index(
         index.cilium_nodes.take(Told::Here(one));
     }
     for one in pods {
-        index.take_pod(Told::Here(one));
+        index.apply_pod(Told::Here(one));
     }
     index
 }
@@ -54,7 +54,7 @@ fn router(address: &str, mut spec: Value) -> Value {
     spec
 }
 
-fn sticky(index: &mut Index, name: &str, address: &str) {
+fn sticky(index: &mut ClusterIndex, name: &str, address: &str) {
     let object = json!({"metadata": {"name": name, "namespace": "db"},
         "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
                  "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "mysql"}}});
@@ -152,7 +152,7 @@ fn nobody_goes_back_while_an_address_is_away_from_home() {
     assert!(
         matches!(&back(&index, BackTo::ClusterPool)[..], [Obstacle::Away { pod, .. }, Obstacle::Route { .. }] if pod == "db/away")
     );
-    index.take_pod(Told::Gone("db/away".into()));
+    index.apply_pod(Told::Gone("db/away".into()));
     index.cilium_nodes.take(Told::Here(cilium("n1", json!({"ipam": {"podCIDRs": ["10.1.0.0/28"]}}))));
     assert_eq!(back(&index, BackTo::ClusterPool), []);
     assert_eq!(back(&index, BackTo::Kubernetes), []);
@@ -169,7 +169,7 @@ fn kubernetes_mode_takes_back_only_what_the_node_itself_names() {
     assert_eq!(back(&index, BackTo::ClusterPool), []);
     let found = back(&index, BackTo::Kubernetes);
     assert!(matches!(&found[..], [Obstacle::NotOfNode { pod, .. }] if pod == "db/further"), "{found:?}");
-    index.take_pod(Told::Gone("db/further".into()));
+    index.apply_pod(Told::Gone("db/further".into()));
     assert_eq!(back(&index, BackTo::Kubernetes), []);
 
     // A node that got its block later: Cilium's agent would wait for a range of the Node.
