@@ -215,11 +215,11 @@ impl Inbox {
     }
 
     /// Waits until something is due, and takes all of it.
-    pub async fn due(&self, world: &Context) -> Vec<Key> {
+    pub async fn due(&self, context: &Context) -> Vec<Key> {
         loop {
             let next = {
                 let mut queue = self.queue();
-                let due = queue.take_due(world.elapsed());
+                let due = queue.take_due(context.elapsed());
                 if !due.is_empty() {
                     return due;
                 }
@@ -229,7 +229,7 @@ impl Inbox {
                 None => self.arrived.notified().await,
                 Some(at) => tokio::select! {
                     () = self.arrived.notified() => {}
-                    () = tokio::time::sleep_until(world.started + at) => {}
+                    () = tokio::time::sleep_until(context.started + at) => {}
                 },
             }
         }
@@ -263,34 +263,34 @@ pub trait Duty {
     const TICK: Option<Duration> = None;
 
     /// One round over what is due.
-    fn round(&mut self, world: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult>;
+    fn round(&mut self, context: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult>;
 
     /// The tick's round: over what is due, and over what changes without waking the duty. One that looks at everything in each
     /// round has no other.
-    fn full_round(&mut self, world: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult> {
-        self.round(world, due)
+    fn full_round(&mut self, context: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult> {
+        self.round(context, due)
     }
 }
 
 /// Runs a duty until it is dropped.
-pub async fn run_duty<D: Duty>(duty: D, world: &Context) {
-    run_duty_with(duty, world, &world.inbox(D::TRIGGERS)).await;
+pub async fn run_duty<D: Duty>(duty: D, context: &Context) {
+    run_duty_with(duty, context, &context.inbox(D::TRIGGERS)).await;
 }
 
 /// The same with an inbox that others put keys into too.
-pub async fn run_duty_with<D: Duty>(mut duty: D, world: &Context, inbox: &Inbox) {
+pub async fn run_duty_with<D: Duty>(mut duty: D, context: &Context, inbox: &Inbox) {
     let mut tick = D::TICK.map(|every| Instant::now() + every);
     let mut is_first = true;
     if inbox.queue().is_empty() {
         // There is nothing to look at.
         is_first = false;
-        world.first_round_done();
+        context.first_round_done();
     }
     loop {
         let mut due = match tick {
-            None => inbox.due(world).await,
+            None => inbox.due(context).await,
             Some(at) => tokio::select! {
-                due = inbox.due(world) => due,
+                due = inbox.due(context) => due,
                 () = tokio::time::sleep_until(at) => Vec::new(),
             },
         };
@@ -298,24 +298,24 @@ pub async fn run_duty_with<D: Duty>(mut duty: D, world: &Context, inbox: &Inbox)
         if !is_first {
             tokio::time::sleep(D::BATCH_DELAY).await;
         }
-        due.extend(inbox.queue().take_due(world.elapsed()));
+        due.extend(inbox.queue().take_due(context.elapsed()));
         due.sort();
         due.dedup();
         let began = Instant::now();
         // By the clock, not by what ended the wait: where something is always due, that is never the tick.
         let done = if tick.is_some_and(|at| began >= at) {
             tick = D::TICK.map(|every| began + every);
-            duty.full_round(world, due).await
+            duty.full_round(context, due).await
         } else {
-            duty.round(world, due).await
+            duty.round(context, due).await
         };
-        world.metrics.round(D::NAME, began.elapsed(), done.failures, inbox.depth(world.elapsed()));
-        let now = world.elapsed();
+        context.metrics.round(D::NAME, began.elapsed(), done.failures, inbox.depth(context.elapsed()));
+        let now = context.elapsed();
         for (key, after) in done.again {
             inbox.put(key, now + after);
         }
         if std::mem::take(&mut is_first) {
-            world.first_round_done();
+            context.first_round_done();
         }
     }
 }
@@ -364,8 +364,8 @@ mod tests {
         const DEADLINE: Duration = Duration::from_secs(30);
         let writer = Writer::new(Canned::new().client(), "canned".into(), Box::new(Unwatched));
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
-        let world = Context::new(writer, settings, Arc::default(), Readiness::default());
-        let inbox = world.inbox(Busy::TRIGGERS);
+        let context = Context::new(writer, settings, Arc::default(), Readiness::default());
+        let inbox = context.inbox(Busy::TRIGGERS);
         inbox.put(work(), Duration::ZERO);
         let (full, mut told) = unbounded_channel();
         let ticks = async {
@@ -374,7 +374,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = run_duty_with(Busy { full }, &world, &inbox) => panic!("the duty ended by itself"),
+            () = run_duty_with(Busy { full }, &context, &inbox) => panic!("the duty ended by itself"),
             in_time = tokio::time::timeout(DEADLINE, ticks) => in_time.expect("a full round at each tick"),
         }
     }

@@ -64,7 +64,7 @@ impl EventRecorder {
 
 impl Context {
     /// Tells an event, unless it was told before; by and by, while [`Context::run_events`] is at work.
-    pub async fn tell(&self, told: Told) {
+    pub async fn record_event(&self, told: Told) {
         if let Some(told) = self.hand_over(told) {
             self.send_event(&told).await;
         }

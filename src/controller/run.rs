@@ -65,7 +65,7 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
     let count = move |method: &str| ControllerMetrics::count(&counts.requests, method);
     let client = client(settings.kubeconfig.as_deref(), count).await;
     let client = client.map_err(|error| ExitError::start(error.to_string()))?;
-    let world = world(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(Unwatched));
+    let context = context(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(Unwatched));
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
     let (file, counts) = (loaded.file, metrics.clone());
     tokio::spawn(async move {
@@ -79,7 +79,7 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
     let work = async {
         metrics.leader.set(1);
         tokio::select! {
-            () = work(&world) => {}
+            () = work(&context) => {}
             _ = work_stopped.wait_for(|stopped| *stopped) => {}
         }
     };
@@ -92,7 +92,7 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
     let name = identity();
     let (namespace, id) = (&settings.leader_election_namespace, &settings.leader_election_id);
     let mut election =
-        LeaderElection::new(world.writer.client(), namespace, id, &name, settings.lease_times());
+        LeaderElection::new(context.writer.client(), namespace, id, &name, settings.lease_times());
     let term = tokio::select! {
         term = election.win() => Some(term),
         _ = stopped.wait_for(|stopped| *stopped) => None,
@@ -108,7 +108,7 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
 
 /// A world for these hands.
 #[must_use]
-pub fn world(
+pub fn context(
     client: kube::Client,
     settings: ControllerSettings,
     metrics: Arc<ControllerMetrics>,
@@ -120,15 +120,15 @@ pub fn world(
 }
 
 /// Watches and does all duties, until dropped.
-pub async fn work(world: &Context) {
-    let mut all: FuturesUnordered<Task<'_>> = watches(world).into_iter().collect();
-    all.push(Box::pin(world.run_events()));
+pub async fn work(context: &Context) {
+    let mut all: FuturesUnordered<Task<'_>> = watches(context).into_iter().collect();
+    all.push(Box::pin(context.run_events()));
     all.push(Box::pin(async {
-        world.listed().await;
+        context.listed().await;
         tracing::info!("everything is listed; at work");
-        let mut duties: FuturesUnordered<Task<'_>> = duties(world).into_iter().collect();
+        let mut duties: FuturesUnordered<Task<'_>> = duties(context).into_iter().collect();
         // Recycling is two: it looks after owners too.
-        world.begin(duties.len() + 1);
+        context.begin(duties.len() + 1);
         while duties.next().await.is_some() {}
     }));
     // Each is polled only when it is woken, and lies on the heap: together they are large.
@@ -138,29 +138,29 @@ pub async fn work(world: &Context) {
 /// A part of the work that goes on until it is dropped.
 type Task<'a> = LocalBoxFuture<'a, ()>;
 
-fn duties(world: &Context) -> Vec<Task<'_>> {
+fn duties(context: &Context) -> Vec<Task<'_>> {
     let mut duties: Vec<Task<'_>> = vec![
-        Box::pin(run_duty(gauges::Gauges::default(), world)),
-        Box::pin(run_duty(repair::Repair::new(&world.settings), world)),
-        Box::pin(run_duty(duplicates::Duplicates::new(duplicates::GRACE_SECONDS, &world.metrics), world)),
-        Box::pin(recycling::run_recycling(world)),
-        Box::pin(run_duty(dead_nodes::DeadNodes::default(), world)),
-        Box::pin(run_duty(retention::RetentionSync::default(), world)),
-        Box::pin(run_duty(drift::DriftAudit::new(&world.metrics), world)),
-        Box::pin(run_duty(endpoints::Endpoints::from_context(world), world)),
+        Box::pin(run_duty(gauges::Gauges::default(), context)),
+        Box::pin(run_duty(repair::Repair::new(&context.settings), context)),
+        Box::pin(run_duty(duplicates::Duplicates::new(duplicates::GRACE_SECONDS, &context.metrics), context)),
+        Box::pin(recycling::run_recycling(context)),
+        Box::pin(run_duty(dead_nodes::DeadNodes::default(), context)),
+        Box::pin(run_duty(retention::RetentionSync::default(), context)),
+        Box::pin(run_duty(drift::DriftAudit::new(&context.metrics), context)),
+        Box::pin(run_duty(endpoints::Endpoints::from_context(context), context)),
     ];
-    if let Some(blocks) = node_blocks::NodeBlocks::from_context(world) {
-        duties.push(Box::pin(run_duty(blocks, world)));
+    if let Some(blocks) = node_blocks::NodeBlocks::from_context(context) {
+        duties.push(Box::pin(run_duty(blocks, context)));
     }
-    if world.settings.mark {
-        duties.push(Box::pin(run_duty(adoption::PodAdoption::new(&world.settings), world)));
+    if context.settings.mark {
+        duties.push(Box::pin(run_duty(adoption::PodAdoption::new(&context.settings), context)));
     }
     duties
 }
 
 /// What feeds the index.
-fn watches(world: &Context) -> Vec<Task<'_>> {
-    let client = || world.writer.client();
+fn watches(context: &Context) -> Vec<Task<'_>> {
+    let client = || context.writer.client();
     let calm = watcher::Config::default;
     macro_rules! theirs {
         ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
@@ -168,8 +168,8 @@ fn watches(world: &Context) -> Vec<Task<'_>> {
                 Api::<$object>::all(client()),
                 calm(),
                 $trim,
-                move |told| world.hear($kind, told, |index, told| index.$field.take(told)),
-                trouble(world, $kind),
+                move |told| context.hear($kind, told, |index, told| index.$field.take(told)),
+                trouble(context, $kind),
             ))
         };
     }
@@ -178,8 +178,8 @@ fn watches(world: &Context) -> Vec<Task<'_>> {
             Box::pin(feed::<$object>(
                 Api::<DeserializeGuard<$object>>::all(client()),
                 calm(),
-                move |told| world.hear($kind, map(told, $trim), |index, told| index.$field.take(told)),
-                trouble(world, $kind),
+                move |told| context.hear($kind, map(told, $trim), |index, told| index.$field.take(told)),
+                trouble(context, $kind),
             ))
         };
     }
@@ -189,8 +189,8 @@ fn watches(world: &Context) -> Vec<Task<'_>> {
             Api::<Pod>::all(client()),
             calm(),
             IndexedPod::from,
-            move |told| world.hear(Kind::Pod, told, ClusterIndex::apply_pod),
-            trouble(world, Kind::Pod),
+            move |told| context.hear(Kind::Pod, told, ClusterIndex::apply_pod),
+            trouble(context, Kind::Pod),
         )),
         theirs!(Node, nodes, Kind::Node, IndexedNode::from),
         theirs!(PartialObjectMeta<Namespace>, namespaces, Kind::Namespace, namespace),
@@ -213,27 +213,27 @@ fn map<A, B>(told: Change<(String, A)>, trim: impl Fn(A) -> B) -> Change<(String
     }
 }
 
-fn trouble(world: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
+fn trouble(context: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
     // Whoever has listed a kind once is ready: nobody says so again when a later watch gets through.
     let not_ready = move |why: String| {
-        if world.index().missing().contains(&kind) {
-            world.ready.no(why);
+        if context.index().missing().contains(&kind) {
+            context.ready.no(why);
         }
     };
     move |trouble| match trouble {
         WatchProblem::Skipped(skipped) => {
-            world.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
+            context.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
             tracing::warn!("{skipped}");
             let (about, message) = (events::skipped(skipped), skipped.to_string());
-            world.record_event_later(Told { about, reason: "Unreadable", message, warning: true });
+            context.record_event_later(Told { about, reason: "Unreadable", message, warning: true });
         }
         WatchProblem::NoSuchKind => {
             tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");
             // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
             let none = Change::<()>::Complete;
             match kind {
-                Kind::CiliumNode => world.hear(kind, none, |index, _| index.cilium_nodes.take_nothing()),
-                Kind::CiliumEndpoint => world.hear(kind, none, |index, _| index.endpoints.take_nothing()),
+                Kind::CiliumNode => context.hear(kind, none, |index, _| index.cilium_nodes.take_nothing()),
+                Kind::CiliumEndpoint => context.hear(kind, none, |index, _| index.endpoints.take_nothing()),
                 _ => {
                     not_ready(format!(
                         "the API server does not know the kind {kind:?}; install packaging/crds"
@@ -243,12 +243,12 @@ fn trouble(world: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
         }
         WatchProblem::Forbidden(why) => {
             tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
-            world.index().mark_stale(kind, world.elapsed());
+            context.index().mark_stale(kind, context.elapsed());
             not_ready(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
         }
         WatchProblem::Broken(error) => {
             tracing::warn!(?kind, %error, "the watch broke off; listing anew");
-            world.index().mark_stale(kind, world.elapsed());
+            context.index().mark_stale(kind, context.elapsed());
         }
     }
 }
@@ -299,7 +299,7 @@ mod tests {
     #[tokio::test]
     async fn a_kind_that_the_server_does_not_know_is_heard_and_has_no_objects() {
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
-        let world = world(
+        let context = context(
             Canned::new().client(),
             settings,
             Arc::default(),
@@ -308,11 +308,11 @@ mod tests {
         );
         for kind in [Kind::CiliumEndpoint, Kind::CiliumNode] {
             // Every list begins with this, also one that is answered with 404.
-            world.index().observe_event(kind, &Change::<()>::Listing);
-            assert!(world.index().is_stale(kind, Duration::ZERO));
-            trouble(&world, kind)(WatchProblem::NoSuchKind);
-            assert!(!world.index().is_stale(kind, Duration::ZERO), "{kind:?}");
-            assert!(!world.index().missing().contains(&kind), "{kind:?}");
+            context.index().observe_event(kind, &Change::<()>::Listing);
+            assert!(context.index().is_stale(kind, Duration::ZERO));
+            trouble(&context, kind)(WatchProblem::NoSuchKind);
+            assert!(!context.index().is_stale(kind, Duration::ZERO), "{kind:?}");
+            assert!(!context.index().missing().contains(&kind), "{kind:?}");
         }
     }
 }

@@ -30,17 +30,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MOST_ROUNDS: usize = 20;
 
 fn duty(desk: &Desk<'_>, case: &Case<'_>, place: BlockLocation) -> NodeBlocks {
-    NodeBlocks::new(place, case.namespace(), HURRIED, &desk.world.metrics)
+    NodeBlocks::new(place, case.namespace(), HURRIED, &desk.context.metrics)
 }
 
 /// Rounds until nothing is left to do.
 async fn settle(desk: &Desk<'_>, blocks: &mut NodeBlocks) {
     for _ in 0..MOST_ROUNDS {
         desk.look().await;
-        let before = desk.world.writer.count();
-        let done = blocks.round(&desk.world, Vec::new()).await;
+        let before = desk.context.writer.count();
+        let done = blocks.round(&desk.context, Vec::new()).await;
         assert_eq!(done.failures, 0);
-        if desk.world.writer.count() == before {
+        if desk.context.writer.count() == before {
             return;
         }
     }
@@ -155,12 +155,12 @@ async fn two_controllers_at_once_never_give_one_block_twice() {
         other.look().await;
         // Neither has seen the other's nodes: both want the same lowest blocks, for different nodes.
         for name in &names[..3] {
-            other.world.index().nodes.take(Told::Gone(name.clone()));
-            other.world.index().cilium_nodes.take(Told::Gone(name.clone()));
+            other.context.index().nodes.take(Told::Gone(name.clone()));
+            other.context.index().cilium_nodes.take(Told::Gone(name.clone()));
         }
         let (mut first, mut second) =
             (duty(&one, &case, BlockLocation::CiliumNode), duty(&other, &case, BlockLocation::CiliumNode));
-        tokio::join!(first.round(&one.world, Vec::new()), second.round(&other.world, Vec::new()));
+        tokio::join!(first.round(&one.context, Vec::new()), second.round(&other.context, Vec::new()));
         tokio::join!(settle(&one, &mut first), settle(&other, &mut second));
         given(&case).await;
         assert_in_step(&case, 6).await;
@@ -168,7 +168,7 @@ async fn two_controllers_at_once_never_give_one_block_twice() {
             remove_node(&case, &name).await;
         }
         // One gives back while the other, which has seen nothing of it, still believes in the nodes.
-        tokio::join!(settle(&one, &mut first), second.round(&other.world, Vec::new()));
+        tokio::join!(settle(&one, &mut first), second.round(&other.context, Vec::new()));
         given(&case).await;
         assert_in_step(&case, 0).await;
     }
@@ -190,7 +190,7 @@ async fn a_controller_that_looked_long_ago_writes_nothing_wrong() {
     assert_eq!(ranges(&case).await, [(second, vec![block(&case, 0)])]);
     node(&case, "a", json!({}), &[]).await;
     let mut blocks = duty(&stale, &case, BlockLocation::CiliumNode);
-    blocks.round(&stale.world, Vec::new()).await;
+    blocks.round(&stale.context, Vec::new()).await;
     given(&case).await;
     assert_in_step(&case, 2).await;
 }
@@ -208,7 +208,7 @@ async fn sizes_that_differ_between_two_controllers_never_overlap() {
     new.look().await;
     let (mut first, mut second) =
         (duty(&old, &case, BlockLocation::CiliumNode), duty(&new, &case, BlockLocation::CiliumNode));
-    tokio::join!(first.round(&old.world, Vec::new()), second.round(&new.world, Vec::new()));
+    tokio::join!(first.round(&old.context, Vec::new()), second.round(&new.context, Vec::new()));
     given(&case).await;
     assert_in_step(&case, names.len()).await;
 }
@@ -260,14 +260,14 @@ async fn a_block_is_free_after_its_quarantine_though_every_round_has_other_steps
     let desk = Desk::new(&case, &[]).await;
     let limits = BlockLimits { quarantine: 1, ..HURRIED };
     let mut blocks =
-        NodeBlocks::new(BlockLocation::CiliumNode, case.namespace(), limits, &desk.world.metrics);
+        NodeBlocks::new(BlockLocation::CiliumNode, case.namespace(), limits, &desk.context.metrics);
     let deadline = Instant::now() + PATIENCE;
     while locks(&case).await.iter().any(|(_, node)| *node == gone) {
         assert!(Instant::now() < deadline, "the block of a node that is gone does not come back");
         // Somebody writes its object anew, so its block is written on it again.
         cilium_node(&case, &busy, &[]).await;
         desk.look().await;
-        assert_eq!(blocks.round(&desk.world, Vec::new()).await.failures, 0);
+        assert_eq!(blocks.round(&desk.context, Vec::new()).await.failures, 0);
         assert_eq!(ranges(&case).await, [(busy.clone(), vec![block(&case, 1)])], "a step in every round");
     }
 }
@@ -293,7 +293,7 @@ async fn a_lease_that_cannot_be_read_keeps_its_block_is_reported_and_blocks_no_n
     for block in [&block(&case, 0), &stands] {
         torn.push(lease_by_hand(&case, &case.block_namespace(), block, json!({})).await);
     }
-    settle(&desk, &mut NodeBlocks::from_context(&desk.world).unwrap()).await;
+    settle(&desk, &mut NodeBlocks::from_context(&desk.context).unwrap()).await;
     assert_eq!(ranges(&case).await, [(first, vec![block(&case, 2)]), (second, vec![stands])]);
     let events: Api<Event> = Api::namespaced(case.client(), &case.block_namespace());
     let told = events.list(&ListParams::default()).await.unwrap().items;
@@ -305,14 +305,14 @@ async fn a_lease_that_cannot_be_read_keeps_its_block_is_reported_and_blocks_no_n
         let message = event.message.clone().unwrap();
         assert!(message.contains(name) && message.contains("corrected or deleted"), "{message}");
     }
-    assert!(desk.world.metrics.page().contains(r#"block_troubles{what="Unreadable"} 2"#));
+    assert!(desk.context.metrics.page().contains(r#"block_troubles{what="Unreadable"} 2"#));
     // As the event says: what nobody has is free then, and what stands on a node gets its lock.
     let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());
     for name in &torn {
         leases.delete(name, &DeleteParams::default()).await.unwrap();
     }
     let third = node(&case, "c", json!({}), &[]).await;
-    settle(&desk, &mut NodeBlocks::from_context(&desk.world).unwrap()).await;
+    settle(&desk, &mut NodeBlocks::from_context(&desk.context).unwrap()).await;
     assert!(ranges(&case).await.contains(&(third, vec![block(&case, 0)])));
     assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 3);
 }
@@ -342,7 +342,7 @@ async fn a_pool_that_is_gone_is_not_counted_any_more() {
     settle(&desk, &mut blocks).await;
     let counted = |what: &str| {
         let line = format!("sticky_ipam_controller_{what}{{what=\"{}\"}}", case.unique("p"));
-        desk.world.metrics.page().contains(&line)
+        desk.context.metrics.page().contains(&line)
     };
     assert!(counted("blocks") && counted("blocks_given"));
     let pools: Api<IPPool> = Api::all(case.client());
@@ -361,13 +361,13 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     let desk = Desk::new(&case, &[]).await;
     desk.look().await;
     claim(&case, &case.range().hosts().nth(4).unwrap().to_string(), &name, &block(&case, 0)).await;
-    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.world, Vec::new()).await;
+    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.context, Vec::new()).await;
     assert_eq!(locks(&case).await.len(), 1);
     // And a node that it has not shown.
     let desk = Desk::new(&case, &[]).await;
     desk.look().await;
-    *desk.world.index() = {
-        let mut index = std::mem::take(&mut *desk.world.index());
+    *desk.context.index() = {
+        let mut index = std::mem::take(&mut *desk.context.index());
         index.claims = Default::default();
         index.claims.take(Told::Complete);
         index
@@ -375,7 +375,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     let claims: Api<AddressClaim> = Api::all(case.client());
     claims.delete(&case.range().hosts().nth(4).unwrap().to_string(), &DeleteParams::default()).await.unwrap();
     node(&case, "a", json!({}), &[]).await;
-    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.world, Vec::new()).await;
+    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.context, Vec::new()).await;
     assert_eq!(locks(&case).await.len(), 1);
 }
 
@@ -433,7 +433,7 @@ async fn a_node_that_gets_no_block_has_an_event_with_the_reason_and_is_counted()
     };
     assert!(told(&late, "PoolsFull") && told(&other, "NoPoolForNode"));
     assert!(told(&first, "BlockContested") || told(&rival, "BlockContested"));
-    let page = desk.world.metrics.page();
+    let page = desk.context.metrics.page();
     for reason in ["PoolsFull", "NoPoolForNode", "BlockContested"] {
         let line = format!("sticky_ipam_controller_block_troubles{{what=\"{reason}\"}} 1");
         assert!(page.contains(&line), "{line}: {page}");
@@ -539,9 +539,9 @@ async fn a_thousand_nodes_get_their_blocks_and_then_nothing_is_written() {
     let all = ranges(&case).await;
     let distinct: std::collections::BTreeSet<&String> = all.iter().flat_map(|(_, list)| list).collect();
     assert_eq!((all.len(), distinct.len()), (1000, 1000));
-    let before = desk.world.writer.count();
-    blocks.round(&desk.world, Vec::new()).await;
-    assert_eq!(desk.world.writer.count(), before);
+    let before = desk.context.writer.count();
+    blocks.round(&desk.context, Vec::new()).await;
+    assert_eq!(desk.context.writer.count(), before);
     for chunk in names.chunks(50) {
         futures(chunk.iter().map(|name| remove_node(&case, name))).await;
     }
@@ -555,12 +555,12 @@ async fn with_the_shipped_roles_a_missing_namespace_of_locks_is_no_lost_race() {
     let lost = Desk::new(&case, &["--block-namespace=nowhere"]).await;
     lost.look().await;
     assert_eq!(
-        NodeBlocks::from_context(&lost.world).unwrap().round(&lost.world, Vec::new()).await.failures,
+        NodeBlocks::from_context(&lost.context).unwrap().round(&lost.context, Vec::new()).await.failures,
         1
     );
     let flags = ["--block-low=4", &format!("--block-namespace={}", case.block_namespace())];
     let desk = Desk::as_shipped(&case, &flags).await;
-    settle(&desk, &mut NodeBlocks::from_context(&desk.world).unwrap()).await;
+    settle(&desk, &mut NodeBlocks::from_context(&desk.context).unwrap()).await;
     let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());
     assert_eq!(leases.list(&ListParams::default()).await.unwrap().items.len(), 1);
     assert!(locks(&case).await.is_empty(), "none beside the election's");

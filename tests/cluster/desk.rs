@@ -67,7 +67,7 @@ impl Overseer for EndAt {
 /// A controller's desk.
 pub struct Desk<'a> {
     case: &'a Case<'a>,
-    pub world: Context,
+    pub context: Context,
 }
 
 impl<'a> Desk<'a> {
@@ -96,7 +96,7 @@ impl<'a> Desk<'a> {
         let writer = Writer::new(client, PathBuf::from("the test's"), overseer);
         Self {
             case,
-            world: Context::new(
+            context: Context::new(
                 writer,
                 settings(case, flags),
                 Arc::new(ControllerMetrics::default()),
@@ -107,7 +107,7 @@ impl<'a> Desk<'a> {
 
     /// Looks at the test's own objects, live.
     pub async fn look(&self) {
-        let (index, skipped) = survey(&self.world.writer).await.unwrap();
+        let (index, skipped) = survey(&self.context.writer).await.unwrap();
         assert!(skipped.is_empty(), "{skipped:?}");
         let own = |name: &str| name.ends_with(&self.case.unique(""));
         let namespace = format!("{}/", self.case.namespace());
@@ -128,7 +128,7 @@ impl<'a> Desk<'a> {
         mine.pools = only(&index.pools, own);
         mine.cilium_nodes = only(&index.cilium_nodes, own).into();
         mine.endpoints = only(&index.endpoints, inside).into();
-        *self.world.index() = mine;
+        *self.context.index() = mine;
     }
 }
 

@@ -26,8 +26,8 @@ async fn running(case: &Case<'_>, name: &str, node: &str, address: &str) {
 /// A round on what stands now; the gauge afterwards.
 async fn round(desk: &Desk<'_>, duty: &mut Duplicates) -> String {
     desk.look().await;
-    assert_eq!(duty.round(&desk.world, Vec::new()).await.failures, 0);
-    let page = desk.world.metrics.page();
+    assert_eq!(duty.round(&desk.context, Vec::new()).await.failures, 0);
+    let page = desk.context.metrics.page();
     let line = page.lines().rfind(|line| line.starts_with("sticky_ipam_controller_doubled_addresses "));
     line.unwrap().rsplit(' ').next().unwrap().to_owned()
 }
@@ -52,12 +52,12 @@ async fn an_address_with_two_live_pods_is_reported_on_both_once_and_counted_unti
     running(&case, "c", &two, "10.0.0.2").await;
     let desk = Desk::as_shipped(&case, &[]).await;
     assert_eq!(
-        round(&desk, &mut Duplicates::new(GRACE_SECONDS, &desk.world.metrics)).await,
+        round(&desk, &mut Duplicates::new(GRACE_SECONDS, &desk.context.metrics)).await,
         "0",
         "it may be over soon"
     );
     assert!(told(&case).await.is_empty());
-    let mut duty = Duplicates::new(0, &desk.world.metrics);
+    let mut duty = Duplicates::new(0, &desk.context.metrics);
     assert_eq!(round(&desk, &mut duty).await, "1");
     let told_of = told(&case).await;
     let names: Vec<&str> = told_of.iter().map(|(name, _)| name.as_str()).collect();
@@ -69,9 +69,9 @@ async fn an_address_with_two_live_pods_is_reported_on_both_once_and_counted_unti
             assert!(message.contains(part), "{part}: {message}");
         }
     }
-    let before = desk.world.writer.count();
+    let before = desk.context.writer.count();
     assert_eq!(round(&desk, &mut duty).await, "1");
-    assert_eq!(desk.world.writer.count(), before, "it was told");
+    assert_eq!(desk.context.writer.count(), before, "it was told");
     // One of them ends, and its object is still there.
     says(&case, "b", "Succeeded", "10.0.0.1").await;
     assert_eq!(round(&desk, &mut duty).await, "0");

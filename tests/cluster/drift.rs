@@ -36,22 +36,22 @@ async fn nodes_that_disagree_get_an_event_and_a_condition_that_goes_when_they_ag
     let first = node(&case, "first", "10.5.112.0/24", "10.5.113.0/24").await;
     node(&case, "second", "10.5.113.0/24", "10.5.112.0/24").await;
     let desk = Desk::as_shipped(&case, &["--cilium-ipam=cluster-pool"]).await;
-    let mut audit = DriftAudit::new(&desk.world.metrics);
+    let mut audit = DriftAudit::new(&desk.context.metrics);
     desk.look().await;
-    assert_eq!(audit.round(&desk.world, Vec::new()).await.failures, 0);
+    assert_eq!(audit.round(&desk.context, Vec::new()).await.failures, 0);
     assert_eq!(condition(&case, &first).await, Some(("True".into(), "RangesDisagree".into())));
     assert_eq!(condition(&case, &well).await, None, "one that never drifted has none");
     let of_first = reasons(&case, &first).await;
     assert!(of_first.contains("RangeOfAnotherNode") && of_first.contains("RangesDisagree"), "{of_first:?}");
-    let page = desk.world.metrics.page();
+    let page = desk.context.metrics.page();
     let counted = r#"sticky_ipam_controller_drift{reason="RangeOfAnotherNode",breaks="BGP"} 2"#;
     assert!(page.contains(counted), "{page}");
 
     // The same again writes nothing.
-    let before = desk.world.writer.count();
+    let before = desk.context.writer.count();
     desk.look().await;
-    audit.round(&desk.world, Vec::new()).await;
-    assert_eq!(desk.world.writer.count(), before);
+    audit.round(&desk.context, Vec::new()).await;
+    assert_eq!(desk.context.writer.count(), before);
 
     for (name, range) in [(&first, "10.5.112.0/24"), (&case.unique("second"), "10.5.113.0/24")] {
         cilium_node(&case, name, &[range]).await;
@@ -60,9 +60,9 @@ async fn nodes_that_disagree_get_an_event_and_a_condition_that_goes_when_they_ag
     // A fresh process knows nothing of the old one's findings, and clears them all the same.
     let second = Desk::new(&case, &["--cilium-ipam=cluster-pool"]).await;
     second.look().await;
-    DriftAudit::new(&second.world.metrics).round(&second.world, Vec::new()).await;
+    DriftAudit::new(&second.context.metrics).round(&second.context, Vec::new()).await;
     assert_eq!(condition(&case, &first).await, Some(("False".into(), "InSync".into())));
-    assert!(!second.world.metrics.page().contains("drift{"));
+    assert!(!second.context.metrics.page().contains("drift{"));
 }
 
 /// What was told of a node, once each.
@@ -86,15 +86,15 @@ async fn an_audit_that_ends_at_any_write_is_finished_by_the_next() {
             let other = node(&case, &other, "10.5.121.0/24", "10.5.120.0/24").await;
             let first = Desk::watched(&case, FLAGS, EndAt::boxed(number, after)).await;
             first.look().await;
-            let mut audit = DriftAudit::new(&first.world.metrics);
+            let mut audit = DriftAudit::new(&first.context.metrics);
             let ended = ended_by_the_witness(async {
-                audit.round(&first.world, Vec::new()).await;
+                audit.round(&first.context, Vec::new()).await;
             })
             .await;
             let second = Desk::new(&case, FLAGS).await;
             second.look().await;
             assert_eq!(
-                DriftAudit::new(&second.world.metrics).round(&second.world, Vec::new()).await.failures,
+                DriftAudit::new(&second.context.metrics).round(&second.context, Vec::new()).await.failures,
                 0
             );
             for name in [&one, &other] {

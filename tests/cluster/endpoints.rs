@@ -69,12 +69,12 @@ async fn bound(case: &Case<'_>, name: &str, node: &str, uid: &str, address: &str
 }
 
 fn duty(desk: &Desk<'_>) -> Endpoints {
-    Endpoints::new(HURRIED, CiliumIpam::Crd, &desk.world.metrics)
+    Endpoints::new(HURRIED, CiliumIpam::Crd, &desk.context.metrics)
 }
 
 async fn round(desk: &Desk<'_>, keeper: &mut Endpoints) -> RoundResult {
     desk.look().await;
-    let done = keeper.full_round(&desk.world, Vec::new()).await;
+    let done = keeper.full_round(&desk.context, Vec::new()).await;
     assert_eq!(done.failures, 0);
     done
 }
@@ -123,10 +123,10 @@ async fn a_nudge_that_is_not_written_does_not_count() {
     let mut keeper = duty(&desk);
     for _ in 0..HURRIED.nudges {
         desk.look().await;
-        assert_eq!(keeper.full_round(&desk.world, Vec::new()).await.failures, 1);
+        assert_eq!(keeper.full_round(&desk.context, Vec::new()).await.failures, 1);
     }
     assert!(told(&case).await.is_empty(), "nothing was written, so nothing is told");
-    assert!(!desk.world.metrics.page().contains(r#"endpoint_deeds_total{what="nudged"}"#));
+    assert!(!desk.context.metrics.page().contains(r#"endpoint_deeds_total{what="nudged"}"#));
     desk = Desk::new(&case, &[]).await;
     for value in ["1", "2", "3", "3"] {
         round(&desk, &mut keeper).await;
@@ -149,9 +149,9 @@ async fn a_pod_that_was_replaced_or_has_its_endpoint_by_now_is_not_nudged() {
     pods(&case).delete("b", &DeleteParams::default().grace_period(0)).await.unwrap();
     running(&case, "b", &name, "10.0.0.2").await;
     let mut keeper = duty(&desk);
-    let before = desk.world.writer.count();
-    keeper.full_round(&desk.world, Vec::new()).await;
-    assert_eq!(desk.world.writer.count(), before);
+    let before = desk.context.writer.count();
+    keeper.full_round(&desk.context, Vec::new()).await;
+    assert_eq!(desk.context.writer.count(), before);
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn an_endpoint_whose_deletion_hangs_is_freed_and_its_successor_is_left_alo
     endpoints(&case).patch("stuck", &PatchParams::default(), &Patch::Merge(off)).await.unwrap();
     endpoint(&case, "stuck", None, "10.0.0.1", held).await;
     endpoints(&case).delete("stuck", &DeleteParams::default()).await.unwrap();
-    late.full_round(&desk.world, Vec::new()).await;
+    late.full_round(&desk.context, Vec::new()).await;
     assert!(
         endpoints(&case).get_opt("stuck").await.unwrap().is_some(),
         "it is another one, with its own time"
@@ -214,10 +214,10 @@ async fn a_disagreement_is_reported_once() {
     round(&desk, &mut keeper).await;
     let expected = ["EndpointDisagreesWithPod", "PodDisagreesWithStickyIP", "PoolLacksStickyIP"];
     assert_eq!(told(&case).await, expected);
-    let before = desk.world.writer.count();
+    let before = desk.context.writer.count();
     round(&desk, &mut keeper).await;
-    assert_eq!(desk.world.writer.count(), before, "it was told");
-    let page = desk.world.metrics.page();
+    assert_eq!(desk.context.writer.count(), before, "it was told");
+    let page = desk.context.metrics.page();
     let counted = r#"sticky_ipam_controller_endpoint_disagreements_total{what="PoolLacksStickyIP"} 1"#;
     assert!(page.contains(counted), "{page}");
 }
@@ -236,9 +236,9 @@ async fn a_tick_finds_who_disagrees_though_only_others_are_due() {
     let mut keeper = duty(&desk);
     desk.look().await;
     let due = vec![Key::new(Kind::Pod, format!("{}/busy", case.namespace()))];
-    assert_eq!(keeper.round(&desk.world, due.clone()).await.failures, 0);
+    assert_eq!(keeper.round(&desk.context, due.clone()).await.failures, 0);
     assert!(told(&case).await.is_empty(), "it was not due");
-    assert_eq!(keeper.full_round(&desk.world, due).await.failures, 0);
+    assert_eq!(keeper.full_round(&desk.context, due).await.failures, 0);
     assert_eq!(told(&case).await, ["PodDisagreesWithStickyIP", "PoolLacksStickyIP"]);
 }
 
@@ -259,7 +259,7 @@ async fn a_sticky_pods_endpoint_with_a_foreign_address_is_deleted_as_it_was_read
     desk.look().await;
     // After the look Cilium writes one of them right.
     endpoint(&case, "db-1", Some(&corrected), "10.0.0.2", json!([])).await;
-    assert_eq!(keeper.full_round(&desk.world, Vec::new()).await.failures, 0);
+    assert_eq!(keeper.full_round(&desk.context, Vec::new()).await.failures, 0);
     let there = async || -> Vec<String> {
         endpoints(&case)
             .list(&ListParams::default())
@@ -272,14 +272,14 @@ async fn a_sticky_pods_endpoint_with_a_foreign_address_is_deleted_as_it_was_read
     assert_eq!(there().await, ["db-1", "plain"], "of a pod that is not sticky nobody can say who is right");
     assert!(told(&case).await.contains(&"EndpointReplaced".to_owned()));
     let counted = r#"sticky_ipam_controller_endpoint_deeds_total{what="replaced"} 1"#;
-    assert!(desk.world.metrics.page().contains(counted));
+    assert!(desk.context.metrics.page().contains(counted));
     // Whoever writes it wrong again is not fought.
     endpoint(&case, "db-0", Some(&sticky), "10.0.0.9", json!([])).await;
     for _ in 0..3 {
         round(&desk, &mut keeper).await;
     }
     assert_eq!(there().await, ["db-0", "db-1", "plain"]);
-    assert!(desk.world.metrics.page().contains(counted));
+    assert!(desk.context.metrics.page().contains(counted));
 }
 
 /// Something for each kind of write: a nudge, finalizers, a leftover, a wrong one.
@@ -385,7 +385,7 @@ async fn conflicts_on_each_of_the_keepers_writes_delay_and_change_nothing() {
     let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
     let mut keeper = duty(&desk);
     round(&desk, &mut keeper).await;
-    assert!(!desk.world.metrics.page().contains("endpoint_deeds_total{"), "each write met a conflict");
+    assert!(!desk.context.metrics.page().contains("endpoint_deeds_total{"), "each write met a conflict");
     round(&desk, &mut keeper).await;
     assert!(is_done(&case).await);
     let met = met.lock().unwrap().clone();

@@ -97,11 +97,11 @@ impl Duty for DeadNodes {
     const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::StickyIP, Kind::Pod];
     const BATCH_DELAY: Duration = Duration::from_millis(200);
 
-    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
-        let cleanups = plan(&world.index());
+    async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
+        let cleanups = plan(&context.index());
         let mut done = RoundResult::default();
         for cleanup in &cleanups {
-            match carry_out(world, cleanup).await {
+            match carry_out(context, cleanup).await {
                 Ok(true) => {}
                 Ok(false) => done.again.push((Key::new(Kind::Node, ""), RETRY_UNTIL_GONE)),
                 Err(error) => {
@@ -116,45 +116,45 @@ impl Duty for DeadNodes {
 }
 
 /// Whether it is done, or there is nothing to do any more.
-async fn carry_out(world: &Context, cleanup: &Cleanup) -> Result<bool, ApiError> {
+async fn carry_out(context: &Context, cleanup: &Cleanup) -> Result<bool, ApiError> {
     let (node, sticky) = match cleanup {
         Cleanup::Detach { sticky, node } | Cleanup::Unpublish { node, sticky, .. } => (node, sticky),
     };
     // The proof, live.
-    let nodes: Api<Node> = Api::all(world.writer.client());
-    let found = world.writer.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
+    let nodes: Api<Node> = Api::all(context.writer.client());
+    let found = context.writer.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
     let Some(proof) = pod::node_state(found.as_ref()).proof_of_death() else { return Ok(true) };
-    let Some(object) = read_sticky(world, sticky).await? else { return Ok(true) };
+    let Some(object) = read_sticky(context, sticky).await? else { return Ok(true) };
     match cleanup {
-        Cleanup::Detach { node, .. } => detach(world, &object, node, proof).await,
-        Cleanup::Unpublish { node, address, .. } => hide(world, &object, node, *address).await,
+        Cleanup::Detach { node, .. } => detach(context, &object, node, proof).await,
+        Cleanup::Unpublish { node, address, .. } => hide(context, &object, node, *address).await,
     }
 }
 
-async fn read_sticky(world: &Context, name: &str) -> Result<Option<StickyIP>, ApiError> {
+async fn read_sticky(context: &Context, name: &str) -> Result<Option<StickyIP>, ApiError> {
     let (namespace, name) = name.split_once('/').unwrap_or_default();
-    let api: Api<StickyIP> = Api::namespaced(world.writer.client(), namespace);
-    world.writer.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
+    let api: Api<StickyIP> = Api::namespaced(context.writer.client(), namespace);
+    context.writer.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
 }
 
-async fn detach(world: &Context, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
+async fn detach(context: &Context, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
     let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     let Some(attachment) = attachment.filter(|attachment| attachment.node == node) else { return Ok(true) };
     let key = sticky_key_of(object);
-    let pods: Api<Pod> = Api::namespaced(world.writer.client(), &key.namespace);
+    let pods: Api<Pod> = Api::namespaced(context.writer.client(), &key.namespace);
     let what = format!("get Pod {}/{}", key.namespace, attachment.pod_name);
-    let found = world.writer.connection().read(&what, || pods.get_opt(&attachment.pod_name)).await?;
+    let found = context.writer.connection().read(&what, || pods.get_opt(&attachment.pod_name)).await?;
     if pod::old_pod(found.as_ref(), &attachment.pod_uid) != OldPod::Gone {
         return Ok(false);
     }
     let view = StickyView::from(object);
     let at = Precondition { uid: view.uid, resource_version: view.resource_version };
     let write = Write::Detach { key, at, proof: Some(proof) };
-    let carried = world.writer.api_writer().carry(&write, Some(object), "").await?;
+    let carried = context.writer.api_writer().carry(&write, Some(object), "").await?;
     if !matches!(carried, Applied::Conflict) {
         tracing::info!(sticky = %view.key, node, "detached: its node is gone, and so is its pod");
-        world
-            .tell(Told {
+        context
+            .record_event(Told {
                 about: events::sticky_ip(object),
                 reason: "DetachedFromDeadNode",
                 message: format!(
@@ -168,22 +168,22 @@ async fn detach(world: &Context, object: &StickyIP, node: &str, proof: Takeover)
     Ok(!matches!(carried, Applied::Conflict))
 }
 
-async fn hide(world: &Context, object: &StickyIP, node: &str, address: IpAddr) -> Result<bool, ApiError> {
+async fn hide(context: &Context, object: &StickyIP, node: &str, address: IpAddr) -> Result<bool, ApiError> {
     let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     // The proof of the takeover: it lives on another node.
     let elsewhere = attachment.is_some_and(|attachment| attachment.node != node);
     if !elsewhere || !object.spec.addresses.contains(&address) {
         return Ok(true);
     }
-    let api: Api<CiliumNode> = Api::all(world.writer.client());
+    let api: Api<CiliumNode> = Api::all(context.writer.client());
     let what = format!("get CiliumNode {node}");
-    let Some(found) = world.writer.connection().read(&what, || api.get_opt(node)).await? else {
+    let Some(found) = context.writer.connection().read(&what, || api.get_opt(node)).await? else {
         return Ok(true);
     };
     let Some(patch) = without(&found, address) else { return Ok(true) };
     let what = format!("patch CiliumNode {node}: {address} out");
     let params = patch_params();
-    let written = world.writer.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
+    let written = context.writer.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
     if written.is_some() {
         tracing::info!(%address, node, sticky = %sticky_key_of(object), "taken out of a dead node's CiliumNode");
         let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
@@ -191,7 +191,7 @@ async fn hide(world: &Context, object: &StickyIP, node: &str, address: IpAddr) -
             "{address} was taken out of the CiliumNode of node {node}, which is gone or out of service; it lives on node {lives}"
         );
         let about = events::sticky_ip(object);
-        world.tell(Told { about, reason: "RemovedFromDeadNode", message, warning: false }).await;
+        context.record_event(Told { about, reason: "RemovedFromDeadNode", message, warning: false }).await;
     }
     Ok(written.is_some())
 }

@@ -119,12 +119,12 @@ impl DriftAudit {
         Self { config: None, found }
     }
 
-    async fn config(&mut self, world: &Context) -> CiliumConfig {
-        let now = world.elapsed();
+    async fn config(&mut self, context: &Context) -> CiliumConfig {
+        let now = context.elapsed();
         match &self.config {
             Some((config, read)) if now.saturating_sub(*read) < CONFIG_AGE => config.clone(),
             _ => {
-                let config = CiliumConfig::read(&world.writer, &world.settings).await;
+                let config = CiliumConfig::read(&context.writer, &context.settings).await;
                 for remark in &config.remarks {
                     tracing::warn!("{remark}");
                 }
@@ -141,9 +141,9 @@ impl Duty for DriftAudit {
     const BATCH_DELAY: Duration = Duration::from_secs(5);
     const TICK: Option<Duration> = Some(CONFIG_AGE);
 
-    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
-        let config = self.config(world).await;
-        let found = audit(&cluster(&world.index(), &config));
+    async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
+        let config = self.config(context).await;
+        let found = audit(&cluster(&context.index(), &config));
         self.found.clear();
         let mut of_node: BTreeMap<&str, Vec<&DriftFinding>> = BTreeMap::new();
         for finding in &found {
@@ -156,7 +156,7 @@ impl Duty for DriftAudit {
             tracing::warn!(breaks = %finding.breaks(), "{finding}; {}", finding.advice());
         }
         let nodes: Vec<(String, String, Option<String>)> = {
-            let index = world.index();
+            let index = context.index();
             let seen = index.nodes.iter();
             seen.map(|(name, node)| (name.clone(), node.uid.clone(), node.drift.clone())).collect()
         };
@@ -166,9 +166,9 @@ impl Duty for DriftAudit {
             for finding in findings {
                 let message = format!("{finding}; breaks {}; {}", finding.breaks(), finding.advice());
                 let about = events::node(&name, &uid);
-                world.tell(Told { about, reason: finding.reason(), message, warning: true }).await;
+                context.record_event(Told { about, reason: finding.reason(), message, warning: true }).await;
             }
-            if let Err(error) = mark(world, &name, &uid, findings, stands.as_deref()).await {
+            if let Err(error) = mark(context, &name, &uid, findings, stands.as_deref()).await {
                 tracing::warn!(node = name, %error, "cannot write the node's condition; trying again");
                 failures += 1;
             }
@@ -180,7 +180,7 @@ impl Duty for DriftAudit {
 
 /// Writes the node's condition if it is another one. A node that never drifted gets none.
 async fn mark(
-    world: &Context,
+    context: &Context,
     name: &str,
     uid: &str,
     findings: &[&DriftFinding],
@@ -204,9 +204,9 @@ async fn mark(
     let condition = json!({"type": DRIFT, "status": status, "reason": reason, "message": message,
                            "lastTransitionTime": now, "lastHeartbeatTime": now});
     let body = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
-    let nodes: Api<Node> = Api::all(world.writer.client());
+    let nodes: Api<Node> = Api::all(context.writer.client());
     let params = patch_params();
     let what = format!("patch status of Node {name}");
     let sent = nodes.patch_status(name, &params, &body);
-    world.writer.write(&what, sent).await.map(|_| ())
+    context.writer.write(&what, sent).await.map(|_| ())
 }

@@ -98,13 +98,13 @@ impl Duty for Duplicates {
     const TRIGGERS: &'static [Kind] = &[];
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
-    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
-        let found = doubled(&world.index());
-        let stand = self.look(found, world.now());
+    async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
+        let found = doubled(&context.index());
+        let stand = self.look(found, context.now());
         self.now.set(i64::try_from(stand.len()).unwrap_or(i64::MAX));
         for (address, is_new) in stand {
             let Some(double) = self.seen.get(&address) else { continue };
-            let message = told(&world.index(), address, &double.pods_with_address);
+            let message = told(&context.index(), address, &double.pods_with_address);
             if is_new {
                 tracing::error!(%address, "{message}");
             }
@@ -112,7 +112,9 @@ impl Duty for Duplicates {
             for bearer in &double.pods_with_address {
                 let Some((namespace, name)) = bearer.name.split_once('/') else { continue };
                 let about = events::pod(namespace, name, &bearer.uid);
-                world.tell(Told { about, reason: REASON, message: message.clone(), warning: true }).await;
+                context
+                    .record_event(Told { about, reason: REASON, message: message.clone(), warning: true })
+                    .await;
             }
         }
         RoundResult::default()

@@ -75,32 +75,32 @@ impl Endpoints {
 
     /// The duty as it is set.
     #[must_use]
-    pub fn from_context(world: &Context) -> Self {
-        let terminating = world.settings.cep_termination_timeout.seconds();
+    pub fn from_context(context: &Context) -> Self {
+        let terminating = context.settings.cep_termination_timeout.seconds();
         Self::new(
             EndpointTimeouts { terminating, ..EndpointTimeouts::default() },
-            world.settings.cilium_ipam,
-            &world.metrics,
+            context.settings.cilium_ipam,
+            &context.metrics,
         )
     }
 
     /// Looks at these names, and does what is to be done about them now.
-    async fn look(&mut self, world: &Context, names: BTreeSet<String>) -> RoundResult {
+    async fn look(&mut self, context: &Context, names: BTreeSet<String>) -> RoundResult {
         let mut done = RoundResult::default();
-        if !world.index().missing().is_empty() {
+        if !context.index().missing().is_empty() {
             done.again.extend(names.into_iter().map(|name| (Key::new(Kind::Pod, name), RETRY)));
             return done;
         }
         for name in names {
-            let now = world.now();
-            let said = said(&world.index(), &name, self.pools);
+            let now = context.now();
+            let said = said(&context.index(), &name, self.pools);
             let actions = self.keeper.look(&name, &said, now);
             let mut all_done = true;
             for action in actions {
-                while let Err(wait) = self.bucket.take(world.elapsed()) {
+                while let Err(wait) = self.bucket.take(context.elapsed()) {
                     tokio::time::sleep(wait).await;
                 }
-                match self.carry(world, &name, &action).await {
+                match self.carry(context, &name, &action).await {
                     Ok(true) => self.keeper.done(&name, &action, now),
                     // The world is not as the watch told: what it tells next counts.
                     Ok(false) => all_done = false,
@@ -121,8 +121,8 @@ impl Endpoints {
     }
 
     /// Whether it was done.
-    async fn carry(&self, world: &Context, name: &str, action: &EndpointAction) -> Result<bool, ApiError> {
-        let writer = &world.writer;
+    async fn carry(&self, context: &Context, name: &str, action: &EndpointAction) -> Result<bool, ApiError> {
+        let writer = &context.writer;
         let Some((namespace, pod)) = name.split_once('/') else { return Ok(false) };
         let at = At { writer, namespace, name: pod };
         let done = match action {
@@ -136,7 +136,9 @@ impl Endpoints {
                         self.patience.nudges
                     );
                     let about = events::pod(namespace, pod, uid);
-                    world.tell(Told { about, reason: "EndpointMissing", message, warning: true }).await;
+                    context
+                        .record_event(Told { about, reason: "EndpointMissing", message, warning: true })
+                        .await;
                 }
                 nudged
             }
@@ -149,8 +151,13 @@ impl Endpoints {
                         self.patience.terminating
                     );
                     let about = at.endpoint(uid);
-                    world
-                        .tell(Told { about, reason: "EndpointFinalizersRemoved", message, warning: false })
+                    context
+                        .record_event(Told {
+                            about,
+                            reason: "EndpointFinalizersRemoved",
+                            message,
+                            warning: false,
+                        })
                         .await;
                 }
                 freed
@@ -161,7 +168,9 @@ impl Endpoints {
                     ControllerMetrics::count(&self.actions, "removed");
                     let message = "it was made for an earlier pod of this name and was removed".to_owned();
                     let about = at.endpoint(uid);
-                    world.tell(Told { about, reason: "StaleEndpointRemoved", message, warning: false }).await;
+                    context
+                        .record_event(Told { about, reason: "StaleEndpointRemoved", message, warning: false })
+                        .await;
                 }
                 removed
             }
@@ -177,17 +186,19 @@ impl Endpoints {
                     );
                     tracing::warn!(pod = name, "{message}");
                     let about = events::pod(namespace, pod, pod_uid);
-                    world.tell(Told { about, reason: "EndpointReplaced", message, warning: true }).await;
+                    context
+                        .record_event(Told { about, reason: "EndpointReplaced", message, warning: true })
+                        .await;
                 }
                 replaced.is_some()
             }
             EndpointAction::Tell(what) => {
                 ControllerMetrics::count(&self.disagreements, what.reason());
                 tracing::warn!(pod = name, reason = what.reason(), "{}", told(what));
-                let uid = world.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
+                let uid = context.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
                 let about = events::pod(namespace, pod, &uid);
                 let message = told(what);
-                world.tell(Told { about, reason: what.reason(), message, warning: true }).await;
+                context.record_event(Told { about, reason: what.reason(), message, warning: true }).await;
                 true
             }
         };
@@ -202,16 +213,16 @@ impl Duty for Endpoints {
     /// Bindings and pools change without waking it; a look costs no request.
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
-        self.look(world, due.into_iter().map(|key| key.name).collect()).await
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
+        self.look(context, due.into_iter().map(|key| key.name).collect()).await
     }
 
-    async fn full_round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
+    async fn full_round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         // What is due may be gone by now, and is in no list then: it is looked at to be forgotten.
         let mut names: BTreeSet<String> = due.into_iter().map(|key| key.name).collect();
-        names.extend(world.index().pods.iter().map(|(name, _)| name.clone()));
-        names.extend(world.index().endpoints.iter().map(|(name, _)| name.clone()));
-        self.look(world, names).await
+        names.extend(context.index().pods.iter().map(|(name, _)| name.clone()));
+        names.extend(context.index().endpoints.iter().map(|(name, _)| name.clone()));
+        self.look(context, names).await
     }
 }
 

@@ -50,15 +50,15 @@ impl Duty for Gauges {
     const BATCH_DELAY: Duration = Duration::from_millis(500);
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
-        let metrics = &world.metrics;
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
+        let metrics = &context.metrics;
         if !self.registered {
             self.register(metrics);
         }
-        let index = world.index();
+        let index = context.index();
         self.stickies(&index, metrics, &due);
         self.nodes(&index, metrics);
-        self.pools(&fills(&index, world.settings.cluster_pool().as_ref()), world.elapsed());
+        self.pools(&fills(&index, context.settings.cluster_pool().as_ref()), context.elapsed());
         RoundResult::default()
     }
 }

@@ -165,22 +165,23 @@ impl Duty for Repair {
     const BATCH_DELAY: Duration = Duration::from_millis(100);
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         let mut keys = std::mem::take(&mut self.open);
         keys.extend(due);
         if keys.is_empty() {
             return RoundResult::default();
         }
         let found: Vec<(FoundFault, Option<StickyIP>)> = {
-            let index = world.index();
+            let index = context.index();
             let (stickies, claims) = concerned(&index, &keys);
-            let around = Around::of(&index, world.elapsed());
+            let around = Around::of(&index, context.elapsed());
             self.open = not_over(&stickies, &claims);
-            let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, world.now());
+            let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, context.now());
             // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
             let put_off = |finding: &FoundFault| {
                 finding.fault == Fault::StickyIPGone
-                    && (world.has_urgent_work() || !around.may_rest(finding.address, world.settings.inherit))
+                    && (context.has_urgent_work()
+                        || !around.may_rest(finding.address, context.settings.inherit))
             };
             let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
             let name = |finding: FoundFault| ClaimName::of(finding.address).to_string();
@@ -189,8 +190,8 @@ impl Duty for Repair {
             found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
         };
         let cures = found.iter().map(|(finding, known)| async move {
-            let outcome = cure(&mut world.writer.api_writer(), finding, known.as_ref()).await;
-            tell(world, finding, known.as_ref(), &outcome).await;
+            let outcome = cure(&mut context.writer.api_writer(), finding, known.as_ref()).await;
+            record_event(context, finding, known.as_ref(), &outcome).await;
             (finding, outcome)
         });
         let outcomes: Vec<(&FoundFault, RepairOutcome)> =
@@ -214,9 +215,14 @@ impl Duty for Repair {
     }
 }
 
-async fn tell(world: &Context, finding: &FoundFault, known: Option<&StickyIP>, outcome: &RepairOutcome) {
+async fn record_event(
+    context: &Context,
+    finding: &FoundFault,
+    known: Option<&StickyIP>,
+    outcome: &RepairOutcome,
+) {
     if let (RepairOutcome::Repaired, Some(write)) = (outcome, &finding.cure) {
-        ControllerMetrics::count(&world.metrics.repaired, write.word());
+        ControllerMetrics::count(&context.metrics.repaired, write.word());
     }
     // A claim that rests or has rested is the ordinary end of an address.
     if matches!(finding.fault, Fault::StickyIPGone | Fault::QuarantineOver) {
@@ -231,8 +237,8 @@ async fn tell(world: &Context, finding: &FoundFault, known: Option<&StickyIP>, o
         RepairOutcome::Conflict | RepairOutcome::Failed(_) => return,
     };
     let Some(sticky) = known else { return };
-    world
-        .tell(Told {
+    context
+        .record_event(Told {
             about: events::sticky_ip(sticky),
             reason: if matches!(outcome, RepairOutcome::Repaired) {
                 "Repaired"

@@ -81,11 +81,11 @@ impl Duty for RetentionSync {
     const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
     const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
-        let default = world.settings.default_retention();
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
+        let default = context.settings.default_retention();
         let (mut todo, mut bad) = (Vec::new(), Vec::new());
         {
-            let index = world.index();
+            let index = context.index();
             for sticky in concerned(&index, &due).into_values() {
                 let pod = index.pod_of(sticky);
                 match (wanted(sticky, pod, &index, default), pod) {
@@ -98,7 +98,7 @@ impl Duty for RetentionSync {
         for (facts, why) in bad {
             let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
             let message = format!("how long its address is kept cannot be told: {why}");
-            world.tell(Told { about, reason: "InvalidAnnotation", message, warning: true }).await;
+            context.record_event(Told { about, reason: "InvalidAnnotation", message, warning: true }).await;
         }
         let mut done = RoundResult::default();
         for (sticky, (wanted, by)) in todo {
@@ -108,7 +108,7 @@ impl Duty for RetentionSync {
                               "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
             let patch =
                 json!({"metadata": {"annotations": retention_set(wanted)}, "spec": {"retention": spec}});
-            match world.writer.patch_sticky("the retention", &sticky, patch).await {
+            match context.writer.patch_sticky("the retention", &sticky, patch).await {
                 Ok(Some(_)) => {
                     tracing::info!(sticky = %key, %wanted, by, "retention written");
                     if by == FLAGS {
@@ -118,7 +118,9 @@ impl Duty for RetentionSync {
                     let about = events::sticky_ip(&sticky);
                     // With what stood before: an event of the same words is told once an hour.
                     let message = format!("{wanted}: by {by}, instead of: {}", sticky.spec.retention);
-                    world.tell(Told { about, reason: "RetentionSet", message, warning: false }).await;
+                    context
+                        .record_event(Told { about, reason: "RetentionSet", message, warning: false })
+                        .await;
                 }
                 // Somebody wrote it: the watch tells of that.
                 Ok(None) => {}

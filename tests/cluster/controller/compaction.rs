@@ -63,11 +63,11 @@ async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
     desk.stateful_set("ends", 1).await;
     desk.retained("ends-0", &desk.address(71), set("ends"), json!({})).await;
     let client = desk.case.admin().through(&proxy).client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(Unwatched));
+    let context = desk.context_with(client, HURRIED, Box::new(Unwatched));
     let (mut before, mut coming, mut marked) = (0, String::new(), String::new());
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         until("a decision", || async { decided(&node, &going) }).await;
-        until("a look at each workload", || async { rounds(&world, "recycle") > 1 }).await;
+        until("a look at each workload", || async { rounds(&context, "recycle") > 1 }).await;
         let known = version(&desk).await;
         proxy.set(Weather::Reset);
         // Nobody watches: for the agent a pod goes and another comes; for the controller two workloads are gone, and a pod runs.
@@ -99,7 +99,7 @@ async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
         .await;
         let mut last = (0, 0);
         until("a rest: three rounds without a write", || {
-            let (writes, round) = (world.writer.count(), rounds(&world, "repair"));
+            let (writes, round) = (context.writer.count(), rounds(&context, "repair"));
             if writes != last.0 {
                 last = (writes, round);
             }
@@ -113,7 +113,7 @@ async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
     for name in ["coming-0", "going-0", "marked-0"] {
         assert_eq!(moves(&desk, name).await, 1, "{name} was attached more than once");
     }
-    let told = world.metrics.page();
+    let told = context.metrics.page();
     for part in ["recycled_total{what=\"WorkloadGone\"} 2", "controller_marked_total 1"] {
         assert!(told.contains(part), "{part} is not in {told}");
     }

@@ -64,9 +64,9 @@ async fn keys_and_routes_of_a_dead_node_go_once_the_address_lives_elsewhere() {
     .create(&Default::default(), &serde_json::from_value(node).unwrap())
     .await
     .unwrap();
-    let world = desk.world(&[HURRIED, &["--mark=false"]].concat());
-    while_at_work(&world, async {
-        until("a look", || async { rounds(&world, "remove") > 0 }).await;
+    let context = desk.context(&[HURRIED, &["--mark=false"]].concat());
+    while_at_work(&context, async {
+        until("a look", || async { rounds(&context, "remove") > 0 }).await;
         assert_eq!(desk.cilium_node("dead").await.spec.ipam.pool.len(), 3, "its node is ready: no proof");
         let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}});
         let nodes: Api<Node> = Api::all(desk.case.client());
@@ -91,10 +91,10 @@ async fn an_attachment_to_a_node_that_is_gone_ends_when_its_pod_is_gone_too() {
     desk.retained("db-1", &desk.address(2), set, json!({})).await;
     desk.attach("db-0", "vanished").await;
     desk.attach("db-1", "slow").await;
-    let world = desk.world(HURRIED);
+    let context = desk.context(HURRIED);
     let is_attached =
         async |name: &str| desk.stickies().get(name).await.unwrap().status.unwrap().attachment.is_some();
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         until("the detach", || async { !is_attached("db-0").await }).await;
         assert!(is_attached("db-1").await, "a node that is not ready proves nothing");
         until("the event", || async { !desk.told("DetachedFromDeadNode").await.is_empty() }).await;

@@ -152,12 +152,12 @@ async fn ends_at_any_write(
             let mark = format!("{after}-{number}");
             prepare(&mark, round).await;
             let overseer = Box::new(EndAt { number, after, seen: AtomicUsize::new(0) });
-            let first = desk.world_of(desk.case.client(), flags, overseer);
+            let first = desk.context_with(desk.case.client(), flags, overseer);
             let ended = ended_by(ENDED, async {
                 while_at_work(&first, until("the end", || async { is_done(&mark, round).await })).await;
             })
             .await;
-            let second = desk.world(flags);
+            let second = desk.context(flags);
             while_at_work(&second, until("the second's end", || async { is_done(&mark, round).await })).await;
             assert_in_step(&desk.case, &[]).await;
             if !ended {
@@ -271,10 +271,10 @@ async fn conflicts_on_each_write_delay_and_change_nothing() {
     prepare_others(&desk, &operator, "b", 0).await;
     let overseer = Meddler::of(&desk);
     let met = Arc::clone(&overseer.met);
-    let world = desk.world_of(desk.case.client(), PATIENT, Box::new(overseer));
+    let context = desk.context_with(desk.case.client(), PATIENT, Box::new(overseer));
     // `is_done` counts claims, among which are those of the others.
     let both = || async { others_are_done(&desk, "b", 0).await && is_done(&desk, "a").await };
-    while_at_work(&world, until("the end in spite of it", both)).await;
+    while_at_work(&context, until("the end in spite of it", both)).await;
     assert_in_step(&desk.case, &[]).await;
     let met = met.lock().unwrap().clone();
     for kind in WITH_PRECONDITION.iter().filter(|kind| **kind != MARK_CONFLICT) {
@@ -290,8 +290,8 @@ async fn a_stolen_address_is_reported_though_others_write_at_the_same_time() {
     let overseer = Meddler::of(&desk);
     let met = Arc::clone(&overseer.met);
     let flags = [HURRIED, &["--mark=false"]].concat();
-    let world = desk.world_of(desk.case.client(), &flags, Box::new(overseer));
-    while_at_work(&world, async {
+    let context = desk.context_with(desk.case.client(), &flags, Box::new(overseer));
+    while_at_work(&context, async {
         until("the mark in spite of it", || async {
             desk.stickies().get("thief").await.unwrap().status.unwrap().phase == Some(StickyPhase::Conflict)
         })
@@ -308,8 +308,8 @@ async fn watches_that_break_off_are_taken_up_again() {
     sticky_pool(&desk.case, desk.case.range()).await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
-    while_at_work(&world, async {
+    let context = desk.context_with(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
+    while_at_work(&context, async {
         for n in 0..3u8 {
             let mark = format!("r{n}");
             proxy.reset_connections();
@@ -337,8 +337,8 @@ impl Overseer for Turns {
 }
 
 /// How many steps of all duties failed.
-fn failures(world: &Context) -> u32 {
-    let page = world.metrics.page();
+fn failures(context: &Context) -> u32 {
+    let page = context.metrics.page();
     let lines = page.lines().filter(|line| line.starts_with("sticky_ipam_controller_errors_total{"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).sum()
 }
@@ -349,17 +349,18 @@ async fn a_server_that_does_not_answer_in_time_loses_and_duplicates_nothing() {
     sticky_pool(&desk.case, desk.case.range()).await;
     let (proxy, to) = (Arc::new(desk.case.proxy()), Arc::new(Mutex::new(None)));
     let client = desk.case.admin().through(&proxy).client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(Turns { proxy: proxy.clone(), to: to.clone() }));
-    while_at_work(&world, async {
-        until("a first round", || async { rounds(&world, "repair") > 0 }).await;
+    let context =
+        desk.context_with(client, HURRIED, Box::new(Turns { proxy: proxy.clone(), to: to.clone() }));
+    while_at_work(&context, async {
+        until("a first round", || async { rounds(&context, "repair") > 0 }).await;
         // Lost: the write happens, and its writer never knows. Held: it happens, and its writer waits until its time is over. Cut
         // off, politely or not: it does not happen.
         let all = [Weather::AnswersLost, Weather::AnswersHeld, Weather::Blackhole, Weather::Reset];
         for (n, weather) in (0u8..).zip(all) {
-            let (mark, before) = (format!("w{n}"), failures(&world));
+            let (mark, before) = (format!("w{n}"), failures(&context));
             *to.lock().unwrap() = Some(weather);
             prepare(&desk, &mark, n).await;
-            until("a write that fails", || async { failures(&world) > before }).await;
+            until("a write that fails", || async { failures(&context) > before }).await;
             proxy.heal();
             until("the end in spite of it", || is_done(&desk, &mark)).await;
         }
@@ -385,9 +386,9 @@ async fn refused_writes_are_tried_again_until_they_are_allowed() {
     ]);
     let poor = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
     let unwatched = Box::new(sticky_ipam::controller::writer::Unwatched);
-    let world = desk.world_of(poor.client().await, HURRIED, unwatched);
-    while_at_work(&world, async {
-        until("two refusals", || async { failures(&world) > 1 }).await;
+    let context = desk.context_with(poor.client().await, HURRIED, unwatched);
+    while_at_work(&context, async {
+        until("two refusals", || async { failures(&context) > 1 }).await;
         assert_eq!(desk.names().await, ["gone-0"]);
         let may = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
             "metadata": {"name": "may-delete"}, "rules": [
@@ -412,9 +413,9 @@ async fn a_server_that_has_lost_its_history_is_listed_again() {
     let desk = Desk::take().await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
-    while_at_work(&world, async {
-        until("a first round", || async { rounds(&world, "repair") > 0 }).await;
+    let context = desk.context_with(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
+    while_at_work(&context, async {
+        until("a first round", || async { rounds(&context, "repair") > 0 }).await;
         let known = desk.stickies().list(&ListParams::default()).await.unwrap().metadata.resource_version;
         proxy.set(Weather::Reset);
         desk.retained("gone-0", &desk.address(1), set("gone"), json!({})).await;
@@ -435,7 +436,7 @@ async fn a_server_that_has_lost_its_history_is_listed_again() {
 async fn two_controllers_at_once_come_to_the_same_end() {
     let desk = Desk::take().await;
     sticky_pool(&desk.case, desk.case.range()).await;
-    let (first, second) = (desk.world(HURRIED), desk.world(HURRIED));
+    let (first, second) = (desk.context(HURRIED), desk.context(HURRIED));
     tokio::select! {
         () = run::work(&first) => panic!("it ended"),
         () = run::work(&second) => panic!("it ended"),

@@ -41,8 +41,8 @@ async fn an_address_of_a_sticky_pool_is_bound_at_once() {
     let desk = Desk::take().await;
     sticky_pool(&desk.case, desk.case.range()).await;
     let owner = desk.stateful_set("db", 1).await;
-    let world = desk.world(&HURRIED[1..]);
-    while_at_work(&world, async {
+    let context = desk.context(&HURRIED[1..]);
+    while_at_work(&context, async {
         let says = json!({"sticky-ipam.io/retention": "Forever"});
         let pod = desk.pod("db-0", "n1", Some(&owner), says).await;
         desk.pod("plain", "n1", None, json!({"sticky-ipam.io/sticky": "false"})).await;
@@ -73,9 +73,9 @@ async fn an_address_of_a_sticky_pool_is_bound_at_once() {
 #[tokio::test]
 async fn an_address_of_a_nodes_block_is_asked_of_that_node_and_bound_when_it_grants() {
     let desk = Desk::take().await;
-    let world = desk.world(&[&HURRIED[..2], &HURRIED[3..]].concat());
+    let context = desk.context(&[&HURRIED[..2], &HURRIED[3..]].concat());
     let (granted, refused) = (desk.address(7), desk.address(8));
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         for (pod, address) in [("db-0", &granted), ("db-1", &refused)] {
             desk.pod(pod, "n1", None, json!({})).await;
             desk.runs(pod, address).await;
@@ -102,16 +102,16 @@ async fn an_address_of_a_nodes_block_is_asked_of_that_node_and_bound_when_it_gra
 #[tokio::test]
 async fn a_request_stands_while_its_pod_runs_however_long_the_node_does_not_answer() {
     let desk = Desk::take().await;
-    let world = desk.world(HURRIED);
+    let context = desk.context(HURRIED);
     let address = desk.address(7);
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         desk.pod("db-0", "n1", None, json!({})).await;
         desk.runs("db-0", &address).await;
         until("the request", || async { desk.claim(&address).await.is_some() }).await;
         let asked = desk.claim(&address).await.unwrap().metadata.uid;
         // Every claim is old enough to be an orphan at once.
-        let so_far = rounds(&world, "repair");
-        until("looks", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        let so_far = rounds(&context, "repair");
+        until("looks", || async { rounds(&context, "repair") > so_far + 2 }).await;
         assert_eq!(desk.claim(&address).await.and_then(|claim| claim.metadata.uid), asked);
         delete_pod(&desk.case, "db-0").await;
         until("its end", || async { desk.claim(&address).await.is_none() }).await;
@@ -124,9 +124,9 @@ async fn an_address_of_a_nodes_block_is_asked_of_that_node_though_a_sticky_pool_
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     sticky_pool(&desk.case, desk.case.range()).await;
-    let world = desk.world(&[&HURRIED[..2], &HURRIED[3..]].concat());
+    let context = desk.context(&[&HURRIED[..2], &HURRIED[3..]].concat());
     let address = desk.address(7);
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         desk.pod("db-0", &node.name, None, json!({})).await;
         desk.runs("db-0", &address).await;
         until("the claim", || async { desk.claim(&address).await.is_some() }).await;
@@ -160,11 +160,11 @@ async fn a_pod_that_the_plugin_attached_is_left_alone() {
     let pod = sandbox(&desk.pod("db-0", &node.name, None, json!({})).await);
     let address = node.add(&pod).await.unwrap();
     let written: Written = Arc::default();
-    let world = desk.world_of(desk.case.client(), HURRIED, Box::new(Recorder(written.clone())));
-    while_at_work(&world, async {
+    let context = desk.context_with(desk.case.client(), HURRIED, Box::new(Recorder(written.clone())));
+    while_at_work(&context, async {
         desk.runs("db-0", &address.to_string()).await;
-        let so_far = rounds(&world, "mark");
-        until("a look", || async { rounds(&world, "mark") > so_far }).await;
+        let so_far = rounds(&context, "mark");
+        until("a look", || async { rounds(&context, "mark") > so_far }).await;
         let sticky = desk.stickies().get("db-0").await.unwrap();
         assert_eq!(attachment(&sticky), Some((node.name.clone(), pod.container.clone())));
     })
@@ -185,8 +185,8 @@ async fn marking_with_an_address_of_a_sticky_pool_is_three_writes_and_an_event()
     let fleet = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web", "uid": "f", "controller": true});
     let written: Written = Arc::default();
     // The times are those of every day: repair has patience with what has just begun.
-    let world = desk.world_of(desk.case.client(), &HURRIED[3..], Box::new(Recorder(written.clone())));
-    while_at_work(&world, async {
+    let context = desk.context_with(desk.case.client(), &HURRIED[3..], Box::new(Recorder(written.clone())));
+    while_at_work(&context, async {
         for (number, (name, owner)) in
             (0u8..).zip([("db-0", &set), ("db-1", &set), ("web-x", &fleet), ("web-y", &fleet)])
         {
@@ -194,8 +194,8 @@ async fn marking_with_an_address_of_a_sticky_pool_is_three_writes_and_an_event()
             desk.runs(name, &desk.address(20 + number)).await;
         }
         until("the events", || async { desk.told("Marked").await.len() == 4 }).await;
-        let so_far = rounds(&world, "repair");
-        until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        let so_far = rounds(&context, "repair");
+        until("some time", || async { rounds(&context, "repair") > so_far + 2 }).await;
     })
     .await;
     // How much of a pool is used is written now and then, for all of its claims.
@@ -214,8 +214,8 @@ async fn pods_of_a_deployment_get_a_slot_each() {
     let desk = Desk::take().await;
     sticky_pool(&desk.case, desk.case.range()).await;
     let owner = json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web", "uid": "f", "controller": true});
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         for n in 0..5u8 {
             desk.pod(&format!("web-{n}x"), "n1", Some(&owner), json!({})).await;
             desk.runs(&format!("web-{n}x"), &desk.address(10 + n)).await;
@@ -244,8 +244,8 @@ async fn a_pods_second_family_is_bound_only_where_it_is_asked_for() {
             "spec": {"cidrs": [desk.case.range().to_string(), "fd00:51::/112"], "use": "Sticky"}});
         let pools: Api<IPPool> = Api::all(desk.case.client());
         pools.create(&Default::default(), &serde_json::from_value(pool).unwrap()).await.unwrap();
-        let world = desk.world(&[HURRIED, flags].concat());
-        while_at_work(&world, async {
+        let context = desk.context(&[HURRIED, flags].concat());
+        while_at_work(&context, async {
             desk.pod("db-0", "n1", None, json!({})).await;
             let (v4, v6) = (desk.address(7), "fd00:51::7");
             let pods: Api<Pod> = Api::namespaced(desk.case.client(), desk.case.namespace());

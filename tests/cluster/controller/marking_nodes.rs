@@ -78,9 +78,9 @@ async fn with_a_running_pod(desk: &Desk) -> (TestNode, Stepped, Value, Sandbox, 
 async fn where_cilium_picks_an_adopted_pods_entry_gets_its_owner_and_the_next_pod_has_it() {
     let desk = Desk::take().await;
     let (node, mut agent, set, first, address) = with_a_running_pod(&desk).await;
-    let world = desk.world(FLAGS);
+    let context = desk.context(FLAGS);
     let owner = format!("{}/db-0", first.namespace);
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         desk.runs("db-0", &address.to_string()).await;
         until(&desk, &mut agent, "the binding", async |desk| is_marked(desk, "db-0", &first.uid).await).await;
         let nodes = cilium_nodes(&desk.case).await;
@@ -118,8 +118,8 @@ async fn where_the_store_knows_it_an_adopted_pods_record_outlives_its_del() {
     let first = sandbox(&plain);
     let address = node.add(&first).await.unwrap();
     assert!(desk.names().await.is_empty(), "it is not sticky");
-    let world = desk.world(FLAGS);
-    while_at_work(&world, async {
+    let context = desk.context(FLAGS);
+    while_at_work(&context, async {
         desk.runs("db-0", &address.to_string()).await;
         make_sticky(&desk, "db-0").await;
         until(&desk, &mut agent, "the binding", async |desk| is_marked(desk, "db-0", &first.uid).await).await;
@@ -142,8 +142,8 @@ async fn where_the_store_knows_it_an_adopted_pods_record_outlives_its_del() {
 async fn an_adopted_pod_that_ends_without_a_del_is_detached_once_cilium_released_it() {
     let desk = Desk::take().await;
     let (node, mut agent, _, first, address) = with_a_running_pod(&desk).await;
-    let world = desk.world(FLAGS);
-    while_at_work(&world, async {
+    let context = desk.context(FLAGS);
+    while_at_work(&context, async {
         desk.runs("db-0", &address.to_string()).await;
         until(&desk, &mut agent, "the binding", async |desk| is_marked(desk, "db-0", &first.uid).await).await;
         delete_pod(&desk.case, "db-0").await;
@@ -177,8 +177,8 @@ async fn an_address_that_another_pod_has_is_refused_and_the_pod_gets_an_event() 
     delete_pod(&desk.case, "other").await;
     let plain = sandbox(&desk.case.pod("plain", &[], Some(&n2.name)).await);
     let stored = n2.add(&plain).await.unwrap();
-    let world = desk.world(FLAGS);
-    while_at_work(&world, async {
+    let context = desk.context(FLAGS);
+    while_at_work(&context, async {
         for (pod, node, address, agent) in [("db-0", &n1, of_another, 0), ("db-1", &n2, stored, 1)] {
             desk.pod(pod, &node.name, None, json!({})).await;
             // The kubelet's word alone proves nothing.
@@ -263,8 +263,8 @@ async fn pods_of_a_deployment_on_several_nodes_get_a_slot_each_with_their_own_ad
             pods.push(runs_unmarked(&desk, &nodes[node], &format!("web-{n}x")).await);
         }
         // It finds all of them in its first round.
-        let world = desk.world(FLAGS);
-        while_at_work(&world, async {
+        let context = desk.context(FLAGS);
+        while_at_work(&context, async {
             until_of(&desk, &mut agents, "three slots", async |desk| by_pod(desk).await.len() == 3).await;
             assert_eq!(by_pod(&desk).await, adopted(&pods));
             let mut names = desk.names().await;
@@ -284,8 +284,8 @@ async fn a_pod_whose_slot_another_took_after_the_grant_gets_the_next_with_its_ow
         let desk = Desk::take().await;
         let (nodes, mut agents) = two_nodes(&desk).await;
         let marked = runs_unmarked(&desk, &nodes[at], "web-x").await;
-        let world = desk.world(FLAGS);
-        while_at_work(&world, async {
+        let context = desk.context(FLAGS);
+        while_at_work(&context, async {
             super::until("the request", || async { !desk.claims().await.is_empty() }).await;
         })
         .await;
@@ -296,8 +296,8 @@ async fn a_pod_whose_slot_another_took_after_the_grant_gets_the_next_with_its_ow
         let new = sandbox(&desk.pod("web-y", &elsewhere.name, Some(&deployment()), json!({})).await);
         let its_own = elsewhere.add(&new).await.unwrap();
         assert_eq!(desk.names().await, ["web-0"]);
-        let world = desk.world(FLAGS);
-        while_at_work(&world, async {
+        let context = desk.context(FLAGS);
+        while_at_work(&context, async {
             until_of(&desk, &mut agents, "the binding", async |desk| by_pod(desk).await.len() == 2).await;
             let mut expected = adopted(std::slice::from_ref(&marked));
             expected.push((new.container.clone(), vec![its_own]));
@@ -319,8 +319,8 @@ async fn a_slot_that_is_kept_with_another_address_is_passed_over() {
     let kept = json!({"claimant": {"kind": "Slot", "ordinal": 0}, "retention": {"keep": "Forever"}});
     desk.retained("web-0", "192.0.2.77", fleet, kept).await;
     let pod = runs_unmarked(&desk, &nodes[1], "web-x").await;
-    let world = desk.world(FLAGS);
-    while_at_work(&world, async {
+    let context = desk.context(FLAGS);
+    while_at_work(&context, async {
         until_of(&desk, &mut agents, "the binding", async |desk| !by_pod(desk).await.is_empty()).await;
         assert_eq!(by_pod(&desk).await, adopted(&[pod]));
         assert_eq!(desk.names().await, ["web-0", "web-1"]);

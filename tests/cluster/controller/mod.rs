@@ -117,12 +117,12 @@ impl Desk {
     }
 
     /// A controller's world, with the administrator's rights.
-    pub fn world(&self, given: &[&str]) -> Context {
-        self.world_of(self.case.client(), given, Box::new(Unwatched))
+    pub fn context(&self, given: &[&str]) -> Context {
+        self.context_with(self.case.client(), given, Box::new(Unwatched))
     }
 
-    pub fn world_of(&self, client: kube::Client, given: &[&str], overseer: Box<dyn Overseer>) -> Context {
-        run::world(
+    pub fn context_with(&self, client: kube::Client, given: &[&str], overseer: Box<dyn Overseer>) -> Context {
+        run::context(
             client,
             settings(given),
             Arc::new(ControllerMetrics::default()),
@@ -268,9 +268,9 @@ pub fn settings(given: &[&str]) -> ControllerSettings {
 }
 
 /// Does something while a controller works.
-pub async fn while_at_work<T>(world: &Context, body: impl Future<Output = T>) -> T {
+pub async fn while_at_work<T>(context: &Context, body: impl Future<Output = T>) -> T {
     tokio::select! {
-        () = run::work(world) => panic!("the controller ended by itself"),
+        () = run::work(context) => panic!("the controller ended by itself"),
         done = body => done,
     }
 }
@@ -281,8 +281,8 @@ pub async fn until<F: Future<Output = bool>>(what: &str, condition: impl FnMut()
 }
 
 /// How many rounds a duty has done.
-pub fn rounds(world: &Context, duty: &str) -> usize {
+pub fn rounds(context: &Context, duty: &str) -> usize {
     let start = format!("sticky_ipam_controller_reconcile_seconds_count{{duty=\"{duty}\"}} ");
-    let page = world.metrics.page();
+    let page = context.metrics.page();
     page.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
 }

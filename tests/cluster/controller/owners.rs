@@ -56,8 +56,8 @@ async fn the_owner_of_a_workload_is_recorded_and_keeps_its_addresses_until_it_is
     // A pod of a random name of the same workload: nobody will ever ask for it by its name again.
     desk.retained("db-x7k2p", &desk.address(2), set("db"), json!({})).await;
     seen_now(&desk, "db-x7k2p").await;
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         until("the owner", || async { owners(&desk, "db-0").await == ["Operator red"] }).await;
         assert!(owners(&desk, "db-x7k2p").await.is_empty());
         desk.delete_set("db").await;
@@ -69,9 +69,9 @@ async fn the_owner_of_a_workload_is_recorded_and_keeps_its_addresses_until_it_is
         assert!(kind == "Releasing" && message.contains("Operator red"), "{kind}: {message}");
         desk.owned_set("db", 1, &[&owner]).await;
         until("the condition's end", || async { conditions(&desk, "db-0").await.is_empty() }).await;
-        let (writes, so_far) = (world.writer.count(), rounds(&world, "repair"));
-        until("some time at rest", || async { rounds(&world, "repair") > so_far + 2 }).await;
-        assert_eq!(world.writer.count(), writes, "nothing is written at rest");
+        let (writes, so_far) = (context.writer.count(), rounds(&context, "repair"));
+        until("some time at rest", || async { rounds(&context, "repair") > so_far + 2 }).await;
+        assert_eq!(context.writer.count(), writes, "nothing is written at rest");
         desk.delete_set("db").await;
         until("the condition again", || async { !conditions(&desk, "db-0").await.is_empty() }).await;
         operators.delete("red", &Default::default()).await.unwrap();
@@ -90,14 +90,14 @@ async fn an_owner_keeps_no_longer_than_its_time_and_not_at_all_without_one() {
     desk.retained("old-0", &desk.address(1), set("old"), above.clone()).await;
     desk.retained("new-0", &desk.address(2), set("new"), above.clone()).await;
     seen_now(&desk, "new-0").await;
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         until("the release", || async { desk.names().await == ["new-0"] }).await;
         until("the condition", || async { !conditions(&desk, "new-0").await.is_empty() }).await;
     })
     .await;
-    let world = desk.world(&[HURRIED, &["--owner-grace=0s"]].concat());
-    while_at_work(&world, until("the other's release", || async { desk.names().await.is_empty() })).await;
+    let context = desk.context(&[HURRIED, &["--owner-grace=0s"]].concat());
+    while_at_work(&context, until("the other's release", || async { desk.names().await.is_empty() })).await;
     operators.delete("blue", &Default::default()).await.unwrap();
 }
 
@@ -107,8 +107,8 @@ async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named
     let (operators, _) = with_its_set(&desk, "green").await;
     // The controller's own rights: no custom kind is among them.
     let client = desk.case.controller().await.client().await;
-    let world = desk.world_of(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
-    while_at_work(&world, async {
+    let context = desk.context_with(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
+    while_at_work(&context, async {
         until("the owner", || async { owners(&desk, "db-0").await == ["Operator green"] }).await;
         desk.delete_set("db").await;
         until("the doubt", || async { !desk.told("ReleaseBlocked").await.is_empty() }).await;
@@ -130,8 +130,8 @@ async fn a_kind_defined_after_the_controller_started_is_found_and_keeps_until_th
     let workload = json!({"apiVersion": "late.example/v1", "kind": "Convoy", "name": "red"});
     desk.retained("red-0", &desk.address(1), workload, slot).await;
     seen_now(&desk, "red-0").await;
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         until("the doubt", || async { !conditions(&desk, "red-0").await.is_empty() }).await;
         let (kind, message) = conditions(&desk, "red-0").await.remove(0);
         assert!(kind == "ReleaseBlocked" && message.contains("no kind Convoy"), "{kind}: {message}");

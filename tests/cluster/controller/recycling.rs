@@ -31,9 +31,9 @@ async fn a_deleted_workloads_addresses_are_released_and_those_of_an_existing_one
     desk.retained("stays-0", &desk.address(1), set("stays"), json!({})).await;
     desk.retained("goes-0", &desk.address(2), set("goes"), json!({})).await;
     desk.retained("goes-1", &desk.address(3), set("goes"), json!({"retention": {"keep": "Forever"}})).await;
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
-        until("a first look", || async { rounds(&world, "recycle") > 0 }).await;
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
+        until("a first look", || async { rounds(&context, "recycle") > 0 }).await;
         desk.delete_set("goes").await;
         until("the release", || async { desk.claims().await.len() == 2 }).await;
         assert_eq!(desk.names().await, ["goes-1", "stays-0"]);
@@ -42,20 +42,22 @@ async fn a_deleted_workloads_addresses_are_released_and_those_of_an_existing_one
         assert!(told[0].contains(&desk.address(2)) && told[0].contains("StatefulSet goes"), "{told:?}");
     })
     .await;
-    assert!(world.metrics.page().contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1"));
+    assert!(
+        context.metrics.page().contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1")
+    );
 }
 
 #[tokio::test]
 async fn one_check_releases_nothing() {
     let desk = Desk::take().await;
     desk.retained("db-0", &desk.address(1), set("db"), json!({})).await;
-    let world = desk.world(&[&HURRIED[1..], &["--proof-gap=1h"]].concat());
-    while_at_work(&world, async {
-        until("a first look", || async { rounds(&world, "recycle") > 0 }).await;
-        let so_far = rounds(&world, "repair");
-        until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+    let context = desk.context(&[&HURRIED[1..], &["--proof-gap=1h"]].concat());
+    while_at_work(&context, async {
+        until("a first look", || async { rounds(&context, "recycle") > 0 }).await;
+        let so_far = rounds(&context, "repair");
+        until("some time", || async { rounds(&context, "repair") > so_far + 2 }).await;
         assert_eq!(desk.names().await, ["db-0"]);
-        assert_eq!(world.writer.count(), 0, "nothing was written");
+        assert_eq!(context.writer.count(), 0, "nothing was written");
     })
     .await;
 }
@@ -84,8 +86,8 @@ async fn a_workload_recreated_within_the_quarantine_gets_its_addresses_back() {
     let address = came_and_went(&desk, &node, &owner, "db-0").await;
     desk.delete_set("db").await;
     let resting = [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h"]].concat();
-    let world = desk.world(&resting);
-    while_at_work(&world, async {
+    let context = desk.context(&resting);
+    while_at_work(&context, async {
         all_rest(&desk).await;
         assert!(desk.names().await.is_empty());
         // Another claimant on the same node does not get it.
@@ -117,8 +119,8 @@ async fn without_inheritance_a_recreated_workload_gets_another_address_unless_pi
     desk.delete_set("db").await;
     let strict =
         [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h", "--inherit=false", "--mark=false"]].concat();
-    let world = desk.world(&strict);
-    while_at_work(&world, async {
+    let context = desk.context(&strict);
+    while_at_work(&context, async {
         all_rest(&desk).await;
         let released = async |address: IpAddr| {
             let claim = desk.claims().await.into_iter().find(|claim| claim.spec.address == address);
@@ -148,8 +150,8 @@ async fn a_recreated_workload_faster_than_the_controller_keeps_the_address_with_
     let owner = desk.stateful_set("db", 1).await;
     let again = sandbox(&desk.pod("db-0", &node.name, Some(&owner), json!({})).await);
     assert_eq!(node.add(&again).await.unwrap(), address);
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         let uid = owner["uid"].as_str().unwrap();
         until("the new workload's uid", || async {
             desk.stickies().get("db-0").await.unwrap().spec.workload.uid == uid
@@ -171,9 +173,9 @@ async fn scale_down_follows_each_bindings_own_rule() {
     desk.retained("db-7", &desk.address(7), set("db"), binding(7, json!({"onScaleDown": "Retain"}))).await;
     let soon = json!({"onScaleDown": "TTL", "scaleDownTtlSeconds": 1});
     desk.retained("db-8", &desk.address(8), set("db"), binding(8, soon)).await;
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
-        until("a first round", || async { rounds(&world, "recycle") > 0 }).await;
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
+        until("a first round", || async { rounds(&context, "recycle") > 0 }).await;
         assert_eq!(desk.names().await.len(), 4);
         desk.scale("db", 2).await;
         until("the release of two", || async { desk.names().await == ["db-1", "db-7"] }).await;
@@ -189,9 +191,9 @@ async fn a_time_to_live_runs_from_the_last_sight_of_the_pod() {
     // Last seen long ago.
     desk.retained("over", &desk.address(1), set("gone"), ttl(60)).await;
     desk.retained("runs", &desk.address(2), set("gone"), ttl(315_360_000)).await;
-    let world = desk.world(HURRIED);
+    let context = desk.context(HURRIED);
     let conditions = async || desk.stickies().get("runs").await.unwrap().status.unwrap().conditions;
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         until("the release of one", || async { desk.names().await == ["runs"] }).await;
         until("the word until when", || async { !conditions().await.is_empty() }).await;
         let waits = conditions().await.remove(0);
@@ -223,8 +225,8 @@ async fn a_mass_deletion_costs_one_write_for_each_stickyip() {
     }
     let scribe = Scribe::default();
     let given = [&HURRIED[1..], &["--proof-gap=1s"]].concat();
-    let world = desk.world_of(desk.case.client(), &given, Box::new(scribe.clone()));
-    while_at_work(&world, until("their end", || async { desk.names().await.is_empty() })).await;
+    let context = desk.context_with(desk.case.client(), &given, Box::new(scribe.clone()));
+    while_at_work(&context, until("their end", || async { desk.names().await.is_empty() })).await;
     let written = scribe.0.lock().unwrap().clone();
     let of_stickies: Vec<_> = written.iter().filter(|what| what.contains("StickyIP")).collect();
     assert_eq!(of_stickies.len(), usize::from(ALL), "{of_stickies:?}");
@@ -256,9 +258,9 @@ async fn kubernetes_own_kinds_keep_their_addresses_until_they_are_deleted() {
         let workload = json!({"apiVersion": version, "kind": kind, "name": plural, "uid": uid});
         desk.retained(plural, &desk.address(n), workload, json!({})).await;
     }
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
-        until("a first look", || async { rounds(&world, "recycle") > 0 }).await;
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
+        until("a first look", || async { rounds(&context, "recycle") > 0 }).await;
         let mut left = kinds.map(|(.., plural, _)| plural).to_vec();
         left.sort_unstable();
         for (version, kind, plural, _) in kinds {
@@ -285,8 +287,8 @@ async fn pods_of_any_kind_are_looked_up_by_discovery_and_an_unknown_kind_keeps()
     desk.retained("g-0", &desk.address(2), unknown, slot.clone()).await;
     let odd = json!({"apiVersion": "test.example/v1", "kind": "Flotilla", "name": "g"});
     desk.retained("g-1", &desk.address(3), odd, slot).await;
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         until("the doubt", || async { desk.told("ReleaseBlocked").await.len() == 2 }).await;
         let told = desk.told("ReleaseBlocked").await.join("\n");
         assert!(
@@ -308,9 +310,9 @@ async fn a_living_pod_and_an_attachment_keep_an_address_whose_workload_is_gone()
     let pod = sandbox(&desk.pod("gone-0", &node.name, Some(&owner), json!({})).await);
     node.add(&pod).await.unwrap();
     desk.retained("bait", &desk.address(200), set("gone"), json!({})).await;
-    let world = desk.world(&[HURRIED, &["--mark=false"]].concat());
-    while_at_work(&world, async {
-        until("a look", || async { rounds(&world, "recycle") > 0 }).await;
+    let context = desk.context(&[HURRIED, &["--mark=false"]].concat());
+    while_at_work(&context, async {
+        until("a look", || async { rounds(&context, "recycle") > 0 }).await;
         node.del(&pod).await;
         // Detached, but its pod is there; and so the other binding of the workload stays too.
         until("the detach", || async { is_free(&desk.stickies().get("gone-0").await.unwrap()) }).await;
@@ -337,11 +339,11 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
         node.add(pod).await.unwrap();
     }
     let given = [HURRIED, &["--retention=TTL", "--retention-ttl=5h", "--on-scale-down=Release"]].concat();
-    let world = desk.world(&given);
+    let context = desk.context(&given);
     let retention = async |name: &str| {
         serde_json::to_value(desk.stickies().get(name).await.unwrap().spec.retention).unwrap()
     };
-    while_at_work(&world, async {
+    while_at_work(&context, async {
         let five = json!({"keep": "TTL", "ttlSeconds": 18000, "onScaleDown": "Release"});
         until("the flags' word", || async { retention("plain").await == five }).await;
         let pods = json!({"keep": "TTL", "ttlSeconds": 5400, "onScaleDown": "Release"});
@@ -370,8 +372,8 @@ async fn a_pods_retention_counts_if_no_controller_ran_in_its_life_and_is_not_man
     delete_pod(&desk.case, "db-0").await;
     desk.delete_set("db").await;
     desk.retained("bait", &desk.address(200), set("gone"), json!({})).await;
-    let world = desk.world(&[HURRIED, &["--on-scale-down=Release"]].concat());
-    while_at_work(&world, async {
+    let context = desk.context(&[HURRIED, &["--on-scale-down=Release"]].concat());
+    while_at_work(&context, async {
         until("the release of another", || async { !desk.names().await.contains(&"bait".to_owned()) }).await;
         let kept = desk.stickies().get("db-0").await.unwrap();
         assert_eq!(kept.spec.retention.keep, Keep::Forever);
@@ -395,9 +397,9 @@ async fn a_living_pod_that_removes_its_retention_is_no_longer_kept_by_it() {
     let says = json!({"sticky-ipam.io/retention": "Forever"});
     let pod = sandbox(&desk.pod("db-0", &node.name, Some(&owner), says).await);
     node.add(&pod).await.unwrap();
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
-        until("everyone's first look", || async { world.metrics.initial_sync.get() > 0.0 }).await;
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
+        until("everyone's first look", || async { context.metrics.initial_sync.get() > 0.0 }).await;
         assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
         let taken_back =
             Patch::Merge(json!({"metadata": {"annotations": {"sticky-ipam.io/retention": null}}}));
@@ -420,17 +422,17 @@ async fn a_pod_seen_after_its_stickyip_gets_the_flags_retention_written() {
     let desk = Desk::take().await;
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     node.add(&sandbox(&desk.pod("db-0", &node.name, None, json!({})).await)).await.unwrap();
-    let world = desk.world(&["--retention=Forever"]);
-    let (index, _) = survey(&world.writer).await.unwrap();
-    *world.index() = index;
+    let context = desk.context(&["--retention=Forever"]);
+    let (index, _) = survey(&context.writer).await.unwrap();
+    *context.index() = index;
     let name = format!("{}/db-0", desk.case.namespace());
     let [pod, sticky] = [Kind::Pod, Kind::StickyIP].map(|kind| vec![Key::new(kind, name.clone())]);
-    let seen = world.index().pods.get(&name).cloned().unwrap();
-    world.index().apply_pod(Told::Gone(name.clone()));
+    let seen = context.index().pods.get(&name).cloned().unwrap();
+    context.index().apply_pod(Told::Gone(name.clone()));
     let mut duty = RetentionSync::default();
-    duty.round(&world, sticky).await;
-    assert_eq!(world.writer.count(), 0, "nobody is known to ask");
-    world.index().apply_pod(Told::Here((name, seen)));
-    duty.round(&world, pod).await;
+    duty.round(&context, sticky).await;
+    assert_eq!(context.writer.count(), 0, "nobody is known to ask");
+    context.index().apply_pod(Told::Here((name, seen)));
+    duty.round(&context, pod).await;
     assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
 }

@@ -31,8 +31,8 @@ async fn two_bindings_of_one_address_are_reported_with_both_names() {
     let desk = Desk::take().await;
     steal(&desk).await;
     let api = desk.stickies();
-    let world = desk.world(&[HURRIED, &["--mark=false"]].concat());
-    while_at_work(&world, async {
+    let context = desk.context(&[HURRIED, &["--mark=false"]].concat());
+    while_at_work(&context, async {
         until("the mark", || async {
             api.get("thief").await.unwrap().status.unwrap().phase == Some(StickyPhase::Conflict)
         })
@@ -40,8 +40,10 @@ async fn two_bindings_of_one_address_are_reported_with_both_names() {
         until("the event", || async { !desk.told("Repaired").await.is_empty() }).await;
         let told = desk.told("Repaired").await;
         assert!(told.iter().any(|text| text.contains("thief") && text.contains("rightful")), "{told:?}");
-        until("the metric", || async { world.metrics.page().contains("sticky_ipam_controller_conflicts 1") })
-            .await;
+        until("the metric", || async {
+            context.metrics.page().contains("sticky_ipam_controller_conflicts 1")
+        })
+        .await;
     })
     .await;
 }
@@ -54,18 +56,18 @@ async fn a_lost_claim_is_recreated_and_nothing_is_written_when_idle() {
     desk.retained("db-0", &desk.address(1), set(), json!({})).await;
     let claims = kube::Api::<sticky_ipam::cluster::objects::AddressClaim>::all(desk.case.client());
     claims.delete(&desk.address(1), &Default::default()).await.unwrap();
-    let world = desk.world(HURRIED);
-    while_at_work(&world, async {
+    let context = desk.context(HURRIED);
+    while_at_work(&context, async {
         until("the claim", || async {
             desk.claims().await.first().is_some_and(|claim| claim.spec.phase == ClaimPhase::Bound)
         })
         .await;
-        let so_far = rounds(&world, "repair");
-        until("quiet", || async { rounds(&world, "repair") > so_far + 2 }).await;
-        let writes = world.writer.count();
-        let so_far = rounds(&world, "repair");
-        until("some time at rest", || async { rounds(&world, "repair") > so_far + 3 }).await;
-        assert_eq!(world.writer.count(), writes, "nothing is written at rest");
+        let so_far = rounds(&context, "repair");
+        until("quiet", || async { rounds(&context, "repair") > so_far + 2 }).await;
+        let writes = context.writer.count();
+        let so_far = rounds(&context, "repair");
+        until("some time at rest", || async { rounds(&context, "repair") > so_far + 3 }).await;
+        assert_eq!(context.writer.count(), writes, "nothing is written at rest");
     })
     .await;
 }
@@ -74,15 +76,15 @@ async fn a_lost_claim_is_recreated_and_nothing_is_written_when_idle() {
 async fn a_claim_is_quarantined_for_the_whole_time() {
     let desk = Desk::take().await;
     desk.retained("db-0", &desk.address(1), set(), json!({})).await;
-    let world = desk.world(&["--proof-gap=0s", "--quarantine=1h"]);
-    while_at_work(&world, async {
+    let context = desk.context(&["--proof-gap=0s", "--quarantine=1h"]);
+    while_at_work(&context, async {
         until("the rest", || async { desk.claims().await[0].spec.phase == ClaimPhase::Quarantined }).await;
         until("the metric", || async {
-            world.metrics.page().contains("sticky_ipam_controller_quarantined 1")
+            context.metrics.page().contains("sticky_ipam_controller_quarantined 1")
         })
         .await;
-        let so_far = rounds(&world, "repair");
-        until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+        let so_far = rounds(&context, "repair");
+        until("some time", || async { rounds(&context, "repair") > so_far + 2 }).await;
         assert_eq!(desk.claims().await.len(), 1);
     })
     .await;

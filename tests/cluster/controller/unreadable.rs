@@ -48,8 +48,8 @@ async fn a_stickyip_that_cannot_be_read_is_reported_once_and_blocks_no_other_wor
         all.into_iter().filter(is_it).collect::<Vec<_>>()
     };
     for number in 1..=2 {
-        let world = desk.world(HURRIED);
-        while_at_work(&world, async {
+        let context = desk.context(HURRIED);
+        while_at_work(&context, async {
             until("the event", || async { !told().await.is_empty() }).await;
             // Changed, and as odd as before: nothing new.
             let touched = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
@@ -57,11 +57,11 @@ async fn a_stickyip_that_cannot_be_read_is_reported_once_and_blocks_no_other_wor
             let gone = json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "gone"});
             desk.retained(&format!("gone-{number}"), &desk.address(number), gone, json!({})).await;
             until("work on the others", || async { desk.claims().await.is_empty() }).await;
-            let so_far = rounds(&world, "repair");
-            until("some time", || async { rounds(&world, "repair") > so_far + 2 }).await;
+            let so_far = rounds(&context, "repair");
+            until("some time", || async { rounds(&context, "repair") > so_far + 2 }).await;
         })
         .await;
-        let page = world.metrics.page();
+        let page = context.metrics.page();
         assert!(page.contains("sticky_ipam_controller_objects_skipped_total{what=\"StickyIP\"}"), "{page}");
     }
     let told = told().await;

@@ -182,25 +182,25 @@ enum AdoptionResult {
 }
 
 /// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
-async fn mark(world: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedSlots) -> AdoptionResult {
+async fn mark(context: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedSlots) -> AdoptionResult {
     let facts = &pod.facts;
     let claimant = Claimant::of(facts);
     let named = |name: String| StickyKey { namespace: facts.namespace.clone(), name };
     if let Some(name) = claimant.fixed_name() {
         let key = named(name.to_owned());
-        let walked = walk(world, pod, &claimant, &key, None).await;
-        return conclude(world, pod, key, walked).await;
+        let walked = walk(context, pod, &claimant, &key, None).await;
+        return conclude(context, pod, key, walked).await;
     }
-    let mut claimed = slots::claimed(&world.index(), &claimant, facts, &pod.addresses);
+    let mut claimed = slots::claimed(&context.index(), &claimant, facts, &pod.addresses);
     let mut tries = 1;
     loop {
         let is_guess = claimed.is_none() && tries == 1;
         let avoid = taken.for_others_than(name);
         let slot = match claimed.take() {
             Some(slot) => slot,
-            None if is_guess => slots::guessed(&world.index(), &claimant, facts, &pod.addresses, &avoid),
+            None if is_guess => slots::guessed(&context.index(), &claimant, facts, &pod.addresses, &avoid),
             None => {
-                let api = world.writer.connection();
+                let api = context.writer.connection();
                 match sticky_identity::choose_for_running(&api, &claimant, facts, &pod.addresses, &avoid)
                     .await
                 {
@@ -211,7 +211,7 @@ async fn mark(world: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedS
         };
         let key = named(slot_name(&claimant.workload().name, slot));
         taken.add(slot);
-        let walked = walk(world, pod, &claimant, &key, Some(slot)).await;
+        let walked = walk(context, pod, &claimant, &key, Some(slot)).await;
         // Somebody has made it his own since; what was asked for in its name is undone. A guess may also have missed the pod's own slot,
         // which has its address.
         let lost = match &walked {
@@ -220,14 +220,14 @@ async fn mark(world: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedS
             _ => false,
         };
         if !lost || tries == MOST_SLOTS {
-            return conclude(world, pod, key, walked).await;
+            return conclude(context, pod, key, walked).await;
         }
         tries += 1;
     }
 }
 
 async fn walk(
-    world: &Context,
+    context: &Context,
     pod: &UnadoptedPod,
     claimant: &Claimant,
     key: &StickyKey,
@@ -248,13 +248,13 @@ async fn walk(
         pinned: pod.addresses.clone(),
         patience: Duration::ZERO,
     };
-    let unknown = unknown(&world.index(), key, &pod.addresses);
-    walker.adopt(&mut world.writer.api_writer(), &mut RunningPodNode(pod), unknown).await
+    let unknown = unknown(&context.index(), key, &pod.addresses);
+    walker.adopt(&mut context.writer.api_writer(), &mut RunningPodNode(pod), unknown).await
 }
 
 /// Tells what came of a pod's walk.
 async fn conclude(
-    world: &Context,
+    context: &Context,
     pod: &UnadoptedPod,
     key: StickyKey,
     walked: Result<StickyIP, BindError>,
@@ -264,11 +264,11 @@ async fn conclude(
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
-                world.metrics.adopted_pods.inc();
+                context.metrics.adopted_pods.inc();
                 tracing::info!(sticky = %key, addresses = ?sticky.spec.addresses, pod = facts.name, "marked a running pod");
                 let message =
                     format!("bound to {} from the address it runs with", list(&sticky.spec.addresses));
-                tell(world, facts, "Marked", message, false).await;
+                record_event(context, facts, "Marked", message, false).await;
             }
             AdoptionResult::Adopted
         }
@@ -278,8 +278,8 @@ async fn conclude(
         }
         Err(BindError::Refused(why)) => {
             tracing::warn!(sticky = %key, pod = facts.name, %why, "cannot mark a running pod");
-            tell(
-                world,
+            record_event(
+                context,
                 facts,
                 "AdoptionFailed",
                 format!("it keeps {} only until it ends: {why}", list(&pod.addresses)),
@@ -317,9 +317,15 @@ fn failed(pod: &UnadoptedPod, error: &dyn std::error::Error) -> AdoptionResult {
     AdoptionResult::Failed
 }
 
-async fn tell(world: &Context, facts: &PodFacts, reason: &'static str, message: String, warning: bool) {
+async fn record_event(
+    context: &Context,
+    facts: &PodFacts,
+    reason: &'static str,
+    message: String,
+    warning: bool,
+) {
     let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
-    world.tell(Told { about, reason, message, warning }).await;
+    context.record_event(Told { about, reason, message, warning }).await;
 }
 
 fn list(addresses: &[IpAddr]) -> String {
@@ -330,10 +336,10 @@ impl Duty for PodAdoption {
     const NAME: &'static str = "mark";
     const TRIGGERS: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         let (mut todo, mut bad, mut over) = (Vec::new(), Vec::new(), BTreeSet::new());
         {
-            let index = world.index();
+            let index = context.index();
             for name in self.concerned(&index, &due) {
                 let pod = index.pods.get(&name);
                 match pod.map(|pod| self.unadopted(&index, pod)).transpose() {
@@ -349,8 +355,8 @@ impl Duty for PodAdoption {
         }
         self.forget(&over.iter().map(String::as_str).collect());
         for (facts, why) in bad {
-            tell(
-                world,
+            record_event(
+                context,
                 &facts,
                 "InvalidAnnotation",
                 format!("whether it is sticky cannot be told: {why}"),
@@ -372,17 +378,17 @@ impl Duty for PodAdoption {
             }
             groups.entry(group).or_default().push((name, pod));
         }
-        let mut taken = slots::taken(&world.index(), &self.asked, &workloads);
+        let mut taken = slots::taken(&context.index(), &self.asked, &workloads);
         let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
         let marking = groups.map(|(mut taken, pods)| async move {
             let mut adopted_pods = Vec::new();
             for (name, pod) in pods {
-                let came = mark(world, &name, &pod, &mut taken).await;
+                let came = mark(context, &name, &pod, &mut taken).await;
                 adopted_pods.push((name, pod, came));
             }
             adopted_pods
         });
-        let _hurry = world.start_urgent_work();
+        let _hurry = context.start_urgent_work();
         let adopted_pods: Vec<Vec<(String, UnadoptedPod, AdoptionResult)>> =
             futures_util::stream::iter(marking).buffer_unordered(CONCURRENCY).collect().await;
         let adopted_pods: Vec<(String, UnadoptedPod, AdoptionResult)> =
@@ -402,12 +408,12 @@ impl Duty for PodAdoption {
             match adopted_pods {
                 AdoptionResult::Adopted => {}
                 AdoptionResult::WaitingForNode(holder) => {
-                    if self.waits(&name, &pod.facts.uid, world.elapsed())
-                        && is_unanswered(&world.index(), &pod)
+                    if self.waits(&name, &pod.facts.uid, context.elapsed())
+                        && is_unanswered(&context.index(), &pod)
                     {
                         let message =
                             format!("node {} has not answered; is its sticky-ipam agent running?", pod.node);
-                        tell(world, &pod.facts, "AdoptionFailed", message, true).await;
+                        record_event(context, &pod.facts, "AdoptionFailed", message, true).await;
                     }
                     self.asked.insert(holder.to_string(), name);
                     done.again.push((key, RETRY_WHILE_WAITING));

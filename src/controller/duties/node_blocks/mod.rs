@@ -109,15 +109,15 @@ impl NodeBlocks {
 
     /// The duty as it is set; none if Cilium's operator hands out the blocks.
     #[must_use]
-    pub fn from_context(world: &Context) -> Option<Self> {
-        let settings = &world.settings;
+    pub fn from_context(context: &Context) -> Option<Self> {
+        let settings = &context.settings;
         let place = BlockLocation::of(settings.cilium_ipam)?;
         let limits = BlockLimits {
             low: u128::from(settings.block_min_free),
             most: settings.blocks_per_node,
             quarantine: settings.block_quarantine.seconds(),
         };
-        Some(Self::new(place, settings.block_namespace(), limits, &world.metrics))
+        Some(Self::new(place, settings.block_namespace(), limits, &context.metrics))
     }
 
     /// The locks as they were read last, if that is enough to see whether anything is to be done.
@@ -128,10 +128,10 @@ impl NodeBlocks {
     }
 
     /// Decides on locks that were read: without them, every node that is gone would be forgotten.
-    fn decide(&mut self, world: &Context, locks: LockList) -> (BlockView, Plan) {
-        let pool = world.settings.cluster_pool();
-        let seen = seen(&world.index(), self.place, pool.as_ref(), locks);
-        let mut plan = decide(&seen.view, self.limits, &mut self.memory, world.now());
+    fn decide(&mut self, context: &Context, locks: LockList) -> (BlockView, Plan) {
+        let pool = context.settings.cluster_pool();
+        let seen = seen(&context.index(), self.place, pool.as_ref(), locks);
+        let mut plan = decide(&seen.view, self.limits, &mut self.memory, context.now());
         if !seen.in_doubt.is_empty() {
             // What cannot be read may have any block.
             plan.steps.retain(|step| {
@@ -142,8 +142,8 @@ impl NodeBlocks {
     }
 
     /// Carries the steps out. How many must be tried again.
-    async fn carry(&self, world: &Context, steps: &[BlockStep]) -> (usize, usize) {
-        let writer = &world.writer;
+    async fn carry(&self, context: &Context, steps: &[BlockStep]) -> (usize, usize) {
+        let writer = &context.writer;
         let (mut overtaken, mut failed) = (0, 0);
         let locks = Locks::new(writer.client(), &self.namespace);
         let mut held = Vec::new();
@@ -174,7 +174,7 @@ impl NodeBlocks {
                 Ok(done) => {
                     ControllerMetrics::count(&self.steps, word(step));
                     if let BlockStep::Return { lock } = step {
-                        world.tell(returned(world, lock)).await;
+                        context.record_event(returned(context, lock)).await;
                     }
                     if let StepResult::Held(hold, why) = done {
                         held.push((*hold, why));
@@ -186,7 +186,7 @@ impl NodeBlocks {
                 }
             }
         }
-        match self.write_held(world, locks, held).await {
+        match self.write_held(context, locks, held).await {
             Ok(more) => overtaken += more,
             Err(error) => {
                 tracing::warn!(%error, "cannot write blocks on nodes; trying again");
@@ -237,14 +237,14 @@ impl NodeBlocks {
     /// Writes what is held, unless a lock of another size overlaps it: sizes may differ between two replicas for a while.
     async fn write_held(
         &self,
-        world: &Context,
+        context: &Context,
         locks: &Locks,
         held: Vec<(LockedBlock, BlockReason)>,
     ) -> Result<usize, ApiError> {
         if held.is_empty() {
             return Ok(0);
         }
-        let all = &locks.list(&world.writer).await?;
+        let all = &locks.list(&context.writer).await?;
         let mut of_nodes: Vec<Vec<(LockedBlock, BlockReason)>> = Vec::new();
         for (hold, why) in held {
             match of_nodes
@@ -255,7 +255,7 @@ impl NodeBlocks {
                 None => of_nodes.push(vec![(hold, why)]),
             }
         }
-        let written = of_nodes.into_iter().map(|of_node| self.write_on_node(world, locks, all, of_node));
+        let written = of_nodes.into_iter().map(|of_node| self.write_on_node(context, locks, all, of_node));
         let written = futures_util::stream::iter(written).buffer_unordered(CONCURRENCY);
         written.try_fold(0, async |sum, overtaken| Ok(sum + overtaken)).await
     }
@@ -263,12 +263,12 @@ impl NodeBlocks {
     /// Writes what is held for one node, one after the other. How many came to nothing.
     async fn write_on_node(
         &self,
-        world: &Context,
+        context: &Context,
         locks: &Locks,
         all: &LockList,
         held: Vec<(LockedBlock, BlockReason)>,
     ) -> Result<usize, ApiError> {
-        let writer = &world.writer;
+        let writer = &context.writer;
         let mut overtaken = 0;
         let mut held = held.into_iter().peekable();
         while let Some((hold, why)) = held.next() {
@@ -294,10 +294,13 @@ impl NodeBlocks {
                 Some(_) => {
                     let node = &hold.lock.node;
                     tracing::info!(%block, node, %why, "gave a block");
-                    let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
+                    let uid =
+                        context.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
                     let message = format!("block {block} is this node's: {why}");
                     let about = events::node(node, &uid);
-                    world.tell(Told { about, reason: "BlockAssigned", message, warning: false }).await;
+                    context
+                        .record_event(Told { about, reason: "BlockAssigned", message, warning: false })
+                        .await;
                 }
             }
         }
@@ -335,7 +338,7 @@ impl NodeBlocks {
         })
     }
 
-    async fn report(&mut self, world: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
+    async fn report(&mut self, context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
         // A pool that is gone has none.
         self.given.clear();
         self.total.clear();
@@ -353,17 +356,18 @@ impl NodeBlocks {
                 BlockProblem::NoRoom { node, .. }
                 | BlockProblem::NoPool { node }
                 | BlockProblem::Contested { node, .. } => {
-                    let uid = world.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
+                    let uid =
+                        context.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
                     events::node(node, &uid)
                 }
             };
-            world.tell(Told { about, reason: problem.reason(), message, warning: true }).await;
+            context.record_event(Told { about, reason: problem.reason(), message, warning: true }).await;
         }
         for refused in &seen.refused {
-            let object = world.index().pools.get(&refused.name).cloned();
+            let object = context.index().pools.get(&refused.name).cloned();
             if let Some(pool) = object {
                 let (about, message) = (events::pool(&pool), refused.why.clone());
-                world.tell(Told { about, reason: refused.reason, message, warning: true }).await;
+                context.record_event(Told { about, reason: refused.reason, message, warning: true }).await;
             }
         }
         for name in &seen.in_doubt {
@@ -372,7 +376,7 @@ impl NodeBlocks {
                 "it cannot be read, so no block is given or returned; correct or delete it"
             );
         }
-        status::write(world, seen, plan).await
+        status::write(context, seen, plan).await
     }
 
     /// A lock that cannot be read, as an event names it.
@@ -395,38 +399,38 @@ impl Duty for NodeBlocks {
     /// Pods come and go on a node without a word of its objects. A round asks nothing of the API server if nothing is to be done.
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn round(&mut self, world: &Context, _: Vec<Key>) -> RoundResult {
+    async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
         let again = |after: Duration| vec![(Key::new(Kind::Node, ""), after)];
-        if !world.index().missing().is_empty() {
+        if !context.index().missing().is_empty() {
             return RoundResult { again: again(RETRY), failures: 0 };
         }
         // Most rounds change nothing, and the locks as they were read last are enough to see that.
-        let remembered = self.remembered(world.elapsed()).map(|locks| self.decide(world, locks));
+        let remembered = self.remembered(context.elapsed()).map(|locks| self.decide(context, locks));
         let mut tried = (0, 0);
         let (seen, plan) = match remembered {
             Some((seen, plan)) if plan.steps.is_empty() => (seen, plan),
             _ => {
-                let read_at = world.elapsed();
-                let locks = match Locks::new(world.writer.client(), &self.namespace).list(&world.writer).await
-                {
-                    Ok(locks) => locks,
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot read the locks of blocks; trying again");
-                        return RoundResult { again: again(RETRY), failures: 1 };
-                    }
-                };
-                let (seen, plan) = self.decide(world, locks.clone());
+                let read_at = context.elapsed();
+                let locks =
+                    match Locks::new(context.writer.client(), &self.namespace).list(&context.writer).await {
+                        Ok(locks) => locks,
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot read the locks of blocks; trying again");
+                            return RoundResult { again: again(RETRY), failures: 1 };
+                        }
+                    };
+                let (seen, plan) = self.decide(context, locks.clone());
                 for problem in
                     plan.problems.iter().filter(|problem| matches!(problem, BlockProblem::Broken(_)))
                 {
                     tracing::warn!(namespace = self.namespace, "{problem}");
                 }
-                tried = self.carry(world, &plan.steps).await;
+                tried = self.carry(context, &plan.steps).await;
                 self.locks = plan.steps.is_empty().then_some((locks, read_at));
                 (seen, plan)
             }
         };
-        let told = self.report(world, &seen, &plan).await;
+        let told = self.report(context, &seen, &plan).await;
         if let Err(error) = &told {
             tracing::warn!(%error, "cannot write how full the pools are; trying again");
         }
@@ -439,9 +443,9 @@ impl Duty for NodeBlocks {
 
 /// What is told of a block that is free again: to whoever looks at its pool, for its node is gone. A block of no pool that is there is its
 /// node's name's.
-fn returned(world: &Context, lock: &BlockLock) -> Told {
+fn returned(context: &Context, lock: &BlockLock) -> Told {
     let (block, node) = (lock.block, &lock.node);
-    let index = world.index();
+    let index = context.index();
     let pool = index.pools.values().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
     let about = pool.map_or_else(|| events::node(node, ""), events::pool);
     let message = format!("block {block} of node {node} is free: the node is gone and nothing is kept in it");

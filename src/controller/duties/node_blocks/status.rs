@@ -21,12 +21,12 @@ use crate::policy::node_blocks::{BlockProblem, Fill, Plan};
 ///
 /// # Errors
 /// The server is of no help.
-pub async fn write(world: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
+pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
     let refused: BTreeMap<&str, &RefusedPool> =
         seen.refused.iter().map(|refused| (refused.name.as_str(), refused)).collect();
     let kept: TakenRanges = seen.view.kept.iter().map(|address| (*address).into()).collect();
     let pools: Vec<(String, IPPool)> =
-        world.index().pools.iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
+        context.index().pools.iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
     for (name, pool) in pools {
         let fill = match pool.spec.purpose {
             PoolUse::NodeBlocks => plan.fill.get(&name).copied(),
@@ -44,7 +44,7 @@ pub async fn write(world: &Context, seen: &BlockView, plan: &Plan) -> Result<(),
             None => ("True", "InUse", "it is used".to_owned()),
         };
         let Some(status) = changed(&pool, fill, verdict) else { continue };
-        let api: Api<IPPool> = Api::all(world.writer.client());
+        let api: Api<IPPool> = Api::all(context.writer.client());
         let params = patch_params();
         let version = pool.metadata.resource_version.clone();
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
@@ -52,7 +52,7 @@ pub async fn write(world: &Context, seen: &BlockView, plan: &Plan) -> Result<(),
         body["status"]["given"] = json!(status.given);
         body["status"]["total"] = json!(status.total);
         let what = format!("patch status of IPPool {name}");
-        world.writer.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
+        context.writer.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
     }
     Ok(())
 }

@@ -122,18 +122,19 @@ pub fn stale(
 
 /// Has the StickyIP say this and nothing else of what it waits for. Nothing is written if it does; what fails is said at the next
 /// look.
-pub async fn settle(world: &Context, sticky: &StickyIP, waits: Option<&PendingRelease>) {
-    let now = Timestamp::from_second(world.now().0).unwrap_or_default();
+pub async fn settle(context: &Context, sticky: &StickyIP, waits: Option<&PendingRelease>) {
+    let now = Timestamp::from_second(context.now().0).unwrap_or_default();
     let Some(conditions) = changed(sticky, waits, now) else { return };
     let key = sticky_key_of(sticky);
-    let api: Api<StickyIP> = Api::namespaced(world.writer.client(), &key.namespace);
+    let api: Api<StickyIP> = Api::namespaced(context.writer.client(), &key.namespace);
     let patch = json!({
         "metadata": {"uid": sticky.uid(), "resourceVersion": sticky.resource_version()},
         "status": {"conditions": conditions},
     });
     let what = format!("patch the conditions of StickyIP {key}");
     let patch = Patch::Merge(patch);
-    if let Err(error) = world.writer.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await
+    if let Err(error) =
+        context.writer.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await
     {
         tracing::warn!(sticky = %key, %error, "cannot write the conditions");
     }

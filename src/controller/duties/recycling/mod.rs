@@ -58,16 +58,16 @@ pub struct Recycle<'a> {
 }
 
 /// Runs the duty, and the watches of workloads that wake it.
-pub async fn run_recycling(world: &Context) {
+pub async fn run_recycling(context: &Context) {
     let workloads = Workloads::default();
-    let (inbox, owners_inbox) = (world.inbox(Recycle::TRIGGERS), world.inbox(OwnerRecords::TRIGGERS));
-    let duty = Recycle::new(&world.settings, &workloads);
+    let (inbox, owners_inbox) = (context.inbox(Recycle::TRIGGERS), context.inbox(OwnerRecords::TRIGGERS));
+    let duty = Recycle::new(&context.settings, &workloads);
     let inboxes = Inboxes { recycle: &inbox, owners: &owners_inbox };
     let owners = OwnerRecords::new(&workloads);
     tokio::join!(
-        workloads.watch(world, inboxes),
-        run_duty_with(duty, world, &inbox),
-        run_duty_with(owners, world, &owners_inbox)
+        workloads.watch(context, inboxes),
+        run_duty_with(duty, context, &inbox),
+        run_duty_with(owners, context, &owners_inbox)
     );
 }
 
@@ -167,11 +167,11 @@ impl<'a> Recycle<'a> {
     }
 
     /// PendingRelease for a token; how many wait is shown.
-    async fn token(&self, world: &Context) {
-        let waiting = &world.metrics.releases_waiting;
+    async fn token(&self, context: &Context) {
+        let waiting = &context.metrics.releases_waiting;
         waiting.inc();
         loop {
-            let taken = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(world.elapsed());
+            let taken = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(context.elapsed());
             match taken {
                 Ok(()) => break,
                 Err(pause) => tokio::time::sleep(pause).await,
@@ -182,7 +182,7 @@ impl<'a> Recycle<'a> {
 
     async fn look(
         &self,
-        world: &Context,
+        context: &Context,
         name: &str,
         sticky: &StickyIP,
         round: &SharedLookups,
@@ -191,32 +191,32 @@ impl<'a> Recycle<'a> {
         let before = self.absences.get(name);
         let proves = before.is_some_and(|absence| {
             absence.resource_version == kept.resource_version
-                && world.now().seconds_since(absence.first_look) >= self.proof.gap_seconds
+                && context.now().seconds_since(absence.first_look) >= self.proof.gap_seconds
         });
         if proves {
             // Before the look, so that nothing has to wait between the proof and the deed.
-            self.token(world).await;
+            self.token(context).await;
         }
         // Not while it waits for a token: a slow rate would put everything else off for as long.
-        let _hurry = world.start_urgent_work();
+        let _hurry = context.start_urgent_work();
         let key = sticky_key_of(sticky);
-        let workload = round.look(self, world, &key.namespace, sticky, proves).await;
+        let workload = round.look(self, context, &key.namespace, sticky, proves).await;
         self.workloads.watch_kind_of(&sticky.spec.workload);
         // They are being collected, or were orphaned.
         if workload == WorkloadLookup::Absent
-            && world.index().has_pods_of(&key.namespace, &sticky.spec.workload)
+            && context.index().has_pods_of(&key.namespace, &sticky.spec.workload)
         {
             return LookupResult::Kept { again: Some(RETRY_WHILE_PODS_REMAIN), waits: None };
         }
         let pod = match sticky.spec.claimant.kind {
             // The first look proves nothing, and the watch has told that the pod is gone.
             _ if !proves => PodLookup::Absent,
-            ClaimantKind::Pod => look_at_pod(world, &key.namespace, &key.name).await,
+            ClaimantKind::Pod => look_at_pod(context, &key.namespace, &key.name).await,
             // A slot or a machine is not of one pod: whoever has it is attached to it.
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLookup::Absent,
         };
-        match decide(&kept, &workload, pod, before, world.now(), self.proof) {
-            Decision::Keep(reason) => keep(reason, &sticky.spec.workload, world.now()),
+        match decide(&kept, &workload, pod, before, context.now(), self.proof) {
+            Decision::Keep(reason) => keep(reason, &sticky.spec.workload, context.now()),
             Decision::CheckAgain(absence) => LookupResult::First(absence),
             // The time came while it looked, by a look that proves nothing.
             Decision::Release { .. } if !proves => {
@@ -224,9 +224,9 @@ impl<'a> Recycle<'a> {
             }
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Precondition { uid, resource_version } };
-                match world.writer.api_writer().carry(&write, None, "").await {
+                match context.writer.api_writer().carry(&write, None, "").await {
                     Ok(Applied::Deleted) => {
-                        released(world, sticky, reason).await;
+                        released(context, sticky, reason).await;
                         LookupResult::Released
                     }
                     Ok(_) => LookupResult::Overtaken,
@@ -240,7 +240,7 @@ impl<'a> Recycle<'a> {
     }
 
     /// How long to wait after another look that failed; the doubt is told if it stays.
-    async fn doubt(&mut self, world: &Context, name: &str, sticky: &StickyIP, why: &str) -> Duration {
+    async fn doubt(&mut self, context: &Context, name: &str, sticky: &StickyIP, why: &str) -> Duration {
         let times = self.doubts.entry(name.to_owned()).or_default();
         *times = times.saturating_add(1);
         let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(MAX_LOOKUP_BACKOFF);
@@ -248,8 +248,8 @@ impl<'a> Recycle<'a> {
         if *times >= FAILURES_BEFORE_EVENT {
             let message = format!("the address is kept, because its workload cannot be looked at: {why}");
             let about = events::sticky_ip(sticky);
-            world.tell(Told { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
-            settle(world, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
+            context.record_event(Told { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
+            settle(context, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
         }
         pause
     }
@@ -272,17 +272,17 @@ fn keep(reason: KeepReason, workload: &WorkloadRef, now: TimePoint) -> LookupRes
     }
 }
 
-async fn look_at_pod(world: &Context, namespace: &str, name: &str) -> PodLookup {
-    let pods: Api<Pod> = Api::namespaced(world.writer.client(), namespace);
+async fn look_at_pod(context: &Context, namespace: &str, name: &str) -> PodLookup {
+    let pods: Api<Pod> = Api::namespaced(context.writer.client(), namespace);
     let what = format!("get Pod {namespace}/{name}");
-    match world.writer.connection().read(&what, || pods.get_metadata_opt(name)).await {
+    match context.writer.connection().read(&what, || pods.get_metadata_opt(name)).await {
         Ok(Some(_)) => PodLookup::Present,
         Ok(None) => PodLookup::Absent,
         Err(_) => PodLookup::Unknown,
     }
 }
 
-async fn released(world: &Context, sticky: &StickyIP, reason: ReleaseReason) {
+async fn released(context: &Context, sticky: &StickyIP, reason: ReleaseReason) {
     let (word, why) = match reason {
         ReleaseReason::WorkloadGone => ("WorkloadGone", "its workload is gone"),
         ReleaseReason::WorkloadReplaced => {
@@ -291,17 +291,17 @@ async fn released(world: &Context, sticky: &StickyIP, reason: ReleaseReason) {
         ReleaseReason::ScaledDown => ("ScaledDown", "its workload was scaled below it"),
         ReleaseReason::TtlOver => ("TtlOver", "its time is over"),
     };
-    ControllerMetrics::count(&world.metrics.recycled, word);
+    ControllerMetrics::count(&context.metrics.recycled, word);
     let addresses: Vec<String> = sticky.spec.addresses.iter().map(ToString::to_string).collect();
     let (addresses, workload) = (addresses.join(", "), &sticky.spec.workload);
     tracing::info!(sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "let go");
-    world
-        .tell(Told {
+    context
+        .record_event(Told {
             about: events::sticky_ip(sticky),
             reason: "Released",
             message: format!(
                 "{addresses} let go: {why} ({} {}); it rests for {} before another may have it",
-                workload.kind, workload.name, world.settings.quarantine
+                workload.kind, workload.name, context.settings.quarantine
             ),
             warning: false,
         })
@@ -324,7 +324,7 @@ impl SharedLookups {
     async fn look(
         &self,
         duty: &Recycle<'_>,
-        world: &Context,
+        context: &Context,
         namespace: &str,
         sticky: &StickyIP,
         proves: bool,
@@ -334,8 +334,8 @@ impl SharedLookups {
         let kept_for = duty.proof.owner_grace_seconds > 0 && may_return(sticky);
         let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
         let looking = (namespace.to_owned(), workload.clone(), owners.to_vec(), proves);
-        let shared = self.shared(looking, world.elapsed());
-        let look = || duty.workloads.look_up(world, namespace, workload, owners, duty.proof.inherit);
+        let shared = self.shared(looking, context.elapsed());
+        let look = || duty.workloads.look_up(context, namespace, workload, owners, duty.proof.inherit);
         shared.get_or_init(look).await.clone()
     }
 
@@ -355,10 +355,10 @@ impl Duty for Recycle<'_> {
     const NAME: &'static str = "recycle";
     const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         let (suspects, settled) = {
-            let index = world.index();
-            self.unattached.look(&index, &due, world.now());
+            let index = context.index();
+            self.unattached.look(&index, &due, context.now());
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
                 index.stickies.get(name).is_some_and(|sticky| attached_pod_uid(sticky).is_none())
@@ -366,15 +366,15 @@ impl Duty for Recycle<'_> {
             (suspects(&index, &due), stale(&index, &due, is_suspect))
         };
         for sticky in &settled {
-            settle(world, sticky, None).await;
+            settle(context, sticky, None).await;
         }
         let mut done = RoundResult::default();
         let round = SharedLookups::default();
         let this = &*self;
-        let (round, world) = (&round, world);
-        let looks = suspects
-            .iter()
-            .map(|(name, sticky)| async move { (name, sticky, this.look(world, name, sticky, round).await) });
+        let (round, context) = (&round, context);
+        let looks = suspects.iter().map(|(name, sticky)| async move {
+            (name, sticky, this.look(context, name, sticky, round).await)
+        });
         let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(CONCURRENCY).collect().await;
         let gap = Duration::from_secs(self.proof.gap_seconds);
         for (name, sticky, looked) in looked {
@@ -386,18 +386,18 @@ impl Duty for Recycle<'_> {
                 LookupResult::Doubt(why) => {
                     self.absences.remove(name);
                     done.failures += 1;
-                    let pause = self.doubt(world, name, sticky, &why).await;
+                    let pause = self.doubt(context, name, sticky, &why).await;
                     done.again.push((key, pause));
                 }
                 LookupResult::First(absence) => {
                     let again = gap
-                        .saturating_sub(Duration::from_secs(world.now().seconds_since(absence.first_look)));
+                        .saturating_sub(Duration::from_secs(context.now().seconds_since(absence.first_look)));
                     self.absences.insert(name.clone(), absence);
                     done.again.push((key, again));
                 }
                 LookupResult::Kept { again, waits } => {
                     self.absences.remove(name);
-                    settle(world, sticky, waits.as_ref()).await;
+                    settle(context, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
                 }
                 // Somebody wrote it: the watch tells of that.

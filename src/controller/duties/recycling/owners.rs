@@ -66,10 +66,10 @@ impl Duty for OwnerRecords<'_> {
     const TRIGGERS: &'static [Kind] = &[Kind::StickyIP];
     const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-    async fn round(&mut self, world: &Context, due: Vec<Key>) -> RoundResult {
+    async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         let (mut todo, mut unlisted) = (Vec::new(), BTreeMap::<(String, String), (Owner, Vec<Key>)>::new());
         {
-            let index = world.index();
+            let index = context.index();
             for key in due {
                 let Some(sticky) = index.stickies.get(&key.name).filter(|sticky| may_return(sticky)) else {
                     continue;
@@ -98,7 +98,7 @@ impl Duty for OwnerRecords<'_> {
         }
         let mut done = RoundResult::default();
         for (owner, keys) in unlisted.into_values() {
-            if !self.workloads.start_watching(world, &owner).await {
+            if !self.workloads.start_watching(context, &owner).await {
                 done.failures += 1;
                 done.again.extend(keys.into_iter().map(|key| (key, RETRY_AFTER_FAILURE)));
             } else if self.workloads.is_hidden(&owner) {
@@ -108,11 +108,11 @@ impl Duty for OwnerRecords<'_> {
         for (sticky, patch, successor) in todo {
             let key = sticky_key_of(&sticky);
             let written = patch.to_string();
-            match world.writer.patch_sticky("the owners", &sticky, patch).await {
+            match context.writer.patch_sticky("the owners", &sticky, patch).await {
                 Ok(Some(_)) => {
                     tracing::debug!(sticky = %key, written, "owners written");
                     if let Some(uid) = successor {
-                        world.tell(inherited(&sticky, &uid)).await;
+                        context.record_event(inherited(&sticky, &uid)).await;
                     }
                 }
                 // Somebody wrote it: the watch tells of that.

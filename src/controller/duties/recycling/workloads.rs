@@ -175,18 +175,18 @@ impl Workloads {
     /// for an owner.
     pub async fn look_up(
         &self,
-        world: &Context,
+        context: &Context,
         namespace: &str,
         workload: &WorkloadRef,
         owners: &[WorkloadRef],
         inherit: bool,
     ) -> WorkloadLookup {
-        let look = self.look(world, namespace, workload).await;
+        let look = self.look(context, namespace, workload).await;
         if look != WorkloadLookup::Absent {
             return look;
         }
         for owner in owners {
-            match self.look(world, namespace, owner).await {
+            match self.look(context, namespace, owner).await {
                 WorkloadLookup::Present { uid, .. } if inherit || uid == owner.uid => {
                     return WorkloadLookup::Owned { by: format!("{} {}", owner.kind, owner.name) };
                 }
@@ -198,8 +198,8 @@ impl Workloads {
     }
 
     /// A live look.
-    pub async fn look(&self, world: &Context, namespace: &str, workload: &WorkloadRef) -> WorkloadLookup {
-        match self.try_look(world, namespace, workload).await {
+    pub async fn look(&self, context: &Context, namespace: &str, workload: &WorkloadRef) -> WorkloadLookup {
+        match self.try_look(context, namespace, workload).await {
             Ok(look) => look,
             Err(why) => WorkloadLookup::Unknown { why },
         }
@@ -207,20 +207,20 @@ impl Workloads {
 
     async fn try_look(
         &self,
-        world: &Context,
+        context: &Context,
         namespace: &str,
         workload: &WorkloadRef,
     ) -> Result<WorkloadLookup, String> {
         let kind = GroupKind::of(workload);
-        let served = self.served(world, &kind).await.map_err(DiscoveryError::why)?;
-        let client = world.writer.client();
+        let served = self.served(context, &kind).await.map_err(DiscoveryError::why)?;
+        let client = context.writer.client();
         let api: Api<DynamicObject> = if served.namespaced {
             Api::namespaced_with(client, namespace, &served.resource)
         } else {
             Api::all_with(client, &served.resource)
         };
         let what = format!("get {} {namespace}/{}", workload.kind, workload.name);
-        match world.writer.connection().read(&what, || api.get(&workload.name)).await {
+        match context.writer.connection().read(&what, || api.get(&workload.name)).await {
             Ok(object) => Ok(WorkloadLookup::Present {
                 uid: object.metadata.uid.clone().unwrap_or_default(),
                 ordinals: ordinals(&object.data),
@@ -236,23 +236,23 @@ impl Workloads {
 
     /// Where a kind is served, by discovery; asked once, and again after a look went wrong. One that the server did not know is not asked
     /// for here again: see [`Workloads::learn`].
-    async fn served(&self, world: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
+    async fn served(&self, context: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
         if let Some(served) = locked(&self.served).get(kind) {
             return Ok(served.clone());
         }
         if locked(&self.unknown).0.contains_key(kind) {
             return Err(kind.unknown());
         }
-        let discovered = self.discover(world, kind).await;
+        let discovered = self.discover(context, kind).await;
         if matches!(discovered, Err(DiscoveryError::Unknown(_))) {
-            locked(&self.unknown).put_off(kind, world.elapsed());
+            locked(&self.unknown).put_off(kind, context.elapsed());
             self.another_unknown.notify_one();
         }
         discovered
     }
 
-    async fn discover(&self, world: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
-        let client = world.writer.client();
+    async fn discover(&self, context: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
+        let client = context.writer.client();
         let unknown = || kind.unknown();
         let asked = tokio::time::timeout(DISCOVERY_TIMEOUT, kube::discovery::group(&client, &kind.group));
         let late = || {
@@ -305,9 +305,9 @@ impl Workloads {
     }
 
     /// Has the kind of this object watched. False if the server could not be asked.
-    pub async fn start_watching(&self, world: &Context, object: &Owner) -> bool {
+    pub async fn start_watching(&self, context: &Context, object: &Owner) -> bool {
         let kind = GroupKind::of_owner(object);
-        match self.served(world, &kind).await {
+        match self.served(context, &kind).await {
             Ok(served) => self.watch_once(kind, served),
             Err(DiscoveryError::Unknown(why)) => {
                 tracing::warn!(why, "a chain of owners ends where it cannot be seen");
@@ -327,15 +327,15 @@ impl Workloads {
     }
 
     /// Watches what is asked for, and puts the StickyIPs of what changed into the inboxes. Until dropped.
-    pub async fn watch(&self, world: &Context, inboxes: Inboxes<'_>) {
+    pub async fn watch(&self, context: &Context, inboxes: Inboxes<'_>) {
         let Some(mut asked) = locked(&self.asked).take() else { return };
         let mut watches = FuturesUnordered::new();
-        let mut learning = std::pin::pin!(self.learn(world));
+        let mut learning = std::pin::pin!(self.learn(context));
         loop {
             tokio::select! {
                 () = &mut learning => return,
                 next = asked.recv() => match next {
-                    Some((kind, served)) => watches.push(self.watch_kind(world, inboxes, kind, served)),
+                    Some((kind, served)) => watches.push(self.watch_kind(context, inboxes, kind, served)),
                     None => return,
                 },
                 Some(()) = watches.next(), if !watches.is_empty() => {}
@@ -345,7 +345,7 @@ impl Workloads {
 
     /// Asks for kinds that the server did not know, later and later, for as long as a StickyIP is of one. One that it knows by now is
     /// watched like any other. Until dropped.
-    async fn learn(&self, world: &Context) {
+    async fn learn(&self, context: &Context) {
         loop {
             let next = locked(&self.unknown).next();
             let Some((kind, at)) = next else {
@@ -353,34 +353,34 @@ impl Workloads {
                 continue;
             };
             tokio::select! {
-                () = tokio::time::sleep(at.saturating_sub(world.elapsed())) => {}
+                () = tokio::time::sleep(at.saturating_sub(context.elapsed())) => {}
                 () = self.another_unknown.notified() => continue,
             }
-            if !world.index().stickies.values().any(|sticky| kind.concerns(sticky)) {
+            if !context.index().stickies.values().any(|sticky| kind.concerns(sticky)) {
                 // Whoever comes with it asks anew.
                 locked(&self.unknown).0.remove(&kind);
                 locked(&self.seen).remove(&kind);
                 continue;
             }
-            match self.discover(world, &kind).await {
+            match self.discover(context, &kind).await {
                 Ok(served) => {
                     tracing::info!(?kind, "the API server knows this kind by now");
                     locked(&self.unknown).0.remove(&kind);
                     locked(&self.seen).entry(kind.clone()).or_default().hidden = false;
                     self.watch_once(kind, served);
                 }
-                Err(_) => locked(&self.unknown).put_off(&kind, world.elapsed()),
+                Err(_) => locked(&self.unknown).put_off(&kind, context.elapsed()),
             }
         }
     }
 
     /// Only the metadata is watched.
-    async fn watch_kind(&self, world: &Context, inboxes: Inboxes<'_>, kind: GroupKind, served: ServedKind) {
+    async fn watch_kind(&self, context: &Context, inboxes: Inboxes<'_>, kind: GroupKind, served: ServedKind) {
         let api: Api<PartialObjectMeta<DynamicObject>> =
-            Api::all_with(world.writer.client(), &served.resource);
+            Api::all_with(context.writer.client(), &served.resource);
         // A kind that can be seen now, or not any more, may be a link of any chain.
         let may_be_a_link = |_: &StickyIP| true;
-        let tell = |told| {
+        let on_event = |told| {
             let (changed, first) = {
                 let mut seen = locked(&self.seen);
                 let sight = seen.entry(kind.clone()).or_default();
@@ -390,12 +390,12 @@ impl Workloads {
                 (changed, !before && sight.known.is_synced())
             };
             if !changed.is_empty() {
-                wake(world, inboxes, &kind, &changed.into_iter().collect());
+                wake(context, inboxes, &kind, &changed.into_iter().collect());
             }
             if first {
-                wake_all(world, inboxes.owners, may_be_a_link);
+                wake_all(context, inboxes.owners, may_be_a_link);
                 // One that went after it was looked at and before this list is in no list, and no event tells of it.
-                wake_all(world, inboxes.recycle, |sticky| kind.concerns(sticky));
+                wake_all(context, inboxes.recycle, |sticky| kind.concerns(sticky));
             }
         };
         let mut told = None;
@@ -413,10 +413,10 @@ impl Workloads {
                 std::mem::replace(&mut sight.hidden, !sight.known.is_synced())
             };
             if hides && !was_hidden {
-                wake_all(world, inboxes.owners, may_be_a_link);
+                wake_all(context, inboxes.owners, may_be_a_link);
             }
         };
-        feed_trimmed(api, watcher::Config::default(), WorkloadMeta::from, tell, trouble).await;
+        feed_trimmed(api, watcher::Config::default(), WorkloadMeta::from, on_event, trouble).await;
     }
 }
 
@@ -444,9 +444,9 @@ fn link(seen: &BTreeMap<GroupKind, KindCache>, namespace: &str, asked: &Owner) -
     }
 }
 
-fn wake(world: &Context, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
-    let now: Duration = world.elapsed();
-    let index = world.index();
+fn wake(context: &Context, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
+    let now: Duration = context.elapsed();
+    let index = context.index();
     for (name, sticky) in index.stickies.iter() {
         let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
         let is_of_it = |object: &WorkloadRef| {
@@ -461,9 +461,9 @@ fn wake(world: &Context, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSe
     }
 }
 
-fn wake_all(world: &Context, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
-    let now = world.elapsed();
-    for (name, _) in world.index().stickies.iter().filter(|(_, sticky)| concerned(sticky)) {
+fn wake_all(context: &Context, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
+    let now = context.elapsed();
+    for (name, _) in context.index().stickies.iter().filter(|(_, sticky)| concerned(sticky)) {
         inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
     }
 }
