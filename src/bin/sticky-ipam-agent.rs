@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::agent;
+use sticky_ipam::agent;
 
 fn main() -> ExitCode {
     match agent::main(std::env::args_os()) {

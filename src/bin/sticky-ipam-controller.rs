@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::controller;
+use sticky_ipam::controller;
 
 fn main() -> ExitCode {
     match controller::main(std::env::args_os().collect()) {
