@@ -28,7 +28,7 @@ pub const LAB: Heading =
     Heading { title: "On the lab, against stock Cilium", peer: Some("Cilium v1.19.5 alone") };
 
 const PAGE: &str = "docs/benchmarks.md";
-const INTRODUCTION: &str = "# Benchmarks\n\nWritten by `make bench` and `make bench-lab`; each table is of the last run that \
+const INTRODUCTION: &str = "# Benchmarks\n\nWords are explained in the [glossary](glossary.md).\n\nWritten by `make bench` and `make bench-lab`; each table is of the last run that \
     was committed. A row is told\nwith its bar. Both sides take turns on the same machine in the same run.\n";
 
 /// Prints a table, and puts it in place of the one with this heading.

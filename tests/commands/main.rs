@@ -19,4 +19,5 @@ mod node;
 mod store_check;
 mod store_import;
 mod store_list;
+mod style;
 mod tools;

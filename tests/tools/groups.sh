@@ -5,7 +5,7 @@ TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TOOLS_CACHE=${XDG_CACHE_HOME:-${HOME:?is not set; set XDG_CACHE_HOME to a folder of yours}/.cache}/sticky-ipam/tools
 # In the order in which someone is likely to wait for them.
 DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts)
-ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3)
+ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3 cargo-deny-0.20.2)
 # No C library and no paths of this machine in a binary; no symbols, they would double the size.
 GO_BUILD_FLAGS=(-trimpath -buildvcs=false -mod=readonly)
 
@@ -65,12 +65,19 @@ group_files() {
     esac
 }
 
+# group_crate GROUP: the crate and version of a group that is built from crates.io; nothing for the groups of Go modules.
+group_crate() {
+    case $1 in
+    cargo-deny-*) echo "cargo-deny ${1##*-}" ;;
+    esac
+}
+
 # group_dir GROUP: the folder of this exact group: it changes with the module files, the packages and the flags.
 group_dir() {
     local group=$1 hash
     hash=$({
-        # go.sum, and source of our own, only where a group has them.
-        find "$TOOLS_DIR/$group" -type f \( -name 'go.*' -o -name '*.go' \) -print0 | LC_ALL=C sort -z | xargs -0 cat
+        # go.sum, and source of our own, only where a group has them. A crate has its version in the group's name.
+        [[ ! -d $TOOLS_DIR/$group ]] || find "$TOOLS_DIR/$group" -type f \( -name 'go.*' -o -name '*.go' \) -print0 | LC_ALL=C sort -z | xargs -0 cat
         echo "${GO_BUILD_FLAGS[*]}"
         group_recipe "$group"
         group_files "$group"
