@@ -70,11 +70,13 @@ fuzz: ## Let libFuzzer throw bytes at requests and store files for FUZZ_SECONDS 
 	done
 
 .PHONY: lint
-lint: ## Check format, lints, docs and shell scripts
+lint: ## Check format, lints, docs, licences and sources of crates, shell scripts
 	cargo fmt --check
 	cargo clippy --all-targets --quiet -- -D warnings
 	cargo clippy --test lab --test network --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet --document-private-items
+	cargo fetch --quiet --locked
+	"$$(tests/tools/build cargo-deny)/cargo-deny" --offline check --hide-inclusion-graph licenses bans sources
 	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/cluster/bench/keeper.sh \
 	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/scratch tests/tools/groups.sh \
 	  tests/lab/lab tests/lab/prove tests/lab/lib/*.sh tests/lab/lib/node-init

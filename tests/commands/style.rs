@@ -1,4 +1,4 @@
-//! How documents are written: one glossary for all of them.
+//! How documents are written: one glossary for all of them, one layout for decisions, no target that does not exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,4 +52,49 @@ fn every_page_links_the_glossary() {
 fn the_glossary_stays_short() {
     let words = text("docs/glossary.md").lines().filter(|line| line.starts_with("| ")).count() - 1;
     assert!(words <= MOST_WORDS, "{words} words in docs/glossary.md");
+}
+
+/// The headings of a decision, in this order; the third is optional.
+const DECISION: [&str; 4] = ["## Context", "## Choice", "## Considered instead", "## What was given up"];
+
+#[test]
+fn every_decision_has_the_same_layout() {
+    let index = text("docs/README.md");
+    for page in files("docs/decisions", "md") {
+        let name = shown(&page);
+        let text = fs::read_to_string(&page).unwrap();
+        let file = page.file_name().unwrap().to_str().unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let title = lines[0].strip_prefix("# ").unwrap_or_else(|| panic!("{name} has no title"));
+        assert!(title.starts_with(&format!("{}: ", &file[..4])), "{name}: the title has another number");
+        assert!(
+            index.contains(&format!("- [{title}](decisions/{file})\n")),
+            "docs/README.md lacks {title:?}"
+        );
+        let status = lines[2].strip_prefix("- Status: ").unwrap_or_else(|| panic!("{name} has no status"));
+        let known = ["accepted", "replaced by ["].iter().any(|start| status.starts_with(start));
+        assert!(known, "{name}: status {status:?}");
+        let date = lines[3].strip_prefix("- Date: ").unwrap_or_else(|| panic!("{name} has no date"));
+        assert!(date.len() == 10 && date.starts_with("20"), "{name}: date {date:?}");
+        let headings: Vec<&str> = lines.iter().copied().filter(|line| line.starts_with("## ")).collect();
+        let expected: Vec<&str> = DECISION
+            .into_iter()
+            .filter(|heading| *heading != DECISION[2] || headings.contains(heading))
+            .collect();
+        assert_eq!(headings, expected, "{name}");
+    }
+}
+
+#[test]
+fn every_make_target_of_a_workflow_exists() {
+    let targets = text("Makefile") + &text("tests/lab/lab.mk");
+    for workflow in files(".github/workflows", "yml") {
+        let steps = fs::read_to_string(&workflow).unwrap();
+        for call in steps.lines().filter_map(|line| line.split_once(" make ").map(|(_, call)| call)) {
+            for target in call.split_whitespace().filter(|word| !word.contains('=')) {
+                let there = targets.lines().any(|line| line.starts_with(&format!("{target}:")));
+                assert!(there, "{}: there is no make target {target}", shown(&workflow));
+            }
+        }
+    }
 }
