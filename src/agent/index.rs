@@ -14,7 +14,7 @@ use crate::cluster::objects::{StickyIP, StickyKey};
 use crate::cluster::pod;
 use crate::cluster::protocol::view::ClaimView;
 use crate::policy::selection::facts::PodFacts;
-pub use crate::runtime::cache::{Cache, Told};
+pub use crate::runtime::cache::{Cache, CacheEvent};
 
 /// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,21 +118,21 @@ mod tests {
     #[test]
     fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
         let mut known = Cache::default();
-        known.take(Told::Listing);
-        known.take(Told::Listed(("a".to_owned(), 1)));
+        known.apply(CacheEvent::ListStarted);
+        known.apply(CacheEvent::Listed(("a".to_owned(), 1)));
         assert!(!known.is_synced() && known.get("a").is_none());
-        known.take(Told::Complete);
+        known.apply(CacheEvent::ListComplete);
         assert!(known.is_synced() && known.get("a") == Some(&1));
-        known.take(Told::Here(("b".to_owned(), 2)));
-        known.take(Told::Listing);
-        known.take(Told::Listed(("b".to_owned(), 3)));
-        known.take(Told::Broken("c".to_owned()));
+        known.apply(CacheEvent::Applied(("b".to_owned(), 2)));
+        known.apply(CacheEvent::ListStarted);
+        known.apply(CacheEvent::Listed(("b".to_owned(), 3)));
+        known.apply(CacheEvent::Unreadable("c".to_owned()));
         assert_eq!((known.get("a"), known.get("b")), (Some(&1), Some(&2)), "as long as it is not whole");
-        known.take(Told::Complete);
-        assert_eq!((known.get("a"), known.get("b"), known.is_there("c")), (None, Some(&3), true));
-        known.take(Told::Gone("b".to_owned()));
-        known.take(Told::Gone("c".to_owned()));
-        assert!(!known.is_there("b") && !known.is_there("c"));
+        known.apply(CacheEvent::ListComplete);
+        assert_eq!((known.get("a"), known.get("b"), known.contains("c")), (None, Some(&3), true));
+        known.apply(CacheEvent::Deleted("b".to_owned()));
+        known.apply(CacheEvent::Deleted("c".to_owned()));
+        assert!(!known.contains("b") && !known.contains("c"));
     }
 
     #[test]

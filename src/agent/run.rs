@@ -195,7 +195,7 @@ async fn session(
             _ = ticks.tick() => {}
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
-                let pod = matches!(update, IndexUpdate::Pod(super::index::Told::Here(..)));
+                let pod = matches!(update, IndexUpdate::Pod(super::index::CacheEvent::Applied(..)));
                 if let Some(why) = take(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
                     return why;
                 }
@@ -276,10 +276,10 @@ fn take(
             }
         }
         // A new list after a while without the server: whatever waits is tried at once.
-        IndexUpdate::Pod(super::index::Told::Complete) => reconciler.forget_all_pauses(),
+        IndexUpdate::Pod(super::index::CacheEvent::ListComplete) => reconciler.forget_all_pauses(),
         _ => {}
     }
-    reconciler.index.take(update);
+    reconciler.index.apply(update);
     None
 }
 

@@ -12,7 +12,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
-use crate::agent::index::{NodeIndex, NodePod, Told, name_of};
+use crate::agent::index::{CacheEvent, NodeIndex, NodePod, name_of};
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 use crate::cluster::objects::{AddressClaim, StickyIP};
@@ -29,13 +29,13 @@ const NODE: &str = "the CiliumNode";
 #[allow(clippy::large_enum_variant, reason = "taken into the index one by one, never kept")]
 pub enum IndexUpdate {
     /// Of a pod.
-    Pod(Told<(String, NodePod)>),
+    Pod(CacheEvent<(String, NodePod)>),
     /// Of a StickyIP.
-    Sticky(Told<(String, StickyIP)>),
+    Sticky(CacheEvent<(String, StickyIP)>),
     /// Of a claim.
-    Claim(Told<(String, ClaimView)>),
+    Claim(CacheEvent<(String, ClaimView)>),
     /// Of the CiliumNode.
-    Node(Told<(String, CiliumNode)>),
+    Node(CacheEvent<(String, CiliumNode)>),
     /// An object was passed over.
     Skipped(Skipped),
     /// A watch broke off, and tries again.
@@ -54,23 +54,23 @@ impl IndexUpdate {
     #[must_use]
     pub fn completes(&self) -> Option<&'static str> {
         match self {
-            Self::Pod(Told::Complete) => Some(PODS),
-            Self::Sticky(Told::Complete) => Some(STICKIES),
-            Self::Claim(Told::Complete) => Some(CLAIMS),
-            Self::Node(Told::Complete) => Some(NODE),
+            Self::Pod(CacheEvent::ListComplete) => Some(PODS),
+            Self::Sticky(CacheEvent::ListComplete) => Some(STICKIES),
+            Self::Claim(CacheEvent::ListComplete) => Some(CLAIMS),
+            Self::Node(CacheEvent::ListComplete) => Some(NODE),
             _ => None,
         }
     }
 }
 
 impl NodeIndex {
-    /// Takes an update in.
-    pub fn take(&mut self, update: IndexUpdate) {
+    /// Applies an update.
+    pub fn apply(&mut self, update: IndexUpdate) {
         match update {
-            IndexUpdate::Pod(told) => self.pods.take(told),
-            IndexUpdate::Sticky(told) => self.stickies.take(told),
-            IndexUpdate::Claim(told) => self.claims.take(told),
-            IndexUpdate::Node(told) => self.node.take(told),
+            IndexUpdate::Pod(told) => self.pods.apply(told),
+            IndexUpdate::Sticky(told) => self.stickies.apply(told),
+            IndexUpdate::Claim(told) => self.claims.apply(told),
+            IndexUpdate::Node(told) => self.node.apply(told),
             IndexUpdate::Skipped(_) | IndexUpdate::Broke { .. } => Vec::new(),
         };
     }
@@ -112,7 +112,7 @@ async fn follow<K, T>(
     what: &'static str,
     events: impl Stream<Item = watcher::Result<watcher::Event<DeserializeGuard<K>>>> + Send,
     shrink: impl Fn(K) -> T + Send,
-    wrap: impl Fn(Told<(String, T)>) -> IndexUpdate + Send,
+    wrap: impl Fn(CacheEvent<(String, T)>) -> IndexUpdate + Send,
     out: Sender<IndexUpdate>,
 ) where
     K: Resource<DynamicType = ()> + Validate + Send + 'static,
@@ -125,20 +125,22 @@ async fn follow<K, T>(
         let mut object = |guarded: DeserializeGuard<K>, listed: bool| {
             let name = name_of(guarded.meta());
             match readable(guarded) {
-                Ok(object) if listed => told.push(wrap(Told::Listed((name, shrink(object))))),
-                Ok(object) => told.push(wrap(Told::Here((name, shrink(object))))),
+                Ok(object) if listed => told.push(wrap(CacheEvent::Listed((name, shrink(object))))),
+                Ok(object) => told.push(wrap(CacheEvent::Applied((name, shrink(object))))),
                 Err(skipped) => {
-                    told.push(wrap(Told::Broken(name)));
+                    told.push(wrap(CacheEvent::Unreadable(name)));
                     told.push(IndexUpdate::Skipped(skipped));
                 }
             }
         };
         match event {
-            Ok(watcher::Event::Init) => told.push(wrap(Told::Listing)),
+            Ok(watcher::Event::Init) => told.push(wrap(CacheEvent::ListStarted)),
             Ok(watcher::Event::InitApply(guarded)) => object(guarded, true),
-            Ok(watcher::Event::InitDone) => told.push(wrap(Told::Complete)),
+            Ok(watcher::Event::InitDone) => told.push(wrap(CacheEvent::ListComplete)),
             Ok(watcher::Event::Apply(guarded)) => object(guarded, false),
-            Ok(watcher::Event::Delete(guarded)) => told.push(wrap(Told::Gone(name_of(guarded.meta())))),
+            Ok(watcher::Event::Delete(guarded)) => {
+                told.push(wrap(CacheEvent::Deleted(name_of(guarded.meta()))))
+            }
             Err(error) => told.push(IndexUpdate::Broke {
                 what,
                 unauthorized: unauthorized(&error),
@@ -199,20 +201,20 @@ pub async fn list(client: &kube::Client, node: &str) -> Result<NodeIndex, kube::
     fn all<K, T>(
         listed: Vec<DeserializeGuard<K>>,
         shrink: impl Fn(K) -> T,
-        wrap: impl Fn(Told<(String, T)>) -> IndexUpdate,
+        wrap: impl Fn(CacheEvent<(String, T)>) -> IndexUpdate,
         index: &mut NodeIndex,
     ) where
         K: Resource<DynamicType = ()> + Validate,
     {
-        index.take(wrap(Told::Listing));
+        index.apply(wrap(CacheEvent::ListStarted));
         for guarded in listed {
             let name = name_of(guarded.meta());
-            index.take(wrap(match readable(guarded) {
-                Ok(object) => Told::Listed((name, shrink(object))),
-                Err(_) => Told::Broken(name),
+            index.apply(wrap(match readable(guarded) {
+                Ok(object) => CacheEvent::Listed((name, shrink(object))),
+                Err(_) => CacheEvent::Unreadable(name),
             }));
         }
-        index.take(wrap(Told::Complete));
+        index.apply(wrap(CacheEvent::ListComplete));
     }
     let pods = Api::<DeserializeGuard<Pod>>::all(client.clone()).list(&by("spec.nodeName")).await?;
     all(pods.items, |pod: Pod| NodePod::from(&pod), IndexUpdate::Pod, &mut index);

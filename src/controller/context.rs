@@ -17,7 +17,7 @@ use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::{Key, Queue};
 use crate::controller::writer::Writer;
 use crate::policy::selection::facts::TimePoint;
-use crate::runtime::cache::Told;
+use crate::runtime::cache::CacheEvent;
 use crate::runtime::http::Readiness;
 
 /// For how long what nobody waits for is put off at most.
@@ -99,8 +99,8 @@ impl Context {
     pub fn hear<T>(
         &self,
         kind: Kind,
-        told: Told<T>,
-        take: impl FnOnce(&mut ClusterIndex, Told<T>) -> Vec<String>,
+        told: CacheEvent<T>,
+        take: impl FnOnce(&mut ClusterIndex, CacheEvent<T>) -> Vec<String>,
     ) {
         self.told(kind, |index| {
             index.observe_event(kind, &told);

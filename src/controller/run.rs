@@ -30,7 +30,7 @@ use crate::controller::index::{
 };
 use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::writer::{Overseer, Unwatched, Writer};
-use crate::runtime::cache::Told as Change;
+use crate::runtime::cache::CacheEvent;
 use crate::runtime::client::{IN_CLUSTER, client};
 use crate::runtime::http::{HttpServer, Readiness};
 use crate::runtime::signals::ShutdownSignal;
@@ -168,7 +168,7 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
                 Api::<$object>::all(client()),
                 calm(),
                 $trim,
-                move |told| context.hear($kind, told, |index, told| index.$field.take(told)),
+                move |told| context.hear($kind, told, |index, told| index.$field.apply(told)),
                 trouble(context, $kind),
             ))
         };
@@ -178,7 +178,7 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
             Box::pin(feed::<$object>(
                 Api::<DeserializeGuard<$object>>::all(client()),
                 calm(),
-                move |told| context.hear($kind, map(told, $trim), |index, told| index.$field.take(told)),
+                move |told| context.hear($kind, map(told, $trim), |index, told| index.$field.apply(told)),
                 trouble(context, $kind),
             ))
         };
@@ -202,14 +202,14 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
     ]
 }
 
-fn map<A, B>(told: Change<(String, A)>, trim: impl Fn(A) -> B) -> Change<(String, B)> {
+fn map<A, B>(told: CacheEvent<(String, A)>, trim: impl Fn(A) -> B) -> CacheEvent<(String, B)> {
     match told {
-        Change::Listing => Change::Listing,
-        Change::Listed((name, object)) => Change::Listed((name, trim(object))),
-        Change::Complete => Change::Complete,
-        Change::Here((name, object)) => Change::Here((name, trim(object))),
-        Change::Gone(name) => Change::Gone(name),
-        Change::Broken(name) => Change::Broken(name),
+        CacheEvent::ListStarted => CacheEvent::ListStarted,
+        CacheEvent::Listed((name, object)) => CacheEvent::Listed((name, trim(object))),
+        CacheEvent::ListComplete => CacheEvent::ListComplete,
+        CacheEvent::Applied((name, object)) => CacheEvent::Applied((name, trim(object))),
+        CacheEvent::Deleted(name) => CacheEvent::Deleted(name),
+        CacheEvent::Unreadable(name) => CacheEvent::Unreadable(name),
     }
 }
 
@@ -230,10 +230,10 @@ fn trouble(context: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
         WatchProblem::NoSuchKind => {
             tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");
             // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
-            let none = Change::<()>::Complete;
+            let none = CacheEvent::<()>::ListComplete;
             match kind {
-                Kind::CiliumNode => context.hear(kind, none, |index, _| index.cilium_nodes.take_nothing()),
-                Kind::CiliumEndpoint => context.hear(kind, none, |index, _| index.endpoints.take_nothing()),
+                Kind::CiliumNode => context.hear(kind, none, |index, _| index.cilium_nodes.apply_empty_list()),
+                Kind::CiliumEndpoint => context.hear(kind, none, |index, _| index.endpoints.apply_empty_list()),
                 _ => {
                     not_ready(format!(
                         "the API server does not know the kind {kind:?}; install packaging/crds"
@@ -308,7 +308,7 @@ mod tests {
         );
         for kind in [Kind::CiliumEndpoint, Kind::CiliumNode] {
             // Every list begins with this, also one that is answered with 404.
-            context.index().observe_event(kind, &Change::<()>::Listing);
+            context.index().observe_event(kind, &CacheEvent::<()>::ListStarted);
             assert!(context.index().is_stale(kind, Duration::ZERO));
             trouble(&context, kind)(WatchProblem::NoSuchKind);
             assert!(!context.index().is_stale(kind, Duration::ZERO), "{kind:?}");

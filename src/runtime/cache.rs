@@ -1,145 +1,146 @@
-//! One kind of object as a watch has told of it. Synchronous. Must never be taken for live: whatever is written rests on a
-//! live read or a resourceVersion.
+//! The local cache of one kind of object, fed by a watch. Synchronous. May be stale: what is written must rest on a live read or
+//! on a resourceVersion, never on the cache alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A change of one kind of object, as a watch tells it.
+/// One event of a watch.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Told<T> {
-    /// A new list begins.
-    Listing,
+pub enum CacheEvent<T> {
+    /// A new list starts.
+    ListStarted,
     /// An object of the new list.
     Listed(T),
-    /// The list is whole: what it does not name is gone.
-    Complete,
-    /// An object is there, or changed.
-    Here(T),
-    /// An object is gone.
-    Gone(String),
-    /// An object of this name is there and cannot be read.
-    Broken(String),
+    /// The list is complete: what it does not name is gone.
+    ListComplete,
+    /// An object was created or changed.
+    Applied(T),
+    /// The object of this name was deleted.
+    Deleted(String),
+    /// The object of this name exists and cannot be read.
+    Unreadable(String),
 }
 
 /// Every object of one kind, by name.
 #[derive(Debug, Clone)]
 pub struct Cache<T> {
-    all: BTreeMap<String, T>,
-    broken: BTreeSet<String>,
-    fresh: Option<(BTreeMap<String, T>, BTreeSet<String>)>,
-    listed: bool,
+    objects: BTreeMap<String, T>,
+    unreadable: BTreeSet<String>,
+    /// The list that is being read: it replaces the other two once it is complete.
+    new_list: Option<(BTreeMap<String, T>, BTreeSet<String>)>,
+    synced: bool,
 }
 
 impl<T> Default for Cache<T> {
     fn default() -> Self {
-        Self { all: BTreeMap::new(), broken: BTreeSet::new(), fresh: None, listed: false }
+        Self { objects: BTreeMap::new(), unreadable: BTreeSet::new(), new_list: None, synced: false }
     }
 }
 
 impl<T: PartialEq> Cache<T> {
-    /// Takes a change in. The names whose object is another one now: a list that repeats what is known names none.
-    pub fn take(&mut self, told: Told<(String, T)>) -> Vec<String> {
-        match told {
-            Told::Listing => {
-                self.fresh = Some(Default::default());
+    /// Applies an event. Returns the names whose object differs now: none for a list that repeats what is cached.
+    pub fn apply(&mut self, event: CacheEvent<(String, T)>) -> Vec<String> {
+        match event {
+            CacheEvent::ListStarted => {
+                self.new_list = Some(Default::default());
                 Vec::new()
             }
-            Told::Listed((name, object)) => {
-                self.fresh.get_or_insert_default().0.insert(name, object);
+            CacheEvent::Listed((name, object)) => {
+                self.new_list.get_or_insert_default().0.insert(name, object);
                 Vec::new()
             }
-            Told::Complete => {
-                let (all, broken) = self.fresh.take().unwrap_or_default();
-                let before = std::mem::replace(&mut self.all, all);
-                let broken_before = std::mem::replace(&mut self.broken, broken);
-                self.listed = true;
-                let gone = before.keys().filter(|name| !self.all.contains_key(*name)).cloned();
-                let other = self.all.iter().filter(|(name, object)| before.get(*name) != Some(*object));
-                let mut changed: Vec<String> = gone.chain(other.map(|(name, _)| name.clone())).collect();
-                changed.extend(self.broken.symmetric_difference(&broken_before).cloned());
-                changed
+            CacheEvent::ListComplete => self.replace(),
+            CacheEvent::Applied((name, object)) => {
+                let was_unreadable = self.unreadable.remove(&name);
+                let same = self.objects.get(&name) == Some(&object);
+                self.objects.insert(name.clone(), object);
+                if same && !was_unreadable { Vec::new() } else { vec![name] }
             }
-            Told::Here((name, object)) => {
-                let was_broken = self.broken.remove(&name);
-                let same = self.all.get(&name) == Some(&object);
-                self.all.insert(name.clone(), object);
-                if same && !was_broken { Vec::new() } else { vec![name] }
+            CacheEvent::Deleted(name) => {
+                let existed = self.unreadable.remove(&name) | self.objects.remove(&name).is_some();
+                if existed { vec![name] } else { Vec::new() }
             }
-            Told::Gone(name) => {
-                let known = self.broken.remove(&name) | self.all.remove(&name).is_some();
-                if known { vec![name] } else { Vec::new() }
-            }
-            Told::Broken(name) => match &mut self.fresh {
-                Some((_, broken)) => {
-                    broken.insert(name);
+            CacheEvent::Unreadable(name) => match &mut self.new_list {
+                Some((_, unreadable)) => {
+                    unreadable.insert(name);
                     Vec::new()
                 }
                 None => {
-                    self.all.remove(&name);
-                    self.broken.insert(name.clone());
+                    self.objects.remove(&name);
+                    self.unreadable.insert(name.clone());
                     vec![name]
                 }
             },
         }
     }
-}
 
-impl<T: PartialEq> Cache<T> {
-    /// There are none, as after an empty list.
-    pub fn take_nothing(&mut self) -> Vec<String> {
-        self.take(Told::Listing);
-        self.take(Told::Complete)
+    fn replace(&mut self) -> Vec<String> {
+        let (objects, unreadable) = self.new_list.take().unwrap_or_default();
+        let before = std::mem::replace(&mut self.objects, objects);
+        let unreadable_before = std::mem::replace(&mut self.unreadable, unreadable);
+        self.synced = true;
+        let gone = before.keys().filter(|name| !self.objects.contains_key(*name)).cloned();
+        let other = self.objects.iter().filter(|(name, object)| before.get(*name) != Some(*object));
+        let mut changed: Vec<String> = gone.chain(other.map(|(name, _)| name.clone())).collect();
+        changed.extend(self.unreadable.symmetric_difference(&unreadable_before).cloned());
+        changed
+    }
+
+    /// Applies an empty list: there are no objects of this kind.
+    pub fn apply_empty_list(&mut self) -> Vec<String> {
+        self.apply(CacheEvent::ListStarted);
+        self.apply(CacheEvent::ListComplete)
     }
 }
 
 impl<T> Cache<T> {
-    /// Whether a list was whole once.
+    /// Whether a list was complete once.
     #[must_use]
     pub fn is_synced(&self) -> bool {
-        self.listed
+        self.synced
     }
 
     /// Every object with its name.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &T)> + Clone {
-        self.all.iter()
+        self.objects.iter()
     }
 
     /// Every object.
     pub fn values(&self) -> impl Iterator<Item = &T> + Clone {
-        self.all.values()
+        self.objects.values()
     }
 
     /// Every object from this name on, in the order of names.
-    pub fn from(&self, name: &str) -> impl Iterator<Item = (&String, &T)> {
-        self.all.range::<str, _>((std::ops::Bound::Included(name), std::ops::Bound::Unbounded))
+    pub fn starting_at(&self, name: &str) -> impl Iterator<Item = (&String, &T)> {
+        self.objects.range::<str, _>((std::ops::Bound::Included(name), std::ops::Bound::Unbounded))
     }
 
-    /// The object of this name.
+    /// The object of this name, if it can be read.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&T> {
-        self.all.get(name)
+        self.objects.get(name)
     }
 
-    /// Whether an object of this name is there, readable or not.
+    /// Whether an object of this name exists, readable or not.
     #[must_use]
-    pub fn is_there(&self, name: &str) -> bool {
-        self.all.contains_key(name) || self.broken.contains(name)
+    pub fn contains(&self, name: &str) -> bool {
+        self.objects.contains_key(name) || self.unreadable.contains(name)
     }
 
     /// The names of the objects that cannot be read.
-    pub fn broken(&self) -> impl Iterator<Item = &String> {
-        self.broken.iter()
+    pub fn unreadable(&self) -> impl Iterator<Item = &String> {
+        self.unreadable.iter()
     }
 
-    /// How many there are.
+    /// The number of readable objects.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.all.len()
+        self.objects.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no readable object.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.objects.is_empty()
     }
 }
 
@@ -149,34 +150,34 @@ mod tests {
 
     #[test]
     fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
-        let mut known = Cache::default();
-        known.take(Told::Listing);
-        known.take(Told::Listed(("a".to_owned(), 1)));
-        assert!(!known.is_synced() && known.get("a").is_none());
-        assert_eq!(known.take(Told::Complete), ["a"]);
-        assert!(known.is_synced() && known.get("a") == Some(&1));
-        known.take(Told::Here(("b".to_owned(), 2)));
-        known.take(Told::Listing);
-        known.take(Told::Listed(("b".to_owned(), 3)));
-        known.take(Told::Broken("c".to_owned()));
-        assert_eq!((known.get("a"), known.get("b")), (Some(&1), Some(&2)), "as long as it is not whole");
-        assert_eq!(known.take(Told::Complete), ["a", "b", "c"]);
-        assert_eq!((known.get("a"), known.get("b"), known.is_there("c")), (None, Some(&3), true));
-        known.take(Told::Gone("b".to_owned()));
-        known.take(Told::Gone("c".to_owned()));
-        assert!(!known.is_there("b") && !known.is_there("c"));
+        let mut cache = Cache::default();
+        cache.apply(CacheEvent::ListStarted);
+        cache.apply(CacheEvent::Listed(("a".to_owned(), 1)));
+        assert!(!cache.is_synced() && cache.get("a").is_none());
+        assert_eq!(cache.apply(CacheEvent::ListComplete), ["a"]);
+        assert!(cache.is_synced() && cache.get("a") == Some(&1));
+        cache.apply(CacheEvent::Applied(("b".to_owned(), 2)));
+        cache.apply(CacheEvent::ListStarted);
+        cache.apply(CacheEvent::Listed(("b".to_owned(), 3)));
+        cache.apply(CacheEvent::Unreadable("c".to_owned()));
+        assert_eq!((cache.get("a"), cache.get("b")), (Some(&1), Some(&2)), "as long as it is not whole");
+        assert_eq!(cache.apply(CacheEvent::ListComplete), ["a", "b", "c"]);
+        assert_eq!((cache.get("a"), cache.get("b"), cache.contains("c")), (None, Some(&3), true));
+        cache.apply(CacheEvent::Deleted("b".to_owned()));
+        cache.apply(CacheEvent::Deleted("c".to_owned()));
+        assert!(!cache.contains("b") && !cache.contains("c"));
     }
 
     #[test]
     fn what_is_as_it_was_is_no_change() {
-        let mut known = Cache::default();
-        assert_eq!(known.take(Told::Here(("a".to_owned(), 1))), ["a"]);
-        assert!(known.take(Told::Here(("a".to_owned(), 1))).is_empty());
-        known.take(Told::Listing);
-        known.take(Told::Listed(("a".to_owned(), 1)));
-        assert!(known.take(Told::Complete).is_empty());
-        assert!(known.take(Told::Gone("b".to_owned())).is_empty());
-        assert_eq!(known.take(Told::Broken("a".to_owned())), ["a"]);
-        assert_eq!(known.take(Told::Here(("a".to_owned(), 1))), ["a"], "it can be read again");
+        let mut cache = Cache::default();
+        assert_eq!(cache.apply(CacheEvent::Applied(("a".to_owned(), 1))), ["a"]);
+        assert!(cache.apply(CacheEvent::Applied(("a".to_owned(), 1))).is_empty());
+        cache.apply(CacheEvent::ListStarted);
+        cache.apply(CacheEvent::Listed(("a".to_owned(), 1)));
+        assert!(cache.apply(CacheEvent::ListComplete).is_empty());
+        assert!(cache.apply(CacheEvent::Deleted("b".to_owned())).is_empty());
+        assert_eq!(cache.apply(CacheEvent::Unreadable("a".to_owned())), ["a"]);
+        assert_eq!(cache.apply(CacheEvent::Applied(("a".to_owned(), 1))), ["a"], "it can be read again");
     }
 }

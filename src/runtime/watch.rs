@@ -12,7 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
-use crate::runtime::cache::Told;
+use crate::runtime::cache::CacheEvent;
 
 /// How often a kind that the server does not know is asked for again: its definition may be installed later.
 const UNKNOWN_KIND: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ pub fn name_of(object: &impl ResourceExt) -> String {
 pub async fn feed<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
-    mut tell: impl FnMut(Told<(String, K)>),
+    mut tell: impl FnMut(CacheEvent<(String, K)>),
     mut trouble: impl FnMut(WatchProblem<'_>),
 ) where
     K: Resource<DynamicType = ()> + Validate + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -62,17 +62,17 @@ pub async fn feed<K>(
             })
         };
         match event {
-            Ok(Event::Init) => tell(Told::Listing),
+            Ok(Event::Init) => tell(CacheEvent::ListStarted),
             Ok(Event::InitApply(object)) => match read(object) {
-                Ok(object) => tell(Told::Listed(object)),
-                Err(name) => tell(Told::Broken(name)),
+                Ok(object) => tell(CacheEvent::Listed(object)),
+                Err(name) => tell(CacheEvent::Unreadable(name)),
             },
-            Ok(Event::InitDone) => tell(Told::Complete),
+            Ok(Event::InitDone) => tell(CacheEvent::ListComplete),
             Ok(Event::Apply(object)) => match read(object) {
-                Ok(object) => tell(Told::Here(object)),
-                Err(name) => tell(Told::Broken(name)),
+                Ok(object) => tell(CacheEvent::Applied(object)),
+                Err(name) => tell(CacheEvent::Unreadable(name)),
             },
-            Ok(Event::Delete(object)) => tell(Told::Gone(name_of(&object))),
+            Ok(Event::Delete(object)) => tell(CacheEvent::Deleted(name_of(&object))),
             Err(error) => fallen(&error, &mut trouble).await,
         }
     }
@@ -83,7 +83,7 @@ pub async fn feed_trimmed<K, T>(
     api: Api<K>,
     config: watcher::Config,
     trim: impl Fn(K) -> T,
-    mut tell: impl FnMut(Told<(String, T)>),
+    mut tell: impl FnMut(CacheEvent<(String, T)>),
     mut trouble: impl FnMut(WatchProblem<'_>),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -92,11 +92,11 @@ pub async fn feed_trimmed<K, T>(
     let mut watched = std::pin::pin!(watched);
     while let Some(event) = watched.next().await {
         match event {
-            Ok(Event::Init) => tell(Told::Listing),
-            Ok(Event::InitApply(object)) => tell(Told::Listed((name_of(&object), trim(object)))),
-            Ok(Event::InitDone) => tell(Told::Complete),
-            Ok(Event::Apply(object)) => tell(Told::Here((name_of(&object), trim(object)))),
-            Ok(Event::Delete(object)) => tell(Told::Gone(name_of(&object))),
+            Ok(Event::Init) => tell(CacheEvent::ListStarted),
+            Ok(Event::InitApply(object)) => tell(CacheEvent::Listed((name_of(&object), trim(object)))),
+            Ok(Event::InitDone) => tell(CacheEvent::ListComplete),
+            Ok(Event::Apply(object)) => tell(CacheEvent::Applied((name_of(&object), trim(object)))),
+            Ok(Event::Delete(object)) => tell(CacheEvent::Deleted(name_of(&object))),
             Err(error) => fallen(&error, &mut trouble).await,
         }
     }

@@ -14,7 +14,7 @@ use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
 use sticky_ipam::controller::context::Duty;
 use sticky_ipam::controller::duties::node_blocks::{BlockLocation, NodeBlocks};
 use sticky_ipam::policy::node_blocks::BlockLimits;
-use sticky_ipam::runtime::cache::Told;
+use sticky_ipam::runtime::cache::CacheEvent;
 
 use crate::bench::case::Case;
 use crate::desk::{
@@ -155,8 +155,8 @@ async fn two_controllers_at_once_never_give_one_block_twice() {
         other.look().await;
         // Neither has seen the other's nodes: both want the same lowest blocks, for different nodes.
         for name in &names[..3] {
-            other.context.index().nodes.take(Told::Gone(name.clone()));
-            other.context.index().cilium_nodes.take(Told::Gone(name.clone()));
+            other.context.index().nodes.apply(CacheEvent::Deleted(name.clone()));
+            other.context.index().cilium_nodes.apply(CacheEvent::Deleted(name.clone()));
         }
         let (mut first, mut second) =
             (duty(&one, &case, BlockLocation::CiliumNode), duty(&other, &case, BlockLocation::CiliumNode));
@@ -369,7 +369,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     *desk.context.index() = {
         let mut index = std::mem::take(&mut *desk.context.index());
         index.claims = Default::default();
-        index.claims.take(Told::Complete);
+        index.claims.apply(CacheEvent::ListComplete);
         index
     };
     let claims: Api<AddressClaim> = Api::all(case.client());

@@ -18,7 +18,7 @@ use sticky_ipam::controller::flags::{ControllerSettings, load};
 use sticky_ipam::controller::index::ClusterIndex;
 use sticky_ipam::controller::metrics::ControllerMetrics;
 use sticky_ipam::controller::writer::{Overseer, Unwatched, Writer};
-use sticky_ipam::runtime::cache::{Cache, Told};
+use sticky_ipam::runtime::cache::{Cache, CacheEvent};
 use sticky_ipam::runtime::http::Readiness;
 
 use crate::bench::ApiServer;
@@ -116,11 +116,11 @@ impl<'a> Desk<'a> {
         let of_range =
             |name: &str| name.parse().is_ok_and(|address: std::net::Ipv4Addr| range.contains(&address));
         let mut mine = ClusterIndex::default();
-        mine.apply_pod(Told::Listing);
+        mine.apply_pod(CacheEvent::ListStarted);
         for (name, pod) in index.pods.iter().filter(|(name, _)| inside(name)) {
-            mine.apply_pod(Told::Listed((name.clone(), pod.clone())));
+            mine.apply_pod(CacheEvent::Listed((name.clone(), pod.clone())));
         }
-        mine.apply_pod(Told::Complete);
+        mine.apply_pod(CacheEvent::ListComplete);
         mine.namespaces = only(&index.namespaces, |name| name == self.case.namespace());
         mine.nodes = only(&index.nodes, own);
         mine.stickies = only(&index.stickies, inside);
@@ -134,11 +134,11 @@ impl<'a> Desk<'a> {
 
 fn only<T: Clone + PartialEq>(known: &Cache<T>, keep: impl Fn(&str) -> bool) -> Cache<T> {
     let mut kept = Cache::default();
-    kept.take(Told::Listing);
+    kept.apply(CacheEvent::ListStarted);
     for (name, object) in known.iter().filter(|(name, _)| keep(name)) {
-        kept.take(Told::Listed((name.clone(), object.clone())));
+        kept.apply(CacheEvent::Listed((name.clone(), object.clone())));
     }
-    kept.take(Told::Complete);
+    kept.apply(CacheEvent::ListComplete);
     kept
 }
 

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::agent::index::Told as Word;
+use crate::agent::index::CacheEvent;
 use crate::agent::snapshot::NodeRecord;
 use crate::agent::watch::IndexUpdate;
 use crate::cni::{ContainerId, IfName, PodIdentity};
@@ -25,12 +25,12 @@ fn options(pool: bool) -> PlanOptions {
 fn listed() -> NodeIndex {
     let mut index = NodeIndex::default();
     for update in [
-        IndexUpdate::Pod(Word::Complete),
-        IndexUpdate::Sticky(Word::Complete),
-        IndexUpdate::Claim(Word::Complete),
-        IndexUpdate::Node(Word::Complete),
+        IndexUpdate::Pod(CacheEvent::ListComplete),
+        IndexUpdate::Sticky(CacheEvent::ListComplete),
+        IndexUpdate::Claim(CacheEvent::ListComplete),
+        IndexUpdate::Node(CacheEvent::ListComplete),
     ] {
-        index.take(update);
+        index.apply(update);
     }
     index
 }
@@ -68,7 +68,7 @@ fn twice(
 fn put_pod(index: &mut NodeIndex, name: &str, uid: &str, status: Value) {
     let pod = json!({"metadata": {"name": name, "namespace": "db", "uid": uid}, "status": status});
     let seen = super::super::index::NodePod::from(&serde_json::from_value(pod).unwrap());
-    index.take(IndexUpdate::Pod(Word::Here((format!("db/{name}"), seen))));
+    index.apply(IndexUpdate::Pod(CacheEvent::Applied((format!("db/{name}"), seen))));
 }
 
 fn put_sticky(index: &mut NodeIndex, name: &str, address: &str, uid: &str, container: &str) {
@@ -77,7 +77,7 @@ fn put_sticky(index: &mut NodeIndex, name: &str, address: &str, uid: &str, conta
                  "workload": {"apiVersion": "v1", "kind": "Pod", "name": name}},
         "status": {"attachment": {"node": "n1", "podName": name, "podUid": uid, "containerId": container,
                                   "since": "2026-01-01T00:00:00Z"}}});
-    index.take(IndexUpdate::Sticky(Word::Here((
+    index.apply(IndexUpdate::Sticky(CacheEvent::Applied((
         format!("db/{name}"),
         serde_json::from_value(sticky).unwrap(),
     ))));
@@ -85,7 +85,7 @@ fn put_sticky(index: &mut NodeIndex, name: &str, address: &str, uid: &str, conta
 
 fn put_node(index: &mut NodeIndex, pool: Value, pod_cidrs: Value) {
     let node = json!({"metadata": {"name": "n1"}, "spec": {"ipam": {"pool": pool, "podCIDRs": pod_cidrs}}});
-    index.take(IndexUpdate::Node(Word::Here(("n1".into(), serde_json::from_value(node).unwrap()))));
+    index.apply(IndexUpdate::Node(CacheEvent::Applied(("n1".into(), serde_json::from_value(node).unwrap()))));
 }
 
 fn record(address: &str, container: &str, uid: &str, phase: Phase, sticky: Option<&str>) -> Record {
@@ -265,7 +265,7 @@ fn put_claim(index: &mut NodeIndex, address: &str) {
         pod: None,
         released: false,
     };
-    index.take(IndexUpdate::Claim(Word::Here((address.into(), claim))));
+    index.apply(IndexUpdate::Claim(CacheEvent::Applied((address.into(), claim))));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::controller::index::{
     without_managed_fields,
 };
 use crate::controller::writer::Writer;
-use crate::runtime::cache::{Cache, Told};
+use crate::runtime::cache::{Cache, CacheEvent};
 use crate::runtime::watch::name_of;
 
 /// Objects a page of a list.
@@ -30,29 +30,35 @@ const PAGE: u32 = 500;
 pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), ApiError> {
     let mut index = ClusterIndex::default();
     let mut skipped = Vec::new();
-    index.apply_pod(Told::Listing);
+    index.apply_pod(CacheEvent::ListStarted);
     for pod in all::<Pod>(writer, "list Pods").await? {
-        index.apply_pod(Told::Listed((name_of(&pod), IndexedPod::from(pod))));
+        index.apply_pod(CacheEvent::Listed((name_of(&pod), IndexedPod::from(pod))));
     }
-    index.apply_pod(Told::Complete);
+    index.apply_pod(CacheEvent::ListComplete);
     let namespaces = all::<Namespace>(writer, "list Namespaces").await?;
     fill(&mut index.namespaces, namespaces, |object| namespace_annotations_of(object.metadata));
     fill(&mut index.nodes, all::<Node>(writer, "list Nodes").await?, IndexedNode::from);
-    guarded(writer, |told| index.stickies.take(told), "list StickyIPs", without_managed_fields, &mut skipped)
-        .await?;
     guarded(
         writer,
-        |told| index.claims.take(told),
+        |told| index.stickies.apply(told),
+        "list StickyIPs",
+        without_managed_fields,
+        &mut skipped,
+    )
+    .await?;
+    guarded(
+        writer,
+        |told| index.claims.apply(told),
         "list AddressClaims",
         without_managed_fields,
         &mut skipped,
     )
     .await?;
-    guarded(writer, |told| index.pools.take(told), "list IPPools", without_managed_fields, &mut skipped)
+    guarded(writer, |told| index.pools.apply(told), "list IPPools", without_managed_fields, &mut skipped)
         .await?;
     guarded::<CiliumNode, _>(
         writer,
-        |told| index.cilium_nodes.take(told),
+        |told| index.cilium_nodes.apply(told),
         "list CiliumNodes",
         IndexedCiliumNode::from,
         &mut skipped,
@@ -60,7 +66,7 @@ pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), Api
     .await?;
     guarded::<CiliumEndpoint, _>(
         writer,
-        |told| index.endpoints.take(told),
+        |told| index.endpoints.apply(told),
         "list CiliumEndpoints",
         IndexedEndpoint::from,
         &mut skipped,
@@ -96,16 +102,16 @@ where
 }
 
 fn fill<K: ResourceExt, T: PartialEq>(known: &mut Cache<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
-    known.take(Told::Listing);
+    known.apply(CacheEvent::ListStarted);
     for object in objects {
-        known.take(Told::Listed((name_of(&object), trim(object))));
+        known.apply(CacheEvent::Listed((name_of(&object), trim(object))));
     }
-    known.take(Told::Complete);
+    known.apply(CacheEvent::ListComplete);
 }
 
 async fn guarded<K, T>(
     writer: &Writer,
-    mut take: impl FnMut(Told<(String, T)>) -> Vec<String>,
+    mut take: impl FnMut(CacheEvent<(String, T)>) -> Vec<String>,
     what: &str,
     trim: impl Fn(K) -> T,
     skipped: &mut Vec<Skipped>,
@@ -113,17 +119,17 @@ async fn guarded<K, T>(
 where
     K: Resource<DynamicType = ()> + Validate + Clone + DeserializeOwned + Debug,
 {
-    take(Told::Listing);
+    take(CacheEvent::ListStarted);
     for object in all::<DeserializeGuard<K>>(writer, what).await? {
         let name = name_of(&object);
         match readable(object) {
-            Ok(object) => drop(take(Told::Listed((name, trim(object))))),
+            Ok(object) => drop(take(CacheEvent::Listed((name, trim(object))))),
             Err(unreadable) => {
                 skipped.push(unreadable);
-                take(Told::Broken(name));
+                take(CacheEvent::Unreadable(name));
             }
         }
     }
-    take(Told::Complete);
+    take(CacheEvent::ListComplete);
     Ok(())
 }

@@ -220,13 +220,13 @@ mod tests {
     use super::*;
     use crate::cluster::cilium::objects::PoolEntry;
     use crate::controller::index::fixture::{pod, sticky};
-    use crate::runtime::cache::Told;
+    use crate::runtime::cache::CacheEvent;
     use serde_json::json;
 
     fn node(index: &mut ClusterIndex, name: &str, taints: serde_json::Value) {
         let node: Node =
             serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"taints": taints}})).unwrap();
-        index.nodes.take(Told::Here((name.into(), node.into())));
+        index.nodes.apply(CacheEvent::Applied((name.into(), node.into())));
     }
 
     #[test]
@@ -236,10 +236,10 @@ mod tests {
         node(&mut index, "off", json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]));
         let address = |n: u8| IpAddr::from([10, 0, 0, n]);
         for (name, n, on) in [("a", 1, "alive"), ("b", 2, "off"), ("c", 3, "gone"), ("d", 4, "gone")] {
-            index.stickies.take(Told::Here(sticky(name, &address(n).to_string(), Some(on))));
+            index.stickies.apply(CacheEvent::Applied(sticky(name, &address(n).to_string(), Some(on))));
         }
         // The pod of one is still there.
-        index.apply_pod(Told::Here(pod("d", "10.0.0.4", None)));
+        index.apply_pod(CacheEvent::Applied(pod("d", "10.0.0.4", None)));
         let owned = |n: u8| (address(n), PoolEntry { owner: "db/x".into(), resource: String::new() });
         for name in ["alive", "off"] {
             let seen = IndexedCiliumNode {
@@ -247,7 +247,7 @@ mod tests {
                 pod_cidrs: vec!["10.0.0.1/32".parse().unwrap()],
                 ..IndexedCiliumNode::default()
             };
-            index.cilium_nodes.take(Told::Here((name.into(), seen)));
+            index.cilium_nodes.apply(CacheEvent::Applied((name.into(), seen)));
         }
         let detach =
             |name: &str, node: &str| Cleanup::Detach { sticky: format!("db/{name}"), node: node.into() };

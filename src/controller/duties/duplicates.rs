@@ -167,7 +167,7 @@ fn told(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodW
 mod tests {
     use super::*;
     use crate::controller::index::fixture::{pod, sticky};
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
     use serde_json::json;
 
     fn pods_with_address(names: &[&str]) -> BTreeSet<PodWithAddress> {
@@ -205,15 +205,15 @@ mod tests {
         let node = |name: &str| {
             let node = json!({"metadata": {"name": name, "uid": name}});
             let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).unwrap();
-            Event::Here((name.to_owned(), node.into()))
+            CacheEvent::Applied((name.to_owned(), node.into()))
         };
-        index.nodes.take(node("n1"));
+        index.nodes.apply(node("n1"));
         let (name, mut other) = pod("b", "10.0.0.1", None);
         other.node = "n2".into();
-        index.apply_pod(Event::Here(pod("a", "10.0.0.1", None)));
-        index.apply_pod(Event::Here((name, other)));
+        index.apply_pod(CacheEvent::Applied(pod("a", "10.0.0.1", None)));
+        index.apply_pod(CacheEvent::Applied((name, other)));
         assert!(doubled(&index).is_empty(), "n2 is gone, and with it what ran there");
-        index.nodes.take(node("n2"));
+        index.nodes.apply(node("n2"));
         let found = doubled(&index);
         let (address, of_it) = found.iter().next().unwrap();
         let message = told(&index, *address, of_it);
@@ -222,10 +222,10 @@ mod tests {
             "{message}"
         );
         assert!(message.contains("no StickyIP keeps it"), "{message}");
-        index.stickies.take(Event::Here(sticky("a", "10.0.0.1", Some("n1"))));
+        index.stickies.apply(CacheEvent::Applied(sticky("a", "10.0.0.1", Some("n1"))));
         let claim = json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": "Bound",
             "stickyUid": "s", "holder": {"namespace": "db", "name": "a"}}});
-        index.claims.take(Event::Here(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
+        index.claims.apply(CacheEvent::Applied(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
         let message = told(&index, *address, of_it);
         assert!(message.contains("StickyIP db/a keeps it for db/a: delete every other"), "{message}");
         assert!(message.len() < 1024, "an event takes no more");

@@ -154,7 +154,7 @@ impl Surroundings for Around<'_> {
 
     fn unreadable(&self, holder: &StickyKey) -> bool {
         let name = holder.to_string();
-        self.index.stickies.is_there(&name) && self.index.stickies.get(&name).is_none()
+        self.index.stickies.contains(&name) && self.index.stickies.get(&name).is_none()
     }
 }
 
@@ -256,7 +256,7 @@ async fn record_event(
 mod tests {
     use super::*;
     use crate::controller::index::fixture::sticky;
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
     use serde_json::json;
 
     fn claim(address: &str, holder: &str) -> (String, AddressClaim) {
@@ -279,16 +279,16 @@ mod tests {
         let pool = |name: &str, born: &str, spec: serde_json::Value| {
             let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "IPPool",
                 "metadata": {"name": name, "creationTimestamp": born}, "spec": spec});
-            Event::Here((name.to_owned(), serde_json::from_value(object).unwrap()))
+            CacheEvent::Applied((name.to_owned(), serde_json::from_value(object).unwrap()))
         };
         let old =
             json!({"cidrs": ["10.0.8.0/22"], "use": "Sticky", "excluded": ["10.0.8.64/26", "10.0.8.9"]});
-        index.pools.take(pool("old", "2026-01-01T00:00:00Z", old));
+        index.pools.apply(pool("old", "2026-01-01T00:00:00Z", old));
         let young = json!({"cidrs": ["10.0.0.0/16"], "use": "Sticky"});
-        index.pools.take(pool("young", "2026-02-01T00:00:00Z", young));
+        index.pools.apply(pool("young", "2026-02-01T00:00:00Z", young));
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": ["10.0.9.0/24"]}}});
         let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
-        index.cilium_nodes.take(Event::Here(("n9".into(), node.into())));
+        index.cilium_nodes.apply(CacheEvent::Applied(("n9".into(), node.into())));
         let around = Around::of(&index, Duration::ZERO);
         let origin = |text: &str| around.origin(text.parse().unwrap());
         assert_eq!(origin("10.0.8.5"), Origin::StickyPool { range: "10.0.8.0/22".parse().unwrap() });
@@ -307,13 +307,13 @@ mod tests {
         for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
             index.mark_stale(kind, at(100));
             assert!(shown(&index, at(100)), "{kind:?}");
-            index.observe_event(kind, &Event::Here(()));
+            index.observe_event(kind, &CacheEvent::Applied(()));
             assert!(!shown(&index, at(100)), "{kind:?}");
             // A list that has begun may never come to its end.
-            index.observe_event(kind, &Event::<()>::Listing);
-            index.observe_event(kind, &Event::Listed(()));
+            index.observe_event(kind, &CacheEvent::<()>::ListStarted);
+            index.observe_event(kind, &CacheEvent::Listed(()));
             assert!(shown(&index, at(1_000)), "{kind:?}");
-            index.observe_event(kind, &Event::<()>::Complete);
+            index.observe_event(kind, &CacheEvent::<()>::ListComplete);
             assert!(!shown(&index, at(100)), "{kind:?}");
             // One that was taken up again and has nothing to say.
             index.mark_stale(kind, at(100));
@@ -321,7 +321,7 @@ mod tests {
             // One that fails again and again has longer pauses.
             (0..8).for_each(|times| index.mark_stale(kind, at(200 + 30 * times)));
             assert!(shown(&index, at(460)) && !shown(&index, at(500)), "{kind:?}");
-            index.observe_event(kind, &Event::<()>::Complete);
+            index.observe_event(kind, &CacheEvent::<()>::ListComplete);
         }
         index.mark_stale(Kind::Namespace, at(100));
         assert!(!shown(&index, at(100)));
@@ -333,26 +333,26 @@ mod tests {
         let living = |name: &str| {
             let node: k8s_openapi::api::core::v1::Node =
                 serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-            Event::Here((name.to_owned(), node.into()))
+            CacheEvent::Applied((name.to_owned(), node.into()))
         };
         let shows = |name: &str, ipam: serde_json::Value| {
             let node = json!({"metadata": {"name": name}, "spec": {"ipam": ipam}});
             let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
-            Event::Here((name.to_owned(), node.into()))
+            CacheEvent::Applied((name.to_owned(), node.into()))
         };
         let may = |index: &ClusterIndex, text: &str| {
             Around::of(index, Duration::ZERO).may_be_with_a_pod(text.parse().unwrap())
         };
-        index.nodes.take(living("n1"));
-        index.cilium_nodes.take(shows(
+        index.nodes.apply(living("n1"));
+        index.cilium_nodes.apply(shows(
             "n1",
             json!({"podCIDRs": ["10.0.0.0/24", "10.9.0.1/32"], "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}}}),
         ));
-        index.cilium_nodes.take(shows("dead", json!({"podCIDRs": ["10.9.0.3/32"]})));
+        index.cilium_nodes.apply(shows("dead", json!({"podCIDRs": ["10.9.0.3/32"]})));
         assert!(may(&index, "10.0.0.1") && may(&index, "10.9.0.1"));
         assert!(!may(&index, "10.0.0.2") && !may(&index, "10.0.0.3"), "anybody's, and nobody's");
         assert!(!may(&index, "10.9.0.3"), "its node is gone");
-        index.cilium_nodes.take(shows("n1", json!({"podCIDRs": ["10.0.0.0/24"], "pool": {"10.0.0.1": {}}})));
+        index.cilium_nodes.apply(shows("n1", json!({"podCIDRs": ["10.0.0.0/24"], "pool": {"10.0.0.1": {}}})));
         assert!(!may(&index, "10.0.0.1") && !may(&index, "10.9.0.1"), "it let go of both");
     }
 
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(may(&index), [true, true]);
         index.mark_stale(Kind::CiliumEndpoint, Duration::from_secs(100));
         assert_eq!(may(&index), [true, false]);
-        index.observe_event(Kind::CiliumEndpoint, &Event::Here(()));
+        index.observe_event(Kind::CiliumEndpoint, &CacheEvent::Applied(()));
         assert_eq!(may(&index), [true, true]);
     }
 
@@ -392,22 +392,22 @@ mod tests {
     fn whatever_decides_about_a_change_is_looked_at_and_nothing_else() {
         let mut index = ClusterIndex::default();
         for (name, address) in [("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3")] {
-            index.stickies.take(Event::Here(sticky(name, address, None)));
-            index.claims.take(Event::Here(claim(address, name)));
+            index.stickies.apply(CacheEvent::Applied(sticky(name, address, None)));
+            index.claims.apply(CacheEvent::Applied(claim(address, name)));
         }
         let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let of = |name: &str| Key::new(Kind::StickyIP, format!("db/{name}"));
         assert_eq!(looked_at(&index, &[of("a")]), (names(&["a"]), names(&["10.0.0.1"])));
         let by_claim = Key::new(Kind::AddressClaim, "10.0.0.2");
         assert_eq!(looked_at(&index, &[by_claim]), (names(&["b"]), names(&["10.0.0.2"])));
-        index.stickies.take(Event::Gone("db/a".into()));
+        index.stickies.apply(CacheEvent::Deleted("db/a".into()));
         assert_eq!(
             looked_at(&index, &[of("a")]),
             (vec![], names(&["10.0.0.1"])),
             "the claim of one that is gone"
         );
         // The address of one is claimed for another, whose own claim must not be taken for missing.
-        index.claims.take(Event::Here(claim("10.0.0.2", "c")));
+        index.claims.apply(CacheEvent::Applied(claim("10.0.0.2", "c")));
         assert_eq!(looked_at(&index, &[of("b")]), (names(&["b", "c"]), names(&["10.0.0.2", "10.0.0.3"])));
         assert_eq!(looked_at(&index, &[of("unknown")]), (vec![], vec![]));
     }

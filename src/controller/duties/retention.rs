@@ -68,7 +68,8 @@ fn concerned<'a>(index: &'a ClusterIndex, due: &[Key]) -> BTreeMap<String, &'a S
             }
             _ => {
                 let first = format!("{}/", key.name);
-                let of_it = index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+                let of_it =
+                    index.stickies.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
                 all.extend(of_it.map(|(name, sticky)| (name.clone(), sticky)));
             }
         }
@@ -139,7 +140,7 @@ impl Duty for RetentionSync {
 mod tests {
     use super::*;
     use crate::policy::lifetime::retention::Keep;
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
 
     fn sticky(retention: serde_json::Value, set: Option<Retention>) -> StickyIP {
         let annotations = set.map(retention_set);
@@ -170,7 +171,7 @@ mod tests {
         };
         assert_eq!(ask(&index, None), Some((ttl(60), FLAGS)));
         let of_namespace = [(RETENTION.to_owned(), "Forever".to_owned())].into();
-        index.namespaces.take(Event::Here(("db".into(), of_namespace)));
+        index.namespaces.apply(CacheEvent::Applied(("db".into(), of_namespace)));
         let (of_namespace, by) = ask(&index, None).unwrap();
         assert_eq!((of_namespace.keep, by), (Keep::Forever, "its namespace's annotation"));
         assert_eq!(ask(&index, Some("2m")), Some((ttl(120), "its pod's annotation")));
@@ -187,8 +188,8 @@ mod tests {
     #[test]
     fn a_pod_without_an_annotation_still_concerns_its_stickyip_which_is_checked_once() {
         let mut index = ClusterIndex::default();
-        index.stickies.take(Event::Here(("db/db-0".into(), sticky(json!({}), None))));
-        index.apply_pod(Event::Here(("db/db-0".into(), pod(None))));
+        index.stickies.apply(CacheEvent::Applied(("db/db-0".into(), sticky(json!({}), None))));
+        index.apply_pod(CacheEvent::Applied(("db/db-0".into(), pod(None))));
         let names = |due: &[Key]| concerned(&index, due).into_keys().collect::<Vec<_>>();
         assert_eq!(names(&[Key::new(Kind::Pod, "db/db-0")]), ["db/db-0"]);
         let all = [(Kind::Pod, "db/db-0"), (Kind::StickyIP, "db/db-0"), (Kind::Namespace, "db")];

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use crate::runtime::cache::{Cache, Told};
+use crate::runtime::cache::{Cache, CacheEvent};
 
 /// What objects of a kind are looked for by.
 pub trait IndexKeys {
@@ -44,17 +44,19 @@ impl<T: IndexKeys> From<Cache<T>> for IndexedCache<T> {
 }
 
 impl<T: IndexKeys + PartialEq> IndexedCache<T> {
-    /// Takes a change in, as [`Cache::take`].
-    pub fn take(&mut self, told: Told<(String, T)>) -> Vec<String> {
-        let is_whole = matches!(told, Told::Complete);
-        let touched = match &told {
-            Told::Here((name, _)) | Told::Gone(name) | Told::Broken(name) => Some(name.clone()),
-            Told::Listing | Told::Listed(_) | Told::Complete => None,
+    /// Applies an event, as [`Cache::apply`].
+    pub fn apply(&mut self, event: CacheEvent<(String, T)>) -> Vec<String> {
+        let is_whole = matches!(event, CacheEvent::ListComplete);
+        let touched = match &event {
+            CacheEvent::Applied((name, _)) | CacheEvent::Deleted(name) | CacheEvent::Unreadable(name) => {
+                Some(name.clone())
+            }
+            CacheEvent::ListStarted | CacheEvent::Listed(_) | CacheEvent::ListComplete => None,
         };
         for pair in touched.iter().flat_map(|name| of(&self.known, name)).collect::<Vec<_>>() {
             self.by.remove(&pair);
         }
-        let changed = self.known.take(told);
+        let changed = self.known.apply(event);
         if is_whole {
             self.by = self.known.iter().flat_map(|(name, object)| pairs(name, object)).collect();
         }
@@ -63,9 +65,9 @@ impl<T: IndexKeys + PartialEq> IndexedCache<T> {
     }
 
     /// There are none, as after an empty list.
-    pub fn take_nothing(&mut self) -> Vec<String> {
-        self.take(Told::Listing);
-        self.take(Told::Complete)
+    pub fn apply_empty_list(&mut self) -> Vec<String> {
+        self.apply(CacheEvent::ListStarted);
+        self.apply(CacheEvent::ListComplete)
     }
 }
 
@@ -103,16 +105,16 @@ mod tests {
         }
     }
 
-    fn any_change() -> impl Strategy<Value = Told<(String, Vec<u8>)>> {
+    fn any_change() -> impl Strategy<Value = CacheEvent<(String, Vec<u8>)>> {
         let name = || (0u8..4).prop_map(|n| n.to_string());
         let object = || (name(), proptest::collection::vec(0u8..4, 0..3));
         prop_oneof![
-            Just(Told::Listing),
-            Just(Told::Complete),
-            object().prop_map(Told::Listed),
-            object().prop_map(Told::Here),
-            name().prop_map(Told::Gone),
-            name().prop_map(Told::Broken),
+            Just(CacheEvent::ListStarted),
+            Just(CacheEvent::ListComplete),
+            object().prop_map(CacheEvent::Listed),
+            object().prop_map(CacheEvent::Applied),
+            name().prop_map(CacheEvent::Deleted),
+            name().prop_map(CacheEvent::Unreadable),
         ]
     }
 
@@ -121,7 +123,7 @@ mod tests {
         fn objects_are_found_by_what_they_name_and_no_others(changes in proptest::collection::vec(any_change(), 0..40)) {
             let (mut sorted, mut plain) = (IndexedCache::default(), Cache::default());
             for told in changes {
-                prop_assert_eq!(sorted.take(told.clone()), plain.take(told));
+                prop_assert_eq!(sorted.apply(told.clone()), plain.apply(told));
                 for by in 0..4 {
                     let says = |(_, object): &(&String, &Vec<u8>)| object.contains(&by);
                     let expected: Vec<&String> = plain.iter().filter(says).map(|(name, _)| name).collect();

@@ -19,7 +19,7 @@ use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::pin::{CALICO_ADDRESSES, PIN};
 use crate::policy::selection::rules::{FIXED_IP, STICKY};
-use crate::runtime::cache::{Cache, Told};
+use crate::runtime::cache::{Cache, CacheEvent};
 use crate::runtime::client::WATCH_START;
 use indexed::{IndexKeys, IndexedCache};
 
@@ -372,16 +372,18 @@ impl ClusterIndex {
     }
 
     /// A watch tells something.
-    pub fn observe_event<T>(&mut self, kind: Kind, told: &Told<T>) {
+    pub fn observe_event<T>(&mut self, kind: Kind, told: &CacheEvent<T>) {
         match told {
             // No news yet: the rest of the list may never come.
-            Told::Listing => drop(self.being_listed.insert(kind)),
-            Told::Listed(_) => {}
-            Told::Complete => {
+            CacheEvent::ListStarted => drop(self.being_listed.insert(kind)),
+            CacheEvent::Listed(_) => {}
+            CacheEvent::ListComplete => {
                 self.being_listed.remove(&kind);
                 self.silent.remove(&kind);
             }
-            Told::Here(_) | Told::Gone(_) | Told::Broken(_) => drop(self.silent.remove(&kind)),
+            CacheEvent::Applied(_) | CacheEvent::Deleted(_) | CacheEvent::Unreadable(_) => {
+                drop(self.silent.remove(&kind))
+            }
         }
     }
 
@@ -412,10 +414,10 @@ impl ClusterIndex {
     }
 
     /// Takes a change of the pods in; the names of those that are other than before.
-    pub fn apply_pod(&mut self, told: Told<(String, IndexedPod)>) -> Vec<String> {
-        let is_whole = matches!(told, Told::Complete);
+    pub fn apply_pod(&mut self, told: CacheEvent<(String, IndexedPod)>) -> Vec<String> {
+        let is_whole = matches!(told, CacheEvent::ListComplete);
         let touched = match &told {
-            Told::Here((name, _)) | Told::Gone(name) => Some(name.clone()),
+            CacheEvent::Applied((name, _)) | CacheEvent::Deleted(name) => Some(name.clone()),
             _ => None,
         };
         let mut addresses = Vec::new();
@@ -423,7 +425,7 @@ impl ClusterIndex {
             addresses.extend_from_slice(&before.addresses);
             workload_of(before).iter().for_each(|workload| decrement(&mut self.pods_of, workload));
         }
-        let changed = self.pods.take(told);
+        let changed = self.pods.apply(told);
         if is_whole {
             self.doubled.clear();
             self.pods_of.clear();
@@ -483,7 +485,7 @@ impl ClusterIndex {
         }
         // Slots bear the workload's name with a number behind it.
         let first = format!("{namespace}/{}-", claimant.workload().name);
-        let slots = self.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+        let slots = self.stickies.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
         slots
             .map(|(_, sticky)| sticky)
             .find(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()))

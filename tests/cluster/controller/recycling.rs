@@ -14,7 +14,7 @@ use sticky_ipam::controller::index::Kind;
 use sticky_ipam::controller::queue::Key;
 use sticky_ipam::controller::writer::Overseer;
 use sticky_ipam::policy::lifetime::retention::{Keep, Retention};
-use sticky_ipam::runtime::cache::Told;
+use sticky_ipam::runtime::cache::CacheEvent;
 
 use super::{Desk, HURRIED, rounds, until, while_at_work};
 use crate::node::{TestNode, delete_pod, sandbox};
@@ -428,11 +428,11 @@ async fn a_pod_seen_after_its_stickyip_gets_the_flags_retention_written() {
     let name = format!("{}/db-0", desk.case.namespace());
     let [pod, sticky] = [Kind::Pod, Kind::StickyIP].map(|kind| vec![Key::new(kind, name.clone())]);
     let seen = context.index().pods.get(&name).cloned().unwrap();
-    context.index().apply_pod(Told::Gone(name.clone()));
+    context.index().apply_pod(CacheEvent::Deleted(name.clone()));
     let mut duty = RetentionSync::default();
     duty.round(&context, sticky).await;
     assert_eq!(context.writer.count(), 0, "nobody is known to ask");
-    context.index().apply_pod(Told::Here((name, seen)));
+    context.index().apply_pod(CacheEvent::Applied((name, seen)));
     duty.round(&context, pod).await;
     assert_eq!(desk.stickies().get("db-0").await.unwrap().spec.retention.keep, Keep::Forever);
 }

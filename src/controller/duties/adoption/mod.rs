@@ -102,7 +102,8 @@ impl PodAdoption {
                 }
                 Kind::Namespace => {
                     let first = format!("{}/", key.name);
-                    let of_it = index.pods.from(&first).take_while(|(name, _)| name.starts_with(&first));
+                    let of_it =
+                        index.pods.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
                     pods.extend(of_it.map(|(name, _)| name.clone()));
                 }
                 Kind::AddressClaim => {
@@ -294,8 +295,8 @@ async fn conclude(
 
 /// What there is to offer if nothing stands of this StickyIP and of these addresses, as far as the watches have told.
 fn unknown(index: &ClusterIndex, key: &StickyKey, addresses: &[IpAddr]) -> Option<CandidateSources> {
-    let claimed = |address: &IpAddr| index.claims.is_there(&ClaimName::of(*address).to_string());
-    let stands = index.stickies.is_there(&key.to_string()) || addresses.iter().any(claimed);
+    let claimed = |address: &IpAddr| index.claims.contains(&ClaimName::of(*address).to_string());
+    let stands = index.stickies.contains(&key.to_string()) || addresses.iter().any(claimed);
     (!stands).then(|| {
         CandidateSources::of_pools_alone(
             index.pools.values().cloned().collect(),
@@ -434,7 +435,7 @@ mod tests {
     use super::*;
     use crate::controller::index::fixture::{pod, sticky};
     use crate::policy::selection::selector::Selector;
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
 
     fn adoption() -> PodAdoption {
         let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok();
@@ -467,9 +468,9 @@ mod tests {
             change(&mut other);
             assert!(!asks(&index, &other), "{other:?}");
         }
-        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", None)));
+        index.stickies.apply(CacheEvent::Applied(sticky("mysql-0", "10.0.0.1", None)));
         assert!(asks(&index, &seen), "it is not attached to it");
-        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.1", Some("n1"))));
+        index.stickies.apply(CacheEvent::Applied(sticky("mysql-0", "10.0.0.1", Some("n1"))));
         assert!(!asks(&index, &seen));
     }
 
@@ -479,17 +480,17 @@ mod tests {
         let key = StickyKey { namespace: "db".into(), name: "mysql-0".into() };
         let addresses = ["10.0.0.1".parse().unwrap()];
         assert!(unknown(&index, &key, &addresses).is_some());
-        index.claims.take(Event::Broken("10.0.0.1".into()));
+        index.claims.apply(CacheEvent::Unreadable("10.0.0.1".into()));
         assert!(unknown(&index, &key, &addresses).is_none(), "somebody has claimed the address");
-        index.claims.take(Event::Gone("10.0.0.1".into()));
-        index.stickies.take(Event::Here(sticky("mysql-0", "10.0.0.9", None)));
+        index.claims.apply(CacheEvent::Deleted("10.0.0.1".into()));
+        index.stickies.apply(CacheEvent::Applied(sticky("mysql-0", "10.0.0.9", None)));
         assert!(unknown(&index, &key, &addresses).is_none(), "the name is taken");
     }
 
     #[test]
     fn a_namespace_change_queues_its_pods_and_an_answer_the_pod_that_asked() {
         let mut index = ClusterIndex::default();
-        index.apply_pod(Event::Here(pod("a", "10.0.0.1", None)));
+        index.apply_pod(CacheEvent::Applied(pod("a", "10.0.0.1", None)));
         let mut adoption = adoption();
         let woken = |adoption: &PodAdoption, kind, name: &str| {
             adoption.concerned(&index, &[Key::new(kind, name)]).into_iter().collect::<Vec<_>>()
@@ -521,7 +522,9 @@ mod tests {
             let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
                 "homeNode": "n1", "holder": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
             let mut index = ClusterIndex::default();
-            index.claims.take(Event::Here(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
+            index
+                .claims
+                .apply(CacheEvent::Applied(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
             is_unanswered(&index, &pod)
         };
         assert!(unanswered("Requested", "uid-a"));

@@ -89,7 +89,7 @@ pub(crate) fn guessed(
     avoid: &BTreeSet<u32>,
 ) -> u32 {
     let first = format!("{}/{}-", facts.namespace, claimant.workload().name);
-    let slots = index.stickies.from(&first).take_while(|(name, _)| name.starts_with(&first));
+    let slots = index.stickies.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
     sticky_identity::slot_of_running(slots.map(|(_, sticky)| sticky), claimant, facts, addresses, avoid)
 }
 
@@ -97,14 +97,16 @@ pub(crate) fn guessed(
 mod tests {
     use super::*;
     use crate::controller::index::fixture::pod;
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
     use serde_json::json;
 
     fn claim(index: &mut ClusterIndex, address: &str, holder: &str, uid: Option<&str>) {
         let pod = uid.map(|uid| json!({"name": "any", "uid": uid}));
         let object = json!({"metadata": {"name": address}, "spec": {"address": address, "phase": "Requested",
             "homeNode": "n1", "holder": {"namespace": "db", "name": holder}, "pod": pod}});
-        index.claims.take(Event::Here((address.to_owned(), serde_json::from_value(object).unwrap())));
+        index
+            .claims
+            .apply(CacheEvent::Applied((address.to_owned(), serde_json::from_value(object).unwrap())));
     }
 
     #[test]

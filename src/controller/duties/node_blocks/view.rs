@@ -95,10 +95,10 @@ pub fn seen(
         names.into_iter().map(|name| format!("{kind} {name}")).collect()
     };
     let in_doubt = [
-        broken("Node", index.nodes.broken().cloned().collect()),
-        broken("CiliumNode", index.cilium_nodes.broken().cloned().collect()),
-        broken("IPPool", index.pools.broken().cloned().collect()),
-        broken("AddressClaim", index.claims.broken().cloned().collect()),
+        broken("Node", index.nodes.unreadable().cloned().collect()),
+        broken("CiliumNode", index.cilium_nodes.unreadable().cloned().collect()),
+        broken("IPPool", index.pools.unreadable().cloned().collect()),
+        broken("AddressClaim", index.claims.unreadable().cloned().collect()),
     ]
     .concat();
     BlockView { view, refused, in_doubt }
@@ -275,14 +275,14 @@ mod tests {
     use super::*;
     use crate::policy::node_blocks::{BlockLimits, BlockLock, BlockStep, GoneNodes, UnreadableLock, decide};
     use crate::policy::selection::facts::TimePoint;
-    use crate::runtime::cache::Told;
+    use crate::runtime::cache::CacheEvent;
     use k8s_openapi::api::core::v1::Node;
     use serde_json::{Value, json};
 
     fn with_pool(spec: Value) -> ClusterIndex {
         let mut index = ClusterIndex::default();
         let pool = IPPool::new("sticky", serde_json::from_value(spec).unwrap());
-        index.pools.take(Told::Here(("sticky".into(), pool)));
+        index.pools.apply(CacheEvent::Applied(("sticky".into(), pool)));
         index
     }
 
@@ -292,13 +292,13 @@ mod tests {
 
     fn take_node(index: &mut ClusterIndex, node: Value) {
         let node: Node = serde_json::from_value(node).unwrap();
-        index.nodes.take(Told::Here(("n9".into(), node.into())));
+        index.nodes.apply(CacheEvent::Applied(("n9".into(), node.into())));
     }
 
     fn take_blocks(index: &mut ClusterIndex, blocks: &[&str]) {
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": blocks}}});
         let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
-        index.cilium_nodes.take(Told::Here(("n9".into(), node.into())));
+        index.cilium_nodes.apply(CacheEvent::Applied(("n9".into(), node.into())));
     }
 
     fn refused(index: &ClusterIndex, locks: &[BlockLock]) -> Vec<RefusedPool> {

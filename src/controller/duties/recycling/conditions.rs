@@ -144,7 +144,7 @@ pub async fn settle(context: &Context, sticky: &StickyIP, waits: Option<&Pending
 mod tests {
     use super::*;
     use crate::controller::index::fixture::sticky;
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
 
     fn set() -> WorkloadRef {
         WorkloadRef { kind: "StatefulSet".into(), name: "db".into(), ..WorkloadRef::default() }
@@ -197,7 +197,7 @@ mod tests {
         let (name, mut object) = sticky("db-0", "10.0.0.1", None);
         object.status.get_or_insert_default().conditions =
             vec![waits(100, 0).unwrap().condition(None, at(0))];
-        index.stickies.take(Event::Here((name.clone(), object)));
+        index.stickies.apply(CacheEvent::Applied((name.clone(), object)));
         let due = [Key::new(Kind::StickyIP, name)];
         assert_eq!(stale(&index, &due, |_, _, _| false).len(), 1);
         assert!(stale(&index, &due, |_, _, _| true).is_empty());

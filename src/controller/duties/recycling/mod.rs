@@ -91,7 +91,7 @@ fn is_suspect(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool {
         && sticky.metadata.deletion_timestamp.is_none()
         && sticky.spec.retention.keep != Keep::Forever
         // Its pod is there: nothing to look at until that is gone.
-        && !(sticky.spec.claimant.kind == ClaimantKind::Pod && index.pods.is_there(name))
+        && !(sticky.spec.claimant.kind == ClaimantKind::Pod && index.pods.contains(name))
 }
 
 /// `left` is when this process saw its pod let go of it.
@@ -421,7 +421,7 @@ impl Duty for Recycle<'_> {
 mod tests {
     use super::*;
     use crate::controller::index::fixture::{pod, sticky};
-    use crate::runtime::cache::Told as Event;
+    use crate::runtime::cache::CacheEvent;
 
     fn names(index: &ClusterIndex, due: &[Key]) -> Vec<String> {
         suspects(index, due).into_iter().map(|(name, _)| name).collect()
@@ -430,17 +430,17 @@ mod tests {
     #[test]
     fn only_released_addresses_are_checked() {
         let mut index = ClusterIndex::default();
-        index.stickies.take(Event::Here(sticky("free", "10.0.0.1", None)));
-        index.stickies.take(Event::Here(sticky("held", "10.0.0.2", Some("n1"))));
+        index.stickies.apply(CacheEvent::Applied(sticky("free", "10.0.0.1", None)));
+        index.stickies.apply(CacheEvent::Applied(sticky("held", "10.0.0.2", Some("n1"))));
         let (name, mut forever) = sticky("forever", "10.0.0.3", None);
         forever.spec.retention.keep = Keep::Forever;
-        index.stickies.take(Event::Here((name, forever)));
+        index.stickies.apply(CacheEvent::Applied((name, forever)));
         let all = ["db/free", "db/held", "db/forever", "db/unknown"];
         let due: Vec<Key> = all.iter().map(|name| Key::new(Kind::StickyIP, *name)).collect();
         assert_eq!(names(&index, &due), ["db/free"]);
-        index.apply_pod(Event::Here(pod("free", "10.0.0.1", None)));
+        index.apply_pod(CacheEvent::Applied(pod("free", "10.0.0.1", None)));
         assert!(names(&index, &due).is_empty(), "its pod is there");
-        index.apply_pod(Event::Gone("db/free".into()));
+        index.apply_pod(CacheEvent::Deleted("db/free".into()));
         assert_eq!(
             names(&index, &[Key::new(Kind::Pod, "db/free")]),
             ["db/free"],
@@ -457,24 +457,24 @@ mod tests {
             // Two hours behind.
             status.last_seen =
                 Some(serde_json::from_value(serde_json::json!("1970-01-01T00:00:00Z")).unwrap());
-            Event::Here((name, sticky))
+            CacheEvent::Applied((name, sticky))
         };
         let due = |name: &str| [Key::new(Kind::StickyIP, format!("db/{name}"))];
         let since = |index: &ClusterIndex, unattached: &Unattached, name: &str| {
             let name = format!("db/{name}");
             kept(index.stickies.get(&name).unwrap(), unattached.left(&name)).last_seen
         };
-        index.stickies.take(written("old", None));
-        index.stickies.take(written("new", Some("n1")));
+        index.stickies.apply(written("old", None));
+        index.stickies.apply(written("new", Some("n1")));
         unattached.look(&index, &[due("old"), due("new")].concat(), TimePoint(7_200));
         assert_eq!(since(&index, &unattached, "old"), Some(TimePoint(0)), "nobody saw when it was left");
-        index.stickies.take(written("new", None));
+        index.stickies.apply(written("new", None));
         unattached.look(&index, &due("new"), TimePoint(7_300));
         unattached.look(&index, &due("new"), TimePoint(7_400));
         assert_eq!(since(&index, &unattached, "new"), Some(TimePoint(7_300)));
-        index.stickies.take(written("new", Some("n1")));
+        index.stickies.apply(written("new", Some("n1")));
         unattached.look(&index, &due("new"), TimePoint(7_500));
-        index.stickies.take(written("new", None));
+        index.stickies.apply(written("new", None));
         unattached.look(&index, &due("new"), TimePoint(7_600));
         assert_eq!(since(&index, &unattached, "new"), Some(TimePoint(7_600)));
     }

@@ -385,7 +385,7 @@ impl Workloads {
                 let mut seen = locked(&self.seen);
                 let sight = seen.entry(kind.clone()).or_default();
                 let before = sight.known.is_synced() && !sight.hidden;
-                let changed = sight.known.take(told);
+                let changed = sight.known.apply(told);
                 sight.hidden &= !sight.known.is_synced();
                 (changed, !before && sight.known.is_synced())
             };

@@ -190,9 +190,9 @@ fn unreadable(index: &ClusterIndex) -> Vec<Obstacle> {
             .collect()
     };
     let all: [Vec<Obstacle>; 3] = [
-        of("AddressClaim", index.claims.broken().collect()),
-        of("StickyIP", index.stickies.broken().collect()),
-        of("CiliumNode", index.cilium_nodes.broken().collect()),
+        of("AddressClaim", index.claims.unreadable().collect()),
+        of("StickyIP", index.stickies.unreadable().collect()),
+        of("CiliumNode", index.cilium_nodes.unreadable().collect()),
     ];
     all.concat()
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::controller::index::IndexedNode;
-use crate::runtime::cache::Told;
+use crate::runtime::cache::CacheEvent;
 use serde_json::{Value, json};
 
 fn ip(text: &str) -> IpAddr {
@@ -37,13 +37,13 @@ fn index(
 ) -> ClusterIndex {
     let mut index = ClusterIndex::default();
     for one in nodes {
-        index.nodes.take(Told::Here(one));
+        index.nodes.apply(CacheEvent::Applied(one));
     }
     for one in cilium {
-        index.cilium_nodes.take(Told::Here(one));
+        index.cilium_nodes.apply(CacheEvent::Applied(one));
     }
     for one in pods {
-        index.apply_pod(Told::Here(one));
+        index.apply_pod(CacheEvent::Applied(one));
     }
     index
 }
@@ -58,7 +58,9 @@ fn sticky(index: &mut ClusterIndex, name: &str, address: &str) {
     let object = json!({"metadata": {"name": name, "namespace": "db"},
         "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
                  "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "mysql"}}});
-    index.stickies.take(Told::Here((format!("db/{name}"), serde_json::from_value(object).unwrap())));
+    index
+        .stickies
+        .apply(CacheEvent::Applied((format!("db/{name}"), serde_json::from_value(object).unwrap())));
 }
 
 #[test]
@@ -73,7 +75,7 @@ fn a_pool_holds_live_pods_cilium_itself_and_free_addresses_and_nothing_that_is_k
     sticky(&mut index, "mysql-0", "10.1.0.5");
     let claim = json!({"metadata": {"name": "10.1.0.2"}, "spec": {"address": "10.1.0.2", "phase": "Granted",
         "holder": {"namespace": "db", "name": "mysql-1"}}});
-    index.claims.take(Told::Here(("10.1.0.2".into(), serde_json::from_value(claim).unwrap())));
+    index.claims.apply(CacheEvent::Applied(("10.1.0.2".into(), serde_json::from_value(claim).unwrap())));
     let (plans, obstacles) = into_crd(&index, Some(3));
     assert_eq!(obstacles, []);
     let plan = &plans[0];
@@ -152,8 +154,10 @@ fn nobody_goes_back_while_an_address_is_away_from_home() {
     assert!(
         matches!(&back(&index, BackTo::ClusterPool)[..], [Obstacle::Away { pod, .. }, Obstacle::Route { .. }] if pod == "db/away")
     );
-    index.apply_pod(Told::Gone("db/away".into()));
-    index.cilium_nodes.take(Told::Here(cilium("n1", json!({"ipam": {"podCIDRs": ["10.1.0.0/28"]}}))));
+    index.apply_pod(CacheEvent::Deleted("db/away".into()));
+    index
+        .cilium_nodes
+        .apply(CacheEvent::Applied(cilium("n1", json!({"ipam": {"podCIDRs": ["10.1.0.0/28"]}}))));
     assert_eq!(back(&index, BackTo::ClusterPool), []);
     assert_eq!(back(&index, BackTo::Kubernetes), []);
 }
@@ -169,12 +173,14 @@ fn kubernetes_mode_takes_back_only_what_the_node_itself_names() {
     assert_eq!(back(&index, BackTo::ClusterPool), []);
     let found = back(&index, BackTo::Kubernetes);
     assert!(matches!(&found[..], [Obstacle::NotOfNode { pod, .. }] if pod == "db/further"), "{found:?}");
-    index.apply_pod(Told::Gone("db/further".into()));
+    index.apply_pod(CacheEvent::Deleted("db/further".into()));
     assert_eq!(back(&index, BackTo::Kubernetes), []);
 
     // A node that got its block later: Cilium's agent would wait for a range of the Node.
-    index.nodes.take(Told::Here(node("n2", &[])));
-    index.cilium_nodes.take(Told::Here(cilium("n2", json!({"ipam": {"podCIDRs": ["10.3.0.0/28"]}}))));
+    index.nodes.apply(CacheEvent::Applied(node("n2", &[])));
+    index
+        .cilium_nodes
+        .apply(CacheEvent::Applied(cilium("n2", json!({"ipam": {"podCIDRs": ["10.3.0.0/28"]}}))));
     assert!(matches!(&back(&index, BackTo::Kubernetes)[..], [Obstacle::NoRange { node }] if node == "n2"));
 }
 
@@ -186,13 +192,13 @@ fn while_a_claim_cannot_be_read_nothing_is_offered_and_one_may_not_go_on() {
         vec![pod("web", "n1", &["10.1.0.1"])],
     );
     assert!(into_crd(&index, Some(3)).0[0].free > 0);
-    index.claims.take(Told::Broken("10.1.0.2".into()));
+    index.claims.apply(CacheEvent::Unreadable("10.1.0.2".into()));
     let (plans, obstacles) = into_crd(&index, Some(3));
     assert_eq!(plans[0].put.keys().collect::<Vec<_>>(), [&ip("10.1.0.1")]);
     let unread = |kind: &str, name: &str| Obstacle::Unreadable { kind: kind.into(), name: name.into() };
     assert_eq!(obstacles, [unread("AddressClaim", "10.1.0.2")]);
     assert!(obstacles[0].to_string().contains("AddressClaim 10.1.0.2"), "{}", obstacles[0]);
-    index.claims.take(Told::Gone("10.1.0.2".into()));
-    index.cilium_nodes.take(Told::Broken("n2".into()));
+    index.claims.apply(CacheEvent::Deleted("10.1.0.2".into()));
+    index.cilium_nodes.apply(CacheEvent::Unreadable("n2".into()));
     assert_eq!(into_crd(&index, Some(3)).1, [unread("CiliumNode", "n2")]);
 }
