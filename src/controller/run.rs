@@ -232,8 +232,12 @@ fn trouble(context: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
             // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
             let none = CacheEvent::<()>::ListComplete;
             match kind {
-                Kind::CiliumNode => context.hear(kind, none, |index, _| index.cilium_nodes.apply_empty_list()),
-                Kind::CiliumEndpoint => context.hear(kind, none, |index, _| index.endpoints.apply_empty_list()),
+                Kind::CiliumNode => {
+                    context.hear(kind, none, |index, _| index.cilium_nodes.apply_empty_list())
+                }
+                Kind::CiliumEndpoint => {
+                    context.hear(kind, none, |index, _| index.endpoints.apply_empty_list())
+                }
                 _ => {
                     not_ready(format!(
                         "the API server does not know the kind {kind:?}; install packaging/crds"
