@@ -1,5 +1,6 @@
 //! The repair loop on a real API server: every fault cured, at every point where it may end, and against pods on their way.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::api::client::Connection;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
 use sticky_ipam::cluster::protocol::apply::{ApiWriter, NoObserver, WriteObserver};
-use sticky_ipam::cluster::protocol::repair::{Map, RepairOutcome, RepairTimes, Repairer};
+use sticky_ipam::cluster::protocol::faults::{RepairFacts, RepairTimes};
+use sticky_ipam::cluster::protocol::repair::{RepairOutcome, Repairer, repair};
+use sticky_ipam::cluster::protocol::view::{Origin, StickyView};
 use sticky_ipam::policy::selection::facts::TimePoint;
 
 use crate::bench::ApiServer;
@@ -30,8 +33,37 @@ async fn case() -> Case<'static> {
     server.case().await
 }
 
-fn map(case: &Case<'_>) -> Map {
-    Map { pools: vec![case.range().into()], ..Map::default() }
+/// What surrounds the objects: the addresses that pods use, and the ranges that addresses come from.
+#[derive(Default)]
+struct Surroundings {
+    in_use: BTreeSet<IpAddr>,
+    pools: Vec<ipnet::IpNet>,
+    blocks: Vec<(ipnet::IpNet, String)>,
+}
+
+impl Surroundings {
+    fn of(case: &Case<'_>) -> Self {
+        Self { pools: vec![case.range().into()], ..Self::default() }
+    }
+
+    /// A repairer is no node: an address of a block is asked of its home node, which knows what it has given out.
+    fn origin(&self, address: IpAddr) -> Origin {
+        if let Some((block, home)) = self.blocks.iter().find(|(block, _)| block.contains(&address)) {
+            return Origin::ForeignBlock { home: home.clone(), block: *block };
+        }
+        let range = self.pools.iter().find(|range| range.contains(&address));
+        range.map_or(Origin::Nowhere, |range| Origin::StickyPool { range: *range })
+    }
+
+    fn facts(&self, stickies: &[StickyIP]) -> RepairFacts {
+        let addresses = stickies.iter().flat_map(|sticky| &sticky.spec.addresses);
+        RepairFacts {
+            times: HURRIED,
+            in_use: self.in_use.clone(),
+            origins: addresses.map(|address| (*address, self.origin(*address))).collect(),
+            ..RepairFacts::default()
+        }
+    }
 }
 
 fn api_writer<'a>(case: &Case<'_>, observer: &'a dyn WriteObserver) -> ApiWriter<'a> {
@@ -40,20 +72,29 @@ fn api_writer<'a>(case: &Case<'_>, observer: &'a dyn WriteObserver) -> ApiWriter
 }
 
 /// One pass over the test's own objects, as they stand now.
-async fn pass(case: &Case<'_>, mender: &mut Repairer, observer: &dyn WriteObserver, around: &Map) -> usize {
+async fn pass(
+    case: &Case<'_>,
+    repairer: &mut Repairer,
+    observer: &dyn WriteObserver,
+    around: &Surroundings,
+) -> usize {
     let (stickies, claims) = (stickies(case).await, claims(case).await);
-    let told = mender.pass(&mut api_writer(case, observer), &stickies, &claims, around, TimePoint(0)).await;
-    for (finding, outcome) in &told {
-        assert!(!matches!(outcome, RepairOutcome::Failed(_)), "{finding}: {outcome:?}");
+    let mut writer = api_writer(case, observer);
+    let mut repaired = 0;
+    for fault in repairer.find(stickies.iter(), claims.iter(), around.facts(&stickies), TimePoint(0)) {
+        let known = stickies.iter().find(|sticky| StickyView::from(*sticky).key == fault.sticky);
+        let outcome = repair(&mut writer, &fault, known).await;
+        assert!(!matches!(outcome, RepairOutcome::Failed(_)), "{fault}: {outcome:?}");
+        repaired += usize::from(!matches!(outcome, RepairOutcome::ManualActionRequired));
     }
-    told.iter().filter(|(_, outcome)| !matches!(outcome, RepairOutcome::ManualActionRequired)).count()
+    repaired
 }
 
 /// Passes until nothing is left to do.
 pub async fn mend(case: &Case<'_>) {
-    let (mut mender, around) = (Repairer::new(HURRIED), map(case));
+    let (mut repairer, around) = (Repairer::default(), Surroundings::of(case));
     for _ in 0..MOST_PASSES {
-        if pass(case, &mut mender, &NoObserver, &around).await == 0 {
+        if pass(case, &mut repairer, &NoObserver, &around).await == 0 {
             return;
         }
     }
@@ -151,8 +192,8 @@ async fn every_fault_is_cured_wherever_a_pass_ends() {
             let end = EndAt::new(number, after);
             let ended = ended_by_the_witness(async {
                 // Also those writes that only a later pass comes to.
-                let (mut mender, around) = (Repairer::new(HURRIED), map(&case));
-                while pass(&case, &mut mender, &*end, &around).await > 0 {}
+                let (mut repairer, around) = (Repairer::default(), Surroundings::of(&case));
+                while pass(&case, &mut repairer, &*end, &around).await > 0 {}
             })
             .await;
             mend(&case).await;
@@ -172,12 +213,12 @@ async fn a_claim_stays_quarantined_while_a_pod_shows_its_address() {
     let case = case().await;
     let address = Addresses::of(&case).next();
     claim(&case, address, "gone", "Bound", Some("gone")).await;
-    let mut mender = Repairer::new(HURRIED);
-    let mut around = Map { shown: [address].into(), ..map(&case) };
-    while pass(&case, &mut mender, &NoObserver, &around).await > 0 {}
+    let mut repairer = Repairer::default();
+    let mut around = Surroundings { in_use: [address].into(), ..Surroundings::of(&case) };
+    while pass(&case, &mut repairer, &NoObserver, &around).await > 0 {}
     assert_eq!(claims(&case).await[0].spec.phase, ClaimPhase::Quarantined);
-    around.shown.clear();
-    while pass(&case, &mut mender, &NoObserver, &around).await > 0 {}
+    around.in_use.clear();
+    while pass(&case, &mut repairer, &NoObserver, &around).await > 0 {}
     assert!(claims(&case).await.is_empty());
 }
 
@@ -200,12 +241,12 @@ async fn a_repairer_in_a_hurry(of_a_pool: bool) {
     let node = TestNode::ready(&case, "n1", quarters[0]).await;
     let stop = Arc::new(tokio::sync::Notify::new());
     let mending = async {
-        let (mut mender, around) = (Repairer::new(HURRIED), map(&case));
+        let (mut repairer, around) = (Repairer::default(), Surroundings::of(&case));
         let mut cured = 0;
         loop {
             tokio::select! {
                 () = stop.notified() => return cured,
-                found = pass(&case, &mut mender, &NoObserver, &around) => cured += found,
+                found = pass(&case, &mut repairer, &NoObserver, &around) => cured += found,
             }
         }
     };
@@ -224,4 +265,17 @@ async fn a_repairer_in_a_hurry(of_a_pool: bool) {
     assert!(cured > 0, "the repairer never met a pod on its way");
     mend(&case).await;
     assert_in_step(&case, &[&node]).await;
+}
+
+#[test]
+fn a_lost_claim_on_a_block_is_asked_of_its_home_node() {
+    let around = Surroundings {
+        pools: vec!["10.9.0.0/24".parse().unwrap()],
+        blocks: vec![("10.1.0.0/24".parse().unwrap(), "n1".into())],
+        ..Surroundings::default()
+    };
+    let origin = |text: &str| around.origin(text.parse().unwrap());
+    assert!(matches!(origin("10.9.0.5"), Origin::StickyPool { .. }));
+    assert!(matches!(origin("10.1.0.5"), Origin::ForeignBlock { home, .. } if home == "n1"));
+    assert_eq!(origin("10.2.0.5"), Origin::Nowhere);
 }

@@ -1,7 +1,7 @@
-//! The repair loop's eye: what in the whole breaks "a StickyIP has exactly one claim a family, and a claim exactly
-//! one StickyIP", and the write that mends it. Must never free an address through which a pod could still speak.
+//! The pure half of the repair loop: finds what breaks "a StickyIP has exactly one claim per family, and a claim
+//! exactly one StickyIP", and the write that repairs it. Must never release an address that a pod could still use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -9,12 +9,11 @@ use crate::cluster::objects::{ClaimPhase, StickyKey};
 use crate::cluster::protocol::step::{at_claim, at_sticky, delete};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
-use crate::policy::selection::facts::TimePoint;
 
 /// What is wrong, with the names of both objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// A claim was granted and never sealed, and its StickyIP stands: an attempt stopped in between.
+    /// A claim was granted and never sealed, and its StickyIP exists: an attempt stopped in between.
     NotSealed,
     /// A claim is for a StickyIP that has other addresses: an attempt that lost.
     AbandonedAttempt,
@@ -22,7 +21,7 @@ pub enum Fault {
     OrphanedClaim,
     /// A sealed claim's StickyIP is gone.
     StickyIPGone,
-    /// A claim has rested.
+    /// A claim's quarantine is over.
     QuarantineOver,
     /// A StickyIP has no claim on an address.
     ClaimMissing,
@@ -33,7 +32,7 @@ pub enum Fault {
     },
 }
 
-/// One fault and its cure.
+/// One fault and the write that repairs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundFault {
     /// What is wrong.
@@ -42,97 +41,139 @@ pub struct FoundFault {
     pub address: IpAddr,
     /// The StickyIP that the claim names, or that misses its claim.
     pub sticky: StickyKey,
-    /// The cure; none if a person must look, or has been told already.
-    pub cure: Option<Write>,
+    /// The write; none if a program cannot repair it, or the conflict is reported already.
+    pub fix: Option<Write>,
 }
 
 impl fmt::Display for FoundFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fault, address, sticky, .. } = self;
         match fault {
-            Fault::NotSealed => write!(f, "claim {address} is not sealed to its StickyIP {sticky}"),
+            Fault::NotSealed => write!(f, "AddressClaim {address} is not sealed to its StickyIP {sticky}"),
             Fault::AbandonedAttempt => {
-                write!(f, "claim {address} is for StickyIP {sticky}, which has other addresses")
+                write!(f, "AddressClaim {address} names StickyIP {sticky}, which has other addresses")
             }
             Fault::OrphanedClaim => {
-                write!(f, "claim {address} is for StickyIP {sticky}, which does not exist")
+                write!(f, "AddressClaim {address} names StickyIP {sticky}, which does not exist")
             }
-            Fault::StickyIPGone => write!(f, "claim {address} outlived its StickyIP {sticky}"),
-            Fault::QuarantineOver => write!(f, "claim {address} of the former StickyIP {sticky} has rested"),
-            Fault::ClaimMissing => write!(f, "StickyIP {sticky} has no claim on {address}"),
+            Fault::StickyIPGone => {
+                write!(f, "AddressClaim {address} is sealed to StickyIP {sticky}, which is gone")
+            }
+            Fault::QuarantineOver => {
+                write!(f, "the quarantine of address {address}, last of StickyIP {sticky}, is over")
+            }
+            Fault::ClaimMissing => write!(f, "StickyIP {sticky} has no AddressClaim for {address}"),
             Fault::ClaimedForAnother { holder } => {
-                write!(f, "address {address} of StickyIP {sticky} is claimed for StickyIP {holder}")
+                write!(f, "address {address} of StickyIP {sticky} is claimed by StickyIP {holder}")
             }
         }
     }
 }
 
-/// What was seen for how long; kept by the repairer, lost with it at no harm: everything then takes longer.
+/// How long is long enough, in seconds. No safety rests on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RepairTimes {
+    /// An unsealed claim without a StickyIP is an orphan after this: an ADD may be between the two writes.
+    pub orphan: u64,
+    /// A claim whose StickyIP is gone is quarantined for this long before another claimant may have the address.
+    pub quarantine: u64,
+}
+
+impl Default for RepairTimes {
+    fn default() -> Self {
+        Self { orphan: 120, quarantine: 600 }
+    }
+}
+
+/// Seconds after which an unsealed claim beside its StickyIP is sealed for its claimant, and a missing claim is made.
+/// Sooner, the plugin or agent that starts the pod would find its own next write done by another, and would retry.
+const STALLED: u64 = 5;
+
+/// What the repair loop knows beside the objects themselves, as plain values.
 #[derive(Debug, Clone, Default)]
-pub struct StateAges {
-    first_seen: BTreeMap<(String, String), TimePoint>,
+pub struct RepairFacts {
+    /// How long is long enough.
+    pub times: RepairTimes,
+    /// By uid: for how many seconds an object has been exactly as it is. One that is not named has just changed.
+    pub unchanged_for: BTreeMap<String, u64>,
+    /// The addresses that a pod may still use.
+    pub in_use: BTreeSet<IpAddr>,
+    /// The addresses whose claim names a pod that runs on the claim's home node: that node has yet to answer.
+    pub awaiting_node: BTreeSet<IpAddr>,
+    /// The StickyIPs that exist and cannot be read: one of them may hold a claim.
+    pub unreadable: BTreeSet<StickyKey>,
+    /// Where addresses come from that have no claim. One that is not named comes from nowhere.
+    pub origins: BTreeMap<IpAddr, Origin>,
+    /// A claimant whose StickyIP is gone does not get the address back, unless a pod still uses it: then a person
+    /// deleted the StickyIP.
+    pub release_for_good: bool,
 }
 
-impl StateAges {
-    /// When this object was first seen in exactly this state.
-    pub fn first_seen(&mut self, uid: &str, resource_version: &str, now: TimePoint) -> TimePoint {
-        *self.first_seen.entry((uid.into(), resource_version.into())).or_insert(now)
+impl RepairFacts {
+    fn unchanged_for(&self, uid: &str, seconds: u64) -> bool {
+        self.unchanged_for.get(uid).copied().unwrap_or_default() >= seconds
     }
 
-    /// Forgets everything about objects that are not among these any more.
-    pub fn keep_only<'a>(&mut self, alive: impl IntoIterator<Item = (&'a str, &'a str)>) {
-        let alive: std::collections::BTreeSet<(&str, &str)> = alive.into_iter().collect();
-        self.first_seen.retain(|(uid, version), _| alive.contains(&(uid.as_str(), version.as_str())));
+    /// Longer than a pod's start takes between two writes.
+    fn stalled_after(&self) -> u64 {
+        self.times.orphan.min(STALLED)
+    }
+
+    /// The claim has been unsealed beside its StickyIP for longer than a pod's start takes between the two writes.
+    pub(super) fn is_stalled(&self, claim: &ClaimView) -> bool {
+        self.unchanged_for(&claim.uid, self.stalled_after())
+    }
+
+    /// No pod was ever attached, and the StickyIP is older than a pod's start takes between two writes.
+    pub(super) fn is_abandoned(&self, sticky: &StickyView) -> bool {
+        self.unchanged_for(&sticky.uid, self.stalled_after())
+    }
+
+    /// The claim has been without a StickyIP for long enough, and no home node has yet to answer it.
+    pub(super) fn is_orphaned(&self, claim: &ClaimView) -> bool {
+        let is_awaited = claim.phase == ClaimPhase::Requested && self.awaiting_node.contains(&claim.address);
+        self.unchanged_for(&claim.uid, self.times.orphan) && !is_awaited
+    }
+
+    /// The claim was quarantined for long enough, and no pod can still use its address.
+    pub(super) fn is_quarantine_over(&self, claim: &ClaimView) -> bool {
+        self.unchanged_for(&claim.uid, self.times.quarantine) && !self.in_use.contains(&claim.address)
+    }
+
+    /// The former claimant does not get the address back.
+    pub(super) fn is_released(&self, claim: &ClaimView) -> bool {
+        self.release_for_good && !self.in_use.contains(&claim.address)
     }
 }
 
-/// How long is long enough; both are matters of comfort, not of safety.
-pub trait Judge {
-    /// An unsealed claim without a StickyIP has stood unchanged long enough to be an orphan.
-    fn orphaned(&self, claim: &ClaimView) -> bool;
-    /// A claim has stood unsealed beside its StickyIP for longer than a pod's start takes between the two writes.
-    fn stalled(&self, claim: &ClaimView) -> bool;
-    /// A StickyIP to which nobody was ever attached has stood as it does for longer than a pod's start takes between two writes.
-    fn abandoned(&self, sticky: &StickyView) -> bool;
-    /// A resting claim has rested, and no pod shows its address.
-    fn quarantine_over(&self, claim: &ClaimView) -> bool;
-    /// Where an address comes from, for a claim that was lost or never made.
-    fn origin(&self, address: IpAddr) -> Origin;
-    /// A claim whose StickyIP is gone is not for its former holder any more.
-    fn released(&self, claim: &ClaimView) -> bool {
-        let _ = claim;
-        false
-    }
-}
-
-/// Finds every fault. Carry cures out one by one; each fails harmlessly if the world has moved on.
+/// Finds every fault. Apply the writes one by one; each fails harmlessly if its object has changed.
 #[must_use]
-pub fn repair(stickies: &[StickyView], claims: &[ClaimView], judge: &impl Judge) -> Vec<FoundFault> {
+pub fn find_faults(stickies: &[StickyView], claims: &[ClaimView], facts: &RepairFacts) -> Vec<FoundFault> {
     let by_key: BTreeMap<&StickyKey, &StickyView> =
         stickies.iter().map(|sticky| (&sticky.key, sticky)).collect();
     let by_address: BTreeMap<IpAddr, &ClaimView> =
         claims.iter().map(|claim| (claim.address, claim)).collect();
     let of_claims =
-        claims.iter().filter_map(|claim| claim_fault(claim, by_key.get(&claim.holder).copied(), judge));
+        claims.iter().filter_map(|claim| claim_fault(claim, by_key.get(&claim.holder).copied(), facts));
     let of_stickies = stickies.iter().filter(|sticky| !sticky.deleting).flat_map(|sticky| {
         sticky
             .addresses
             .iter()
-            .filter_map(|address| sticky_fault(sticky, *address, by_address.get(address).copied(), judge))
+            .filter_map(|address| sticky_fault(sticky, *address, by_address.get(address).copied(), facts))
     });
     of_claims.chain(of_stickies).collect()
 }
 
-fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judge) -> Option<FoundFault> {
-    let finding = |fault, cure| {
-        Some(FoundFault { fault, address: claim.address, sticky: claim.holder.clone(), cure: Some(cure) })
+fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, facts: &RepairFacts) -> Option<FoundFault> {
+    let finding = |fault, fix| {
+        Some(FoundFault { fault, address: claim.address, sticky: claim.holder.clone(), fix: Some(fix) })
     };
     let quarantine = |gone_uid: &str| Write::QuarantineClaim {
         address: claim.address,
         at: at_claim(claim),
         holder: claim.holder.clone(),
         gone_uid: gone_uid.into(),
-        released: judge.released(claim),
+        released: facts.is_released(claim),
     };
     let seal = |sticky: &StickyView| Write::SealClaim {
         address: claim.address,
@@ -145,21 +186,21 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, judge: &impl Judg
         (ClaimPhase::Granted | ClaimPhase::Quarantined, Some(sticky))
             if sticky.addresses.contains(&claim.address) && !sticky.deleting =>
         {
-            judge.stalled(claim).then(|| finding(Fault::NotSealed, seal(sticky)))?
+            facts.is_stalled(claim).then(|| finding(Fault::NotSealed, seal(sticky)))?
         }
         (ClaimPhase::Bound, _) => finding(Fault::StickyIPGone, quarantine(sealed_uid)),
         (ClaimPhase::Quarantined, _) => {
-            judge.quarantine_over(claim).then(|| finding(Fault::QuarantineOver, delete(claim)))?
+            facts.is_quarantine_over(claim).then(|| finding(Fault::QuarantineOver, delete(claim)))?
         }
         (ClaimPhase::Requested, Some(sticky)) if sticky.addresses.contains(&claim.address) => None,
         // A refused claim of a StickyIP: the StickyIP's own fault, found below.
         (ClaimPhase::Refused, Some(sticky)) if sticky.addresses.contains(&claim.address) => None,
         (_, Some(_)) => finding(Fault::AbandonedAttempt, delete(claim)),
-        (_, None) => judge.orphaned(claim).then(|| finding(Fault::OrphanedClaim, delete(claim)))?,
+        (_, None) => facts.is_orphaned(claim).then(|| finding(Fault::OrphanedClaim, delete(claim)))?,
     }
 }
 
-/// Whether the claim on an address of a StickyIP is the StickyIP's; how far it has come is the claim's own matter.
+/// Whether the claim on an address of a StickyIP is the StickyIP's, in whatever phase but Refused.
 #[must_use]
 pub fn is_in_order(sticky: &StickyView, claim: Option<&ClaimView>) -> bool {
     claim.is_some_and(|claim| claim.holder == sticky.key && claim.phase != ClaimPhase::Refused)
@@ -169,21 +210,22 @@ fn sticky_fault(
     sticky: &StickyView,
     address: IpAddr,
     claim: Option<&ClaimView>,
-    judge: &impl Judge,
+    facts: &RepairFacts,
 ) -> Option<FoundFault> {
-    let finding = |fault, cure| Some(FoundFault { fault, address, sticky: sticky.key.clone(), cure });
+    let finding = |fault, fix| Some(FoundFault { fault, address, sticky: sticky.key.clone(), fix });
     if is_in_order(sticky, claim) {
         return None;
     }
-    // Whoever made it is about to claim the address, or has just lost it and is about to undo the StickyIP.
-    if sticky.never_attached() && !judge.abandoned(sticky) {
+    // Its maker is about to claim the address, or has just lost it and is about to undo the StickyIP.
+    if sticky.never_attached() && !facts.is_abandoned(sticky) {
         return None;
     }
     let Some(claim) = claim else {
-        let cure = Write::create_claim(address, &sticky.key, &judge.origin(address), Some(&sticky.uid), None);
-        return finding(Fault::ClaimMissing, cure);
+        let origin = facts.origins.get(&address).unwrap_or(&Origin::Nowhere);
+        let fix = Write::create_claim(address, &sticky.key, origin, Some(&sticky.uid), None);
+        return finding(Fault::ClaimMissing, fix);
     };
-    let cure = match &sticky.attached {
+    let fix = match &sticky.attached {
         None => Some(Write::DeleteSticky { key: sticky.key.clone(), at: at_sticky(sticky) }),
         Some(_) if sticky.in_conflict => None,
         Some(_) => Some(Write::MarkConflict {
@@ -193,5 +235,5 @@ fn sticky_fault(
             held_by: claim.holder.clone(),
         }),
     };
-    finding(Fault::ClaimedForAnother { holder: claim.holder.clone() }, cure)
+    finding(Fault::ClaimedForAnother { holder: claim.holder.clone() }, fix)
 }

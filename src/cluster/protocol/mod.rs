@@ -1,6 +1,6 @@
 //! The claim protocol: how an address becomes a claimant's, moves, and is let go (docs/protocol.md).
 //!
-//! [`step::next`] and [`faults::repair`] are functions from what was read to the next write with its precondition.
+//! [`step::next`] and [`faults::find_faults`] are functions from what was read to the next write with its precondition.
 //! A shell carries out one write at a time and reads again, so a crash between any two writes leaves a state from
 //! which the same functions, run by whoever comes next, go on or undo. What makes it safe is the **seal**: an
 //! address may be used only through the StickyIP whose uid its claim names, and a sealed claim is let go only after

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, StickyKey, WorkloadRef};
-use crate::cluster::protocol::faults::{Judge, repair};
+use crate::cluster::protocol::faults::{RepairFacts, RepairTimes, find_faults};
 use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, attach_again, detach, next};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
@@ -229,34 +229,6 @@ pub(crate) struct ModelState {
     detached_snapshots: BTreeMap<StickyKey, StickyView>,
 }
 
-struct ModelJudge {
-    live: BTreeSet<IpAddr>,
-    foreign: bool,
-    for_good: bool,
-}
-
-impl Judge for ModelJudge {
-    // The harshest repairer: it takes everything for old enough at once.
-    fn orphaned(&self, _: &ClaimView) -> bool {
-        true
-    }
-    fn stalled(&self, _: &ClaimView) -> bool {
-        true
-    }
-    fn abandoned(&self, _: &StickyView) -> bool {
-        true
-    }
-    fn quarantine_over(&self, claim: &ClaimView) -> bool {
-        !self.live.contains(&claim.address)
-    }
-    fn origin(&self, _: IpAddr) -> Origin {
-        if self.foreign { foreign() } else { sticky_pool() }
-    }
-    fn released(&self, claim: &ClaimView) -> bool {
-        self.for_good && !self.live.contains(&claim.address)
-    }
-}
-
 impl ModelState {
     pub(crate) fn new(crashes: u8) -> Self {
         Self {
@@ -266,6 +238,19 @@ impl ModelState {
             foreign: false,
             for_good: false,
             detached_snapshots: BTreeMap::new(),
+        }
+    }
+
+    /// The harshest repairer: it takes everything for old enough at once.
+    fn repair_facts(&self, stickies: &[StickyView]) -> RepairFacts {
+        let origin = || if self.foreign { foreign() } else { sticky_pool() };
+        let addresses = stickies.iter().flat_map(|sticky| &sticky.addresses);
+        RepairFacts {
+            times: RepairTimes { orphan: 0, quarantine: 0 },
+            in_use: self.live().into_iter().map(|(_, address)| address).collect(),
+            origins: addresses.map(|address| (*address, origin())).collect(),
+            release_for_good: self.for_good,
+            ..RepairFacts::default()
         }
     }
 
@@ -352,8 +337,6 @@ impl ModelState {
     fn check_at_rest(mut self) {
         for round in 0.. {
             assert!(round < 30, "repair does not come to rest: {self:#?}");
-            let live = self.live().into_iter().map(|(_, address)| address).collect();
-            let judge = ModelJudge { live, foreign: self.foreign, for_good: self.for_good };
             for claim in self.server.claims.clone().values() {
                 if let Some(write) = crate::cluster::protocol::step::answer("home", claim, Ok(())) {
                     self.server.apply(&write);
@@ -361,11 +344,11 @@ impl ModelState {
             }
             let stickies: Vec<_> = self.server.stickies.values().cloned().collect();
             let claims: Vec<_> = self.server.claims.values().cloned().collect();
-            let findings = repair(&stickies, &claims, &judge);
+            let findings = find_faults(&stickies, &claims, &self.repair_facts(&stickies));
             if findings.is_empty() {
                 break;
             }
-            for write in findings.into_iter().filter_map(|finding| finding.cure) {
+            for write in findings.into_iter().filter_map(|finding| finding.fix) {
                 if write.must_be_gone().is_none_or(|(key, uid)| self.server.is_gone(key, uid)) {
                     self.server.apply(&write);
                 }
@@ -516,11 +499,11 @@ impl ModelState {
         let idle = || vec![self.with_pc(index, Pc::Idle)];
         match &actor.role {
             Role::Repairer => {
-                let live = self.live().into_iter().map(|(_, address)| address).collect();
-                let judge = ModelJudge { live, foreign: self.foreign, for_good: self.for_good };
                 let claims: Vec<_> = self.server.claims.values().cloned().collect();
-                let cures = repair(stickies, &claims, &judge).into_iter().filter_map(|finding| finding.cure);
-                let worlds: Vec<ModelState> = cures.map(one).collect();
+                let fixes = find_faults(stickies, &claims, &self.repair_facts(stickies))
+                    .into_iter()
+                    .filter_map(|finding| finding.fix);
+                let worlds: Vec<ModelState> = fixes.map(one).collect();
                 if worlds.is_empty() { idle() } else { worlds }
             }
             Role::Recycler => {

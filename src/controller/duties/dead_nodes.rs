@@ -20,7 +20,7 @@ use crate::cluster::protocol::write::{Precondition, Write};
 use crate::controller::context::{Context, Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, IndexedCiliumNode, Kind, sticky_key_of};
 use crate::controller::queue::Key;
-use crate::policy::handover::{NodeState, OldPod, Takeover};
+use crate::policy::handover::{OldPod, Takeover};
 
 /// After something that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -40,16 +40,12 @@ enum Cleanup {
     Unpublish { node: String, address: IpAddr, sticky: String },
 }
 
-pub(crate) fn is_dead(index: &ClusterIndex, node: &str) -> bool {
-    index.nodes.get(node).is_none_or(|seen| seen.state == NodeState::OutOfService)
-}
-
 /// What stands of dead nodes.
 fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
     let mut cleanups = Vec::new();
     for (name, sticky) in index.stickies.iter() {
         let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
-        let Some(attachment) = attachment.filter(|attachment| is_dead(index, &attachment.node)) else {
+        let Some(attachment) = attachment.filter(|attachment| index.is_dead_node(&attachment.node)) else {
             continue;
         };
         let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
@@ -59,7 +55,7 @@ fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
         }
     }
     let dead: Vec<(&String, &IndexedCiliumNode)> =
-        index.cilium_nodes.iter().filter(|(name, _)| is_dead(index, name)).collect();
+        index.cilium_nodes.iter().filter(|(name, _)| index.is_dead_node(name)).collect();
     if dead.is_empty() {
         return cleanups;
     }

@@ -11,7 +11,6 @@ use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::objects::ClaimName;
 use crate::controller::context::{Context, Duty, RoundResult};
-use crate::controller::duties::dead_nodes::is_dead;
 use crate::controller::index::{ClusterIndex, Kind, attached_pod_uid};
 use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
@@ -124,7 +123,7 @@ impl Duty for Duplicates {
 /// The addresses that more than one live pod shows. A pod whose node is proved dead is not live, whatever it shows until it is collected.
 fn doubled(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
     let pods_with_address = |address: &IpAddr| -> BTreeSet<PodWithAddress> {
-        let live = index.live_pods_with(address).filter(|(_, pod)| !is_dead(index, &pod.node));
+        let live = index.live_pods_with(address).filter(|(_, pod)| !index.is_dead_node(&pod.node));
         live.map(|(name, pod)| PodWithAddress {
             name: name.clone(),
             uid: pod.facts.uid.clone(),

@@ -1,7 +1,7 @@
-//! The repair loop: a StickyIP has its claims and a claim its StickyIP, or it is made so. Released addresses rest here, and are
-//! freed here. Must never cure by anything but the protocol's own writes, and never free what a pod shows.
+//! The repair loop: makes every StickyIP have its claims, and every claim its StickyIP. It also quarantines released
+//! addresses, and frees them when that is over. Must never repair by anything but the protocol's own writes, and never
+//! free an address that a pod shows.
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,28 +11,29 @@ use kube::ResourceExt;
 
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, IPPool, StickyIP, StickyKey};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, StickyIP, StickyKey};
 use crate::cluster::protocol::candidates;
-use crate::cluster::protocol::faults::{Fault, FoundFault, is_in_order};
-use crate::cluster::protocol::repair::{RepairOutcome, Repairer, Surroundings, cure};
+use crate::cluster::protocol::faults::{Fault, FoundFault, RepairFacts, RepairTimes, is_in_order};
+use crate::cluster::protocol::repair::{RepairOutcome, Repairer, repair};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::controller::context::{Context, Duty, RoundResult};
-use crate::controller::duties::dead_nodes::is_dead;
 use crate::controller::flags::ControllerSettings;
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 
-/// Cures side by side; no two findings of one pass write the same object's state twice. Few: most are claims that are to rest,
-/// behind a thousand StickyIPs that are being let go, and nobody waits for them.
+/// Repairs at the same time; no two faults of one round write the same object's state. Few: most are claims to
+/// quarantine, behind a thousand StickyIPs that are being released, and no pod waits for them.
 const CONCURRENCY: usize = 4;
-/// After a cure that failed.
+/// After a repair that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// The duty's memory: since when an object stands as it does, and what has no end yet. Lost with the process at no harm.
+/// The duty's memory. Lost with the process at no harm: repairs then take longer.
 pub struct Repair {
-    mender: Repairer,
-    /// Claims and StickyIPs whose time has yet to come, and what waits for a person. Looked at in every round.
+    repairer: Repairer,
+    times: RepairTimes,
+    release_for_good: bool,
+    /// Claims and StickyIPs whose time has yet to come, and what needs manual action. Looked at in every round.
     open: BTreeSet<Key>,
 }
 
@@ -40,12 +41,16 @@ impl Repair {
     /// A duty that has seen nothing yet.
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
-        let mender = Repairer::new(settings.times()).for_good(!settings.inherit);
-        Self { mender, open: BTreeSet::new() }
+        Self {
+            repairer: Repairer::default(),
+            times: settings.times(),
+            release_for_good: !settings.inherit,
+            open: BTreeSet::new(),
+        }
     }
 }
 
-/// The StickyIPs and claims that decide about these, and no others: of thousands that stand well none is looked at again.
+/// The StickyIPs and claims that decide about these, and no others: thousands that are in order are not looked at again.
 fn concerned<'a>(
     index: &'a ClusterIndex,
     keys: &BTreeSet<Key>,
@@ -58,7 +63,7 @@ fn concerned<'a>(
         let holder = StickyKey { namespace: namespace.to_owned(), name: name.to_owned() };
         claims.extend(index.claims.with(&holder).cloned());
     }
-    // Each claim with its holder, and each StickyIP with the claims on its addresses, whoever holds them.
+    // Each claim with its StickyIP, and each StickyIP with the claims on its addresses, whatever StickyIP they name.
     let (mut new_stickies, mut new_claims) = (stickies.clone(), claims.clone());
     while !new_stickies.is_empty() || !new_claims.is_empty() {
         let holders = new_claims.iter().filter_map(|name| index.claims.get(name));
@@ -79,7 +84,7 @@ fn concerned<'a>(
     )
 }
 
-/// What stands as it does for a while only, by nature: it is looked at until it has changed, or its time has come.
+/// What is in a passing state: it is looked at until it has changed, or its time has come.
 fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
     let by_address: BTreeMap<IpAddr, ClaimView> =
         claims.iter().map(|claim| (claim.spec.address, ClaimView::from(*claim))).collect();
@@ -93,68 +98,86 @@ fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
     begun.chain(passing.map(|claim| Key::new(Kind::AddressClaim, claim.name_any()))).collect()
 }
 
-/// What the index shows around the claims.
-struct Around<'a> {
-    index: &'a ClusterIndex,
-    /// The Sticky pools that may be used; asked for only when a claim was lost.
-    pools: OnceCell<Vec<IPPool>>,
-    /// The time since the start.
-    now: Duration,
+/// Whether one of the watches that would show a pod's use of an address is stale.
+fn any_stale(index: &ClusterIndex, now: Duration) -> bool {
+    [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode].into_iter().any(|kind| index.is_stale(kind, now))
 }
 
-impl<'a> Around<'a> {
-    fn of(index: &'a ClusterIndex, now: Duration) -> Self {
-        Self { index, pools: OnceCell::new(), now }
-    }
-
-    /// Whether one of those who would show an address cannot be heard.
-    fn is_deaf(&self) -> bool {
-        let witnesses = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode];
-        witnesses.into_iter().any(|kind| self.index.is_stale(kind, self.now))
-    }
-
-    /// Whether the claim of a StickyIP that is gone may come to rest. One that a person deleted while it was attached may be with its pod
-    /// yet. And where nothing is inherited, it is let go for good as it comes to rest if nobody shows it: all who would must be heard then.
-    fn may_rest(&self, address: IpAddr, inherited: bool) -> bool {
-        !self.may_be_with_a_pod(address) && (inherited || !self.is_deaf())
-    }
-
-    /// Whether a node shows the address for somebody, and is not proved to have lost its pods.
-    fn may_be_with_a_pod(&self, address: IpAddr) -> bool {
-        self.index.cilium_nodes.with(&address).any(|name| !is_dead(self.index, name))
-    }
+/// Whether a CiliumNode publishes the address for a pod, and its node is not proved to have lost its pods.
+fn is_published(index: &ClusterIndex, address: IpAddr) -> bool {
+    index.cilium_nodes.with(&address).any(|name| !index.is_dead_node(name))
 }
 
-impl Surroundings for Around<'_> {
-    /// What nobody shows is given to the next owner. So it counts as shown while one of those who would show it cannot be heard.
-    fn shown(&self, address: IpAddr) -> bool {
-        self.is_deaf()
-            || self.index.is_shown_by_pod(address)
-            || self.index.endpoints.with(&address).next().is_some()
-            || self.may_be_with_a_pod(address)
-    }
+/// Whether a pod may use the address. What no pod uses goes to the next claimant, so it counts as used while one of the
+/// watches that would show it is stale.
+fn is_in_use(index: &ClusterIndex, address: IpAddr, now: Duration) -> bool {
+    any_stale(index, now)
+        || index.is_shown_by_pod(address)
+        || index.endpoints.with(&address).next().is_some()
+        || is_published(index, address)
+}
 
-    /// A controller is no node: whatever is of a block is asked of its home node, which knows what it has given out.
-    fn origin(&self, address: IpAddr) -> Origin {
-        if let Some((home, block)) = self.index.home_of(address) {
-            return Origin::ForeignBlock { home: home.to_owned(), block };
+/// Whether the claim of a StickyIP that is gone may be quarantined. If a person deleted the StickyIP while it was attached,
+/// its pod may still have the address. Without inheritance the address is released for good at this moment if no pod
+/// shows it, so every watch that would show it must be synced.
+fn may_be_quarantined(index: &ClusterIndex, address: IpAddr, inherited: bool, now: Duration) -> bool {
+    !is_published(index, address) && (inherited || !any_stale(index, now))
+}
+
+/// Whether the pod that a claim names runs on the claim's home node: then that node has yet to answer.
+fn awaits_node(index: &ClusterIndex, claim: &AddressClaim) -> bool {
+    let Some(named) = &claim.spec.pod else { return false };
+    let pod = index.pods.get(&format!("{}/{}", claim.spec.holder.namespace, named.name));
+    pod.filter(|pod| pod.facts.uid == named.uid).is_some_and(|pod| {
+        pod.running && !pod.ended && !pod.deleting && claim.spec.home_node.as_ref() == Some(&pod.node)
+    })
+}
+
+/// Where these addresses come from. The controller is no node: an address of a block is asked of its home node, which
+/// knows what it has given out.
+fn origins(index: &ClusterIndex, addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Origin> {
+    if addresses.is_empty() {
+        return BTreeMap::new();
+    }
+    let pools = candidates::usable(index.pools.values().cloned().collect());
+    let origin = |address| match index.home_of(address) {
+        Some((home, block)) => Origin::ForeignBlock { home: home.to_owned(), block },
+        None => candidates::of_sticky_pool(&pools, address).unwrap_or(Origin::Nowhere),
+    };
+    addresses.into_iter().map(|address| (address, origin(address))).collect()
+}
+
+impl Repair {
+    /// What the index shows beside these objects, as the decision needs it.
+    fn facts(
+        &self,
+        index: &ClusterIndex,
+        stickies: &[&StickyIP],
+        claims: &[&AddressClaim],
+        now: Duration,
+    ) -> RepairFacts {
+        let holders = claims.iter().map(|claim| &claim.spec.holder);
+        let unreadable = |key: &&StickyKey| {
+            let name = key.to_string();
+            index.stickies.contains(&name) && index.stickies.get(&name).is_none()
+        };
+        let unreadable: BTreeSet<StickyKey> = holders.filter(unreadable).cloned().collect();
+        let counted = claims.iter().filter(|claim| !unreadable.contains(&claim.spec.holder));
+        let claimed: BTreeSet<IpAddr> = counted.map(|claim| claim.spec.address).collect();
+        let addresses = stickies.iter().flat_map(|sticky| sticky.spec.addresses.iter().copied());
+        let unclaimed = addresses.filter(|address| !claimed.contains(address)).collect();
+        let of_claims = |applies: &dyn Fn(&AddressClaim) -> bool| {
+            claims.iter().filter(|claim| applies(claim)).map(|claim| claim.spec.address).collect()
+        };
+        RepairFacts {
+            times: self.times,
+            unchanged_for: BTreeMap::new(),
+            in_use: of_claims(&|claim| is_in_use(index, claim.spec.address, now)),
+            awaiting_node: of_claims(&|claim| awaits_node(index, claim)),
+            unreadable,
+            origins: origins(index, unclaimed),
+            release_for_good: self.release_for_good,
         }
-        let pools =
-            self.pools.get_or_init(|| candidates::usable(self.index.pools.values().cloned().collect()));
-        candidates::of_sticky_pool(pools, address).unwrap_or(Origin::Nowhere)
-    }
-
-    fn runs(&self, claim: &ClaimView) -> bool {
-        let Some(pod) = &claim.pod else { return false };
-        let seen = self.index.pods.get(&format!("{}/{}", claim.holder.namespace, pod.name));
-        seen.filter(|seen| seen.facts.uid == pod.uid).is_some_and(|seen| {
-            seen.running && !seen.ended && !seen.deleting && claim.home_node.as_ref() == Some(&seen.node)
-        })
-    }
-
-    fn unreadable(&self, holder: &StickyKey) -> bool {
-        let name = holder.to_string();
-        self.index.stickies.contains(&name) && self.index.stickies.get(&name).is_none()
     }
 }
 
@@ -174,14 +197,15 @@ impl Duty for Repair {
         let found: Vec<(FoundFault, Option<StickyIP>)> = {
             let index = context.index();
             let (stickies, claims) = concerned(&index, &keys);
-            let around = Around::of(&index, context.elapsed());
+            let now = context.elapsed();
+            let facts = self.facts(&index, &stickies, &claims, now);
             self.open = not_over(&stickies, &claims);
-            let found = self.mender.find(stickies.into_iter(), claims.into_iter(), &around, context.now());
-            // A claim whose StickyIP was let go is nobody's meanwhile: first the others are let go.
+            let found = self.repairer.find(stickies.into_iter(), claims.into_iter(), facts, context.now());
+            // A claim whose StickyIP was released can wait: first the other StickyIPs are released.
             let put_off = |finding: &FoundFault| {
                 finding.fault == Fault::StickyIPGone
                     && (context.has_urgent_work()
-                        || !around.may_rest(finding.address, context.settings.inherit))
+                        || !may_be_quarantined(&index, finding.address, context.settings.inherit, now))
             };
             let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
             let name = |finding: FoundFault| ClaimName::of(finding.address).to_string();
@@ -189,18 +213,18 @@ impl Duty for Repair {
             let known = |finding: &FoundFault| index.stickies.get(&finding.sticky.to_string()).cloned();
             found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
         };
-        let cures = found.iter().map(|(finding, known)| async move {
-            let outcome = cure(&mut context.writer.api_writer(), finding, known.as_ref()).await;
+        let repairs = found.iter().map(|(finding, known)| async move {
+            let outcome = repair(&mut context.writer.api_writer(), finding, known.as_ref()).await;
             record_event(context, finding, known.as_ref(), &outcome).await;
             (finding, outcome)
         });
         let outcomes: Vec<(&FoundFault, RepairOutcome)> =
-            futures_util::stream::iter(cures).buffer_unordered(CONCURRENCY).collect().await;
+            futures_util::stream::iter(repairs).buffer_unordered(CONCURRENCY).collect().await;
         let mut done = RoundResult::default();
         for (finding, outcome) in outcomes {
             let key = Key::new(Kind::StickyIP, finding.sticky.to_string());
             match outcome {
-                // An object changes, or has changed, and the watch tells of it.
+                // An object changes, or has changed, and the watch shows it.
                 RepairOutcome::Repaired | RepairOutcome::Conflict => {}
                 // Another pool, or the end of the other StickyIP, may change it.
                 RepairOutcome::ManualActionRequired => drop(self.open.insert(key)),
@@ -221,33 +245,29 @@ async fn record_event(
     known: Option<&StickyIP>,
     outcome: &RepairOutcome,
 ) {
-    if let (RepairOutcome::Repaired, Some(write)) = (outcome, &finding.cure) {
+    if let (RepairOutcome::Repaired, Some(write)) = (outcome, &finding.fix) {
         ControllerMetrics::count(&context.metrics.repaired, write.word());
     }
-    // A claim that rests or has rested is the ordinary end of an address.
+    // Quarantine and its end are the ordinary way of a released address.
     if matches!(finding.fault, Fault::StickyIPGone | Fault::QuarantineOver) {
         return;
     }
     let next = match outcome {
-        RepairOutcome::Repaired => "it was repaired",
+        RepairOutcome::Repaired => "repaired",
         RepairOutcome::ManualActionRequired if finding.fault == Fault::ClaimMissing => {
-            "the address is in no Sticky pool and in no node's block: add it to a pool, or delete the StickyIP"
+            "no Sticky pool and no node's block has the address; add it to a pool, or delete the StickyIP"
         }
         RepairOutcome::ManualActionRequired => "delete one of the two StickyIPs",
         RepairOutcome::Conflict | RepairOutcome::Failed(_) => return,
     };
     let Some(sticky) = known else { return };
+    let is_repaired = matches!(outcome, RepairOutcome::Repaired);
     context
         .record_event(Told {
             about: events::sticky_ip(sticky),
-            reason: if matches!(outcome, RepairOutcome::Repaired) {
-                "Repaired"
-            } else {
-                "ManualActionRequired"
-            },
+            reason: if is_repaired { "Repaired" } else { "ManualActionRequired" },
             message: format!("{finding}; {next}"),
-            warning: !matches!(outcome, RepairOutcome::Repaired)
-                || matches!(finding.fault, Fault::ClaimedForAnother { .. }),
+            warning: !is_repaired || matches!(finding.fault, Fault::ClaimedForAnother { .. }),
         })
         .await;
 }
@@ -289,8 +309,7 @@ mod tests {
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": ["10.0.9.0/24"]}}});
         let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
         index.cilium_nodes.apply(CacheEvent::Applied(("n9".into(), node.into())));
-        let around = Around::of(&index, Duration::ZERO);
-        let origin = |text: &str| around.origin(text.parse().unwrap());
+        let origin = |text: &str| origins(&index, [text.parse().unwrap()].into()).pop_first().unwrap().1;
         assert_eq!(origin("10.0.8.5"), Origin::StickyPool { range: "10.0.8.0/22".parse().unwrap() });
         assert_eq!(origin("10.0.8.9"), Origin::Nowhere, "it is excluded");
         assert_eq!(origin("10.0.8.70"), Origin::Nowhere, "it is excluded");
@@ -302,7 +321,7 @@ mod tests {
     fn no_address_counts_as_unused_while_a_node_that_may_use_it_is_stale() {
         let mut index = ClusterIndex::default();
         let at = Duration::from_secs;
-        let shown = |index: &ClusterIndex, now| Around::of(index, now).shown("10.0.0.1".parse().unwrap());
+        let shown = |index: &ClusterIndex, now| is_in_use(index, "10.0.0.1".parse().unwrap(), now);
         assert!(!shown(&index, at(0)));
         for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
             index.mark_stale(kind, at(100));
@@ -340,9 +359,7 @@ mod tests {
             let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
             CacheEvent::Applied((name.to_owned(), node.into()))
         };
-        let may = |index: &ClusterIndex, text: &str| {
-            Around::of(index, Duration::ZERO).may_be_with_a_pod(text.parse().unwrap())
-        };
+        let may = |index: &ClusterIndex, text: &str| is_published(index, text.parse().unwrap());
         index.nodes.apply(living("n1"));
         index.cilium_nodes.apply(shows(
             "n1",
@@ -350,18 +367,18 @@ mod tests {
         ));
         index.cilium_nodes.apply(shows("dead", json!({"podCIDRs": ["10.9.0.3/32"]})));
         assert!(may(&index, "10.0.0.1") && may(&index, "10.9.0.1"));
-        assert!(!may(&index, "10.0.0.2") && !may(&index, "10.0.0.3"), "anybody's, and nobody's");
+        assert!(!may(&index, "10.0.0.2") && !may(&index, "10.0.0.3"), "an unowned entry, and no entry");
         assert!(!may(&index, "10.9.0.3"), "its node is gone");
         index.cilium_nodes.apply(shows("n1", json!({"podCIDRs": ["10.0.0.0/24"], "pool": {"10.0.0.1": {}}})));
-        assert!(!may(&index, "10.0.0.1") && !may(&index, "10.9.0.1"), "it let go of both");
+        assert!(!may(&index, "10.0.0.1") && !may(&index, "10.9.0.1"), "it released both");
     }
 
     #[test]
     fn without_inheritance_no_claim_is_quarantined_while_a_cache_is_stale() {
         let mut index = ClusterIndex::default();
         let may = |index: &ClusterIndex| {
-            let around = Around::of(index, Duration::from_secs(100));
-            [true, false].map(|inherited| around.may_rest("10.0.0.1".parse().unwrap(), inherited))
+            let (address, now) = ("10.0.0.1".parse().unwrap(), Duration::from_secs(100));
+            [true, false].map(|inherited| may_be_quarantined(index, address, inherited, now))
         };
         assert_eq!(may(&index), [true, true]);
         index.mark_stale(Kind::CiliumEndpoint, Duration::from_secs(100));

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::cluster::api::lease::{BadLeaseTimes, LeaseTimes};
 use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
-use crate::cluster::protocol::repair::RepairTimes;
+use crate::cluster::protocol::faults::RepairTimes;
 use crate::controller::flags::{
     CiliumIpam, ControllerSettings, DurationArg, RetentionWord, ScaleDownWord, WATERMARK,
 };

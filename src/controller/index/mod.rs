@@ -519,6 +519,12 @@ impl ClusterIndex {
         with.map(|(name, block)| (name.clone(), block)).collect()
     }
 
+    /// Whether a node is proved to have lost its pods: its Node is gone, or tainted out-of-service.
+    #[must_use]
+    pub fn is_dead_node(&self, name: &str) -> bool {
+        self.nodes.get(name).is_none_or(|node| node.state == NodeState::OutOfService)
+    }
+
     /// The node whose home block an address is of, and the block.
     #[must_use]
     pub fn home_of(&self, address: IpAddr) -> Option<(&str, IpNet)> {
