@@ -18,7 +18,7 @@ help: ## Show this list
 .PHONY: plugin
 plugin: ## Build the static plugin
 	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust 1.95 or newer (https://rustup.rs) and put cargo on PATH' >&2; exit 1; }
-	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --features cluster --bin sticky-ipam --target $(PLUGIN_TARGET)
+	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --no-default-features --bin sticky-ipam --target $(PLUGIN_TARGET)
 	@echo "$(PLUGIN)"
 
 .PHONY: agent

@@ -9,7 +9,6 @@
 pub mod agent;
 pub mod alloc;
 pub mod cli;
-#[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod cni;
 #[cfg(feature = "controller")]

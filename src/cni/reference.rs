@@ -72,7 +72,6 @@ fn the_defaults_in_the_schema_are_those_of_the_code() {
     assert_eq!(data_dir, ipam::DEFAULT_DATA_DIR);
 }
 
-#[cfg(feature = "cluster")]
 #[test]
 fn the_clusters_defaults_in_the_schema_are_those_of_the_code() {
     let schema = schema();
@@ -128,7 +127,7 @@ fn samples() -> Vec<(bool, Value)> {
         cluster[key] = value;
         sticky(json!({"cluster": cluster}))
     };
-    let mut all = vec![
+    vec![
         (
             true,
             request(
@@ -219,18 +218,12 @@ fn samples() -> Vec<(bool, Value)> {
         (false, cluster("selector", json!({"matchExpressions": [{"key": "a", "operator": "Is"}]}))),
         (false, cluster("excludePrefixes", json!("x"))),
         (false, cluster("colour", json!("blue"))),
-    ];
-    // A build without the feature refuses the section, whatever is in it.
-    if cfg!(feature = "cluster") {
-        all.extend([
-            (true, cluster("timeout", json!("1.5s"))),
-            (true, cluster("onUnavailable", json!("allocate"))),
-            (true, cluster("selector", json!({"matchLabels": {"example.com/app": "db"}}))),
-            (true, cluster("selector", json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]}))),
-            (true, cluster("excludePrefixes", json!(["test-"]))),
-        ]);
-    }
-    all
+        (true, cluster("timeout", json!("1.5s"))),
+        (true, cluster("onUnavailable", json!("allocate"))),
+        (true, cluster("selector", json!({"matchLabels": {"example.com/app": "db"}}))),
+        (true, cluster("selector", json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]}))),
+        (true, cluster("excludePrefixes", json!(["test-"]))),
+    ]
 }
 
 #[test]

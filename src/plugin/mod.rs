@@ -38,7 +38,6 @@ pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSourc
 }
 
 /// The same, with a witness of every write to the API server, on a disk that may be another's.
-#[cfg(feature = "cluster")]
 pub fn run_observed(
     observer: &dyn crate::cluster::protocol::apply::WriteObserver,
     disk: impl Disk,
@@ -72,10 +71,7 @@ impl Answer {
 pub(crate) struct VerbLog<'a> {
     addresses: String,
     reason: String,
-    #[cfg(feature = "cluster")]
     observer: &'a dyn crate::cluster::protocol::apply::WriteObserver,
-    #[cfg(not(feature = "cluster"))]
-    observer: std::marker::PhantomData<&'a ()>,
 }
 
 impl Default for VerbLog<'_> {
@@ -83,10 +79,7 @@ impl Default for VerbLog<'_> {
         Self {
             addresses: String::new(),
             reason: String::new(),
-            #[cfg(feature = "cluster")]
             observer: &crate::cluster::protocol::apply::NoObserver,
-            #[cfg(not(feature = "cluster"))]
-            observer: std::marker::PhantomData,
         }
     }
 }
@@ -158,7 +151,6 @@ pub(crate) struct VerbContext<'a, D: Disk> {
     sticky: StickyConf,
     store: Store<D>,
     /// Cilium picks the address from its pool (`crd` mode).
-    #[cfg_attr(not(feature = "cluster"), allow(dead_code, reason = "only the cluster knows this mode"))]
     crd: bool,
 }
 

@@ -55,12 +55,6 @@ pub struct ClusterConf {
 
 impl ClusterConf {
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, CniError> {
-        if cfg!(not(feature = "cluster")) {
-            return Err(CniError::invalid_config(
-                fields.path(),
-                "this sticky-ipam was built without the cluster feature; install the one that has it, or remove the section",
-            ));
-        }
         if let Some(unknown) = fields.keys().find(|key| !FIELDS.contains(key)) {
             let hint = nearest(unknown, FIELDS).unwrap_or_default();
             let value = fields.get(unknown).map(shown).unwrap_or_else(|| "null".to_owned());
@@ -145,14 +139,6 @@ mod tests {
         ClusterConf::read(&Fields::of("ipam.sticky.cluster".into(), &value).unwrap())
     }
 
-    #[cfg(not(feature = "cluster"))]
-    #[test]
-    fn without_the_feature_the_section_is_refused() {
-        let error = read(json!({"kubeconfig": "/k", "node": "n1"})).unwrap_err();
-        assert!(error.code == 7 && error.msg.contains("ipam.sticky.cluster"), "{error}");
-    }
-
-    #[cfg(feature = "cluster")]
     #[test]
     fn two_fields_are_needed_and_the_others_have_defaults() {
         let conf = read(json!({"kubeconfig": "/k", "node": "n1.example"})).unwrap();
@@ -165,7 +151,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "cluster")]
     #[test]
     fn every_mistake_names_the_field_the_value_and_what_would_be_right() {
         let with = |key: &str, value: Value| {

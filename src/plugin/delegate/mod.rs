@@ -1,7 +1,6 @@
 //! Running another plugin in our place (`delegate` in the configuration): cilium-cni in `crd` mode, where Cilium
 //! picks the address and [`cilium`] makes sure which one it is.
 
-#[cfg(feature = "cluster")]
 pub(crate) mod cilium;
 use std::io::Write;
 use std::path::PathBuf;
@@ -29,7 +28,6 @@ pub(super) fn run(
     story: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let delegate = Delegate::find(request, delegate)?;
-    #[cfg(feature = "cluster")]
     if let Some(conf) = request.config.sticky().and_then(|sticky| sticky.cluster.as_ref()) {
         return cilium::run(request, conf, &delegate, disk, story);
     }

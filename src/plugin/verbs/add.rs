@@ -36,7 +36,6 @@ pub(crate) fn run<D: Disk>(
 }
 
 /// The addresses by range set: those that the cluster binds, or those that this node gives alone.
-#[cfg(feature = "cluster")]
 fn addresses<D: Disk>(
     request: &Request,
     scene: &VerbContext<'_, D>,
@@ -56,9 +55,6 @@ fn addresses<D: Disk>(
     };
     reserve(request, scene, wanted, story)
 }
-
-#[cfg(not(feature = "cluster"))]
-use reserve as addresses;
 
 /// Reserves the addresses, durably, and tells them in the order of the range sets.
 fn reserve<D: Disk>(

@@ -21,7 +21,6 @@ pub(crate) fn run<D: Disk>(
     };
     let has = &stored.record.addresses;
     story.tell(has, "as ADD left it");
-    #[cfg(feature = "cluster")]
     if let (Some(conf), Some(binding)) = (&scene.sticky.cluster, &stored.record.binding) {
         crate::plugin::cluster::del::check(conf, binding, attachment)?;
     }

@@ -4,7 +4,6 @@
 
 use crate::cni::{Attachment, CniError, Request};
 use crate::plugin::{VerbContext, VerbLog, attachment};
-#[cfg(feature = "cluster")]
 use crate::store::StickyBinding;
 use crate::store::{
     Decision, Disk, Keep, LockedStore, NodeTime, PendingUpdate, Phase, Record, StoreError, StoredRecord, Told,
@@ -46,7 +45,6 @@ pub(crate) fn run<D: Disk>(
 
 /// Has the API server know that the sandbox has ended: at once, or by a note for the agent. An attachment of which this
 /// node knows nothing may still stand there, if its ADD ended half way.
-#[cfg(feature = "cluster")]
 fn detach_in_cluster<D: Disk>(
     scene: &VerbContext<'_, D>,
     request: &Request,
@@ -89,7 +87,6 @@ fn detach_in_cluster<D: Disk>(
 }
 
 /// What an earlier DEL of this sandbox knew of its attachment and could not tell: it has freed the record since.
-#[cfg(feature = "cluster")]
 fn earlier_update<D: Disk>(
     scene: &VerbContext<'_, D>,
     attachment: &Attachment,
@@ -107,7 +104,6 @@ fn earlier_update<D: Disk>(
 
 /// Whether this node knows, without asking anybody, that the pod has nothing in the cluster. Where Cilium picks the
 /// addresses, pods that are not sticky leave no record, and there are many of them.
-#[cfg(feature = "cluster")]
 fn is_not_sticky<D: Disk>(
     scene: &VerbContext<'_, D>,
     request: &Request,
@@ -124,25 +120,6 @@ fn is_not_sticky<D: Disk>(
     // What was sticky once may have been attached by an ADD that ended before it read that the pod is not.
     let claimant = crate::store::Claimant::new(pod, &attachment.interface);
     Ok(is_decided && locked.find_by_claimant(&claimant)?.is_none())
-}
-
-/// Without the cluster's part only a note can be left, for one that has it.
-#[cfg(not(feature = "cluster"))]
-fn detach_in_cluster<D: Disk>(
-    scene: &VerbContext<'_, D>,
-    request: &Request,
-    stored: Option<&StoredRecord>,
-    _: &mut VerbLog<'_>,
-) -> Result<(), CniError> {
-    let attachment = attachment(request)?;
-    if let Some(stored) = stored.filter(|stored| stored.record.binding.is_some()) {
-        let mut locked = scene.store.lock()?;
-        locked.put_pending_update(
-            attachment,
-            &detached_update(attachment, Some(&stored.record), scene.store.now()),
-        )?;
-    }
-    Ok(())
 }
 
 /// The note that this sandbox has ended.

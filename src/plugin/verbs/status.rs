@@ -12,7 +12,6 @@ pub(crate) fn run<D: Disk>(
     story: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     scene.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
-    #[cfg(feature = "cluster")]
     if let Some(conf) = &scene.sticky.cluster {
         crate::plugin::cluster::del::is_ready(conf)?;
     }

@@ -12,8 +12,7 @@ use crate::policy::selection::facts::PodFacts;
 pub const RETENTION: &str = "sticky-ipam.io/retention";
 
 /// What ends the keeping of an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub enum Keep {
     /// The end of the workload.
     #[default]
@@ -26,8 +25,7 @@ pub enum Keep {
 }
 
 /// What becomes of an address whose ordinal the workload no longer asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub enum OnScaleDown {
     /// It is kept as long as the workload.
     #[default]
@@ -40,9 +38,8 @@ pub enum OnScaleDown {
 }
 
 /// The retention of one StickyIP, as written in its spec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "cluster", schemars(extend("x-kubernetes-map-type" = "atomic")))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
     /// What ends the keeping of the address.
@@ -50,14 +47,14 @@ pub struct Retention {
     pub keep: Keep,
     /// Seconds after the pod was last seen; needed with `keep: TTL`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
+    #[schemars(range(min = 1, max = 315_360_000))]
     pub ttl_seconds: Option<u32>,
     /// What becomes of the address when the workload is scaled below this pod.
     #[serde(default)]
     pub on_scale_down: OnScaleDown,
     /// Seconds after the pod was last seen; needed with `onScaleDown: TTL`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "cluster", schemars(range(min = 1, max = 315_360_000)))]
+    #[schemars(range(min = 1, max = 315_360_000))]
     pub scale_down_ttl_seconds: Option<u32>,
 }
 

@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::PolicyError;
 
 /// A label selector as written in an object or on a command line; not yet checked.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelSelector {
     /// Labels that must be there with exactly these values.
@@ -18,13 +17,12 @@ pub struct LabelSelector {
     pub match_labels: BTreeMap<String, String>,
     /// Further requirements; all of them must hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "cluster", schemars(length(max = 32)))]
+    #[schemars(length(max = 32))]
     pub match_expressions: Vec<Expression>,
 }
 
 /// One requirement as written.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "cluster", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Expression {
     /// The label key.
@@ -33,7 +31,7 @@ pub struct Expression {
     pub operator: String,
     /// The values for In and NotIn; none for the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "cluster", schemars(length(max = 64)))]
+    #[schemars(length(max = 64))]
     pub values: Vec<String>,
 }
 
