@@ -1,7 +1,7 @@
-//! Events: each thing is told once, however often it is decided. Must never hold a duty up, nor decide anything.
+//! Events: each is sent once, however often it is decided. Must never hold a duty up, nor decide anything.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -9,23 +9,22 @@ use tokio::sync::mpsc;
 
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
-use crate::controller::context::Context;
+use crate::controller::writer::Writer;
 
-/// Events on their way at once. Few: whatever is decided in numbers has its own writes to make.
+/// Events that are sent at the same time. Few: a duty that decides in numbers has its own writes to make.
 const CONCURRENCY: usize = 2;
-/// How often is looked whether there is time for events.
+/// How often the recorder looks whether urgent work is over.
 const URGENT_WORK_POLL: Duration = Duration::from_millis(50);
-/// Events that wait to be told. Beyond that each duty tells its own, which slows it down to what the server takes.
+/// Events that wait to be sent. Beyond that each duty sends its own, which slows it down to what the API server takes.
 const MAX_QUEUED: usize = 4096;
-
-/// How many things are remembered as told. What falls out may be told again, and then stands there already.
+/// How many events are remembered as sent. One that falls out may be sent again; its name is taken then.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// What was told.
+/// Sends events, and remembers which were sent.
 #[derive(Debug, Default)]
 pub struct EventRecorder {
     memory: Mutex<SentEvents>,
-    /// Where events go while [`Context::run_events`] is at work.
+    /// Where events go while [`EventRecorder::run`] runs.
     out: Mutex<Option<mpsc::Sender<Told>>>,
 }
 
@@ -36,10 +35,64 @@ struct SentEvents {
 }
 
 impl EventRecorder {
+    /// Records an event, unless it was recorded before; in the background while [`EventRecorder::run`] runs.
+    pub async fn record(&self, writer: &Writer, event: Told) {
+        if let Some(event) = self.enqueue(event) {
+            self.send(writer, &event).await;
+        }
+    }
+
+    /// The same without waiting: if too many events are queued, this one is recorded when it is decided again.
+    pub fn record_later(&self, event: Told) {
+        if let Some(event) = self.enqueue(event) {
+            self.forget(&event);
+        }
+    }
+
+    /// Sends queued events while nothing urgent is done. Until dropped.
+    pub async fn run(&self, writer: &Writer, has_urgent_work: impl Fn() -> bool) {
+        let (out, queued) = mpsc::channel(MAX_QUEUED);
+        *self.out.lock().unwrap_or_else(PoisonError::into_inner) = Some(out);
+        let queued = futures_util::stream::unfold(queued, async |mut queued| {
+            queued.recv().await.map(|event| (event, queued))
+        });
+        let has_urgent_work = &has_urgent_work;
+        queued
+            .for_each_concurrent(CONCURRENCY, |event| async move {
+                while has_urgent_work() {
+                    tokio::time::sleep(URGENT_WORK_POLL).await;
+                }
+                self.send(writer, &event).await;
+            })
+            .await;
+    }
+
+    /// None if it was recorded before, or is queued now; else the event, which the caller must send.
+    fn enqueue(&self, event: Told) -> Option<Told> {
+        if !self.is_new(&event) {
+            return None;
+        }
+        let out = self.out.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match out {
+            Some(out) => out.try_send(event).err().map(mpsc::error::TrySendError::into_inner),
+            None => Some(event),
+        }
+    }
+
+    async fn send(&self, writer: &Writer, event: &Told) {
+        if !events::tell(&mut writer.api_writer(), event).await {
+            self.forget(event);
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, SentEvents> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether this is new; from now on it is not.
-    fn is_new(&self, told: &Told) -> bool {
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = told.name();
+    fn is_new(&self, event: &Told) -> bool {
+        let mut memory = self.memory();
+        let name = event.name();
         if !memory.names.insert(name.clone()) {
             return false;
         }
@@ -52,64 +105,13 @@ impl EventRecorder {
         true
     }
 
-    /// It could not be told: when it is decided again, it is new.
-    fn forget(&self, told: &Told) {
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = told.name();
+    /// It could not be sent: when it is decided again, it is new.
+    fn forget(&self, event: &Told) {
+        let mut memory = self.memory();
+        let name = event.name();
         if memory.names.remove(&name) {
             memory.order.retain(|other| *other != name);
         }
-    }
-}
-
-impl Context {
-    /// Tells an event, unless it was told before; by and by, while [`Context::run_events`] is at work.
-    pub async fn record_event(&self, told: Told) {
-        if let Some(told) = self.hand_over(told) {
-            self.send_event(&told).await;
-        }
-    }
-
-    /// The same for who cannot wait: if too much waits to be told, it is told when it is decided again.
-    pub fn record_event_later(&self, told: Told) {
-        if let Some(told) = self.hand_over(told) {
-            self.event_recorder.forget(&told);
-        }
-    }
-
-    /// None if it was told before, or will be by and by; else it comes back.
-    fn hand_over(&self, told: Told) -> Option<Told> {
-        if !self.event_recorder.is_new(&told) {
-            return None;
-        }
-        let out = self.event_recorder.out.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match out {
-            Some(out) => out.try_send(told).err().map(mpsc::error::TrySendError::into_inner),
-            None => Some(told),
-        }
-    }
-
-    async fn send_event(&self, told: &Told) {
-        if !events::tell(&mut self.writer.api_writer(), told).await {
-            self.event_recorder.forget(told);
-        }
-    }
-
-    /// Tells what the duties have to tell, beside them. Until dropped.
-    pub async fn run_events(&self) {
-        let (out, waiting) = mpsc::channel(MAX_QUEUED);
-        *self.event_recorder.out.lock().unwrap_or_else(PoisonError::into_inner) = Some(out);
-        let waiting = futures_util::stream::unfold(waiting, async |mut waiting| {
-            waiting.recv().await.map(|told| (told, waiting))
-        });
-        waiting
-            .for_each_concurrent(CONCURRENCY, |told| async move {
-                while self.has_urgent_work() {
-                    tokio::time::sleep(URGENT_WORK_POLL).await;
-                }
-                self.send_event(&told).await;
-            })
-            .await;
     }
 }
 
@@ -120,20 +122,20 @@ mod tests {
     #[test]
     fn the_same_event_is_sent_once_and_the_memory_is_bounded() {
         let event_recorder = EventRecorder::default();
-        let told = |message: String| Told {
+        let event = |message: String| Told {
             about: events::pod("db", "db-0", "u"),
             reason: "Test",
             message,
             warning: false,
         };
-        assert!(event_recorder.is_new(&told("a".into())));
-        assert!(!event_recorder.is_new(&told("a".into())));
+        assert!(event_recorder.is_new(&event("a".into())));
+        assert!(!event_recorder.is_new(&event("a".into())));
         for n in 0..MAX_REMEMBERED {
-            assert!(event_recorder.is_new(&told(n.to_string())));
+            assert!(event_recorder.is_new(&event(n.to_string())));
         }
-        assert!(event_recorder.is_new(&told("a".into())), "it was forgotten");
+        assert!(event_recorder.is_new(&event("a".into())), "it was forgotten");
         assert_eq!(event_recorder.memory.lock().unwrap().names.len(), MAX_REMEMBERED);
-        event_recorder.forget(&told("a".into()));
-        assert!(event_recorder.is_new(&told("a".into())), "it was not told");
+        event_recorder.forget(&event("a".into()));
+        assert!(event_recorder.is_new(&event("a".into())), "it was not sent");
     }
 }

@@ -4,9 +4,12 @@
 //! carries out by [`act`]. Must never rely on being the only one: every write has a precondition, and what proves
 //! something is read live.
 
+pub mod cilium_config;
 pub mod commands;
 pub mod context;
+pub mod drift_condition;
 pub mod duties;
+pub mod duty;
 pub mod events;
 pub mod flags;
 pub mod index;

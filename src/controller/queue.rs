@@ -1,8 +1,12 @@
-//! What is to be looked at, each name once, and not before its time. Time is handed in. Must never forget a name: what was
-//! put in comes out once it is due.
+//! Work queues: each key once, and not before its time. The caller passes the time in. Must never lose a key: what was put
+//! in comes out once it is due.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::controller::index::Kind;
 
@@ -80,7 +84,77 @@ impl Queue {
     }
 }
 
-/// A bucket of tokens: how fast something may be done, with a burst. Time is handed in.
+/// What a duty has yet to look at.
+pub struct Inbox {
+    kinds: &'static [Kind],
+    queue: Mutex<Queue>,
+    arrived: Notify,
+}
+
+impl Inbox {
+    /// An empty inbox for changes of these kinds.
+    #[must_use]
+    pub fn new(kinds: &'static [Kind]) -> Self {
+        Self { kinds, queue: Mutex::default(), arrived: Notify::new() }
+    }
+
+    /// Whether changes of this kind belong here.
+    #[must_use]
+    pub fn takes(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
+    /// Puts a key in, due at this time since the start.
+    pub fn put(&self, key: Key, at: Duration) {
+        self.queue().put(key, at);
+        self.arrived.notify_one();
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something is due, and takes all of it. Times are since `started`.
+    pub async fn due(&self, started: Instant) -> Vec<Key> {
+        loop {
+            let next = {
+                let mut queue = self.queue();
+                let due = queue.take_due(started.elapsed());
+                if !due.is_empty() {
+                    return due;
+                }
+                queue.next()
+            };
+            match next {
+                None => self.arrived.notified().await,
+                Some(at) => tokio::select! {
+                    () = self.arrived.notified() => {}
+                    () = tokio::time::sleep_until(started + at) => {}
+                },
+            }
+        }
+    }
+
+    /// Takes what is due now.
+    #[must_use]
+    pub fn take_due(&self, now: Duration) -> Vec<Key> {
+        self.queue().take_due(now)
+    }
+
+    /// Whether nothing is due or waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue().is_empty()
+    }
+
+    /// How many keys are due.
+    #[must_use]
+    pub fn depth(&self, now: Duration) -> usize {
+        self.queue().depth(now)
+    }
+}
+
+/// A token bucket: a rate with a burst. The caller passes the time in.
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
     per_second: f64,

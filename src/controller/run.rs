@@ -19,15 +19,17 @@ use crate::cluster::api::lease::LeaderElection;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
 use crate::controller::ExitError;
-use crate::controller::context::{Context, run_duty};
+use crate::controller::context::Context;
 use crate::controller::duties::{
     adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
 };
+use crate::controller::duty::run_duty;
 use crate::controller::flags::{ControllerSettings, Loaded, reread};
-use crate::controller::index::{
-    ClusterIndex, IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, Kind,
-    namespace_annotations_of, without_managed_fields,
+use crate::controller::index::objects::{
+    IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, namespace_annotations_of,
+    without_managed_fields,
 };
+use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::writer::{Overseer, Unwatched, Writer};
 use crate::runtime::cache::CacheEvent;
@@ -124,11 +126,11 @@ pub async fn work(context: &Context) {
     let mut all: FuturesUnordered<Task<'_>> = watches(context).into_iter().collect();
     all.push(Box::pin(context.run_events()));
     all.push(Box::pin(async {
-        context.listed().await;
+        context.wait_until_listed().await;
         tracing::info!("everything is listed; at work");
         let mut duties: FuturesUnordered<Task<'_>> = duties(context).into_iter().collect();
         // Recycling is two: it looks after owners too.
-        context.begin(duties.len() + 1);
+        context.start_initial_sync(duties.len() + 1);
         while duties.next().await.is_some() {}
     }));
     // Each is polled only when it is woken, and lies on the heap: together they are large.
@@ -168,7 +170,7 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
                 Api::<$object>::all(client()),
                 calm(),
                 $trim,
-                move |told| context.hear($kind, told, |index, told| index.$field.apply(told)),
+                move |told| context.apply($kind, told, |index, told| index.$field.apply(told)),
                 trouble(context, $kind),
             ))
         };
@@ -178,7 +180,7 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
             Box::pin(feed::<$object>(
                 Api::<DeserializeGuard<$object>>::all(client()),
                 calm(),
-                move |told| context.hear($kind, map(told, $trim), |index, told| index.$field.apply(told)),
+                move |told| context.apply($kind, map(told, $trim), |index, told| index.$field.apply(told)),
                 trouble(context, $kind),
             ))
         };
@@ -189,7 +191,7 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
             Api::<Pod>::all(client()),
             calm(),
             IndexedPod::from,
-            move |told| context.hear(Kind::Pod, told, ClusterIndex::apply_pod),
+            move |told| context.apply(Kind::Pod, told, ClusterIndex::apply_pod),
             trouble(context, Kind::Pod),
         )),
         theirs!(Node, nodes, Kind::Node, IndexedNode::from),
@@ -233,10 +235,10 @@ fn trouble(context: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
             let none = CacheEvent::<()>::ListComplete;
             match kind {
                 Kind::CiliumNode => {
-                    context.hear(kind, none, |index, _| index.cilium_nodes.apply_empty_list())
+                    context.apply(kind, none, |index, _| index.cilium_nodes.apply_empty_list())
                 }
                 Kind::CiliumEndpoint => {
-                    context.hear(kind, none, |index, _| index.endpoints.apply_empty_list())
+                    context.apply(kind, none, |index, _| index.endpoints.apply_empty_list())
                 }
                 _ => {
                     not_ready(format!(

@@ -13,7 +13,7 @@ use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::apply::{ApiWriter, SentWrite, WriteObserver, patch_params};
 use crate::cluster::protocol::write::Precondition;
-use crate::controller::index::sticky_key_of;
+use crate::controller::index::objects::sticky_key_of;
 
 /// How long the API server may take over one request.
 const API_TIMEOUT: Duration = Duration::from_secs(15);

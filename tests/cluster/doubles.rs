@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::controller::context::Duty;
 use sticky_ipam::controller::duties::duplicates::{Duplicates, GRACE_SECONDS, REASON};
+use sticky_ipam::controller::duty::Duty;
 
 use crate::bench::case::Case;
 use crate::desk::{Desk, case, node};

@@ -12,8 +12,9 @@ use serde::de::DeserializeOwned;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
-use crate::controller::index::{
-    ClusterIndex, IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, namespace_annotations_of,
+use crate::controller::index::ClusterIndex;
+use crate::controller::index::objects::{
+    IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, namespace_annotations_of,
     without_managed_fields,
 };
 use crate::controller::writer::Writer;

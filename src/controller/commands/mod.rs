@@ -2,9 +2,10 @@
 //! does no harm if two do it.
 
 pub mod adopt;
-pub mod cilium_config;
 pub mod list_once;
+
 use crate::cluster::api::client::ApiError;
+use crate::controller::cilium_config::CiliumConfig;
 use crate::controller::duties::drift;
 use crate::controller::flags::{AdoptOptions, ControllerSettings, OutputFormat};
 use crate::controller::writer::{Unwatched, Writer};
@@ -13,7 +14,6 @@ use crate::policy::drift::audit as compare;
 use crate::runtime::client::{IN_CLUSTER, client};
 use crate::runtime::signals::ShutdownSignal;
 use adopt::AdoptRequest;
-use cilium_config::CiliumConfig;
 use list_once::survey;
 
 /// Prints every finding; status 1 if there is one.

@@ -17,8 +17,10 @@ use crate::cluster::pod;
 use crate::cluster::protocol::apply::{Applied, patch_params};
 use crate::cluster::protocol::view::StickyView;
 use crate::cluster::protocol::write::{Precondition, Write};
-use crate::controller::context::{Context, Duty, RoundResult};
-use crate::controller::index::{ClusterIndex, IndexedCiliumNode, Kind, sticky_key_of};
+use crate::controller::context::Context;
+use crate::controller::duty::{Duty, RoundResult};
+use crate::controller::index::objects::{IndexedCiliumNode, sticky_key_of};
+use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::queue::Key;
 use crate::policy::handover::{OldPod, Takeover};
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -16,9 +15,11 @@ use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::protocol::apply::patch_params;
-use crate::controller::commands::cilium_config::CiliumConfig;
-use crate::controller::context::{Context, Duty, RoundResult};
-use crate::controller::index::{ClusterIndex, DRIFT, Kind};
+use crate::controller::cilium_config::CiliumConfig;
+use crate::controller::context::Context;
+use crate::controller::drift_condition;
+use crate::controller::duty::{Duty, RoundResult};
+use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 use crate::policy::drift::{ClusterRanges, DriftFinding, NodeRanges, audit};
@@ -27,8 +28,6 @@ use crate::policy::drift::{ClusterRanges, DriftFinding, NodeRanges, audit};
 const CONFIG_AGE: Duration = Duration::from_secs(600);
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(30);
-/// The longest message of a condition.
-const LONGEST_MESSAGE: usize = 4096;
 
 /// The labels of the audit's metric.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -161,14 +160,14 @@ impl Duty for DriftAudit {
             seen.map(|(name, node)| (name.clone(), node.uid.clone(), node.drift.clone())).collect()
         };
         let mut failures = 0;
-        for (name, uid, stands) in nodes {
+        for (name, uid, current) in nodes {
             let findings = of_node.get(name.as_str()).map(Vec::as_slice).unwrap_or_default();
             for finding in findings {
                 let message = format!("{finding}; breaks {}; {}", finding.breaks(), finding.advice());
                 let about = events::node(&name, &uid);
                 context.record_event(Told { about, reason: finding.reason(), message, warning: true }).await;
             }
-            if let Err(error) = mark(context, &name, &uid, findings, stands.as_deref()).await {
+            if let Err(error) = write_condition(context, &name, &uid, findings, current.as_deref()).await {
                 tracing::warn!(node = name, %error, "cannot write the node's condition; trying again");
                 failures += 1;
             }
@@ -178,31 +177,15 @@ impl Duty for DriftAudit {
     }
 }
 
-/// Writes the node's condition if it is another one. A node that never drifted gets none.
-async fn mark(
+/// Writes the node's condition if it has changed.
+async fn write_condition(
     context: &Context,
     name: &str,
     uid: &str,
     findings: &[&DriftFinding],
-    stands: Option<&str>,
+    current: Option<&str>,
 ) -> Result<(), ApiError> {
-    let texts: Vec<String> = findings.iter().map(ToString::to_string).collect();
-    let text = texts.join("; ");
-    let message = &text[..text.floor_char_boundary(LONGEST_MESSAGE)];
-    let same = match stands {
-        Some(stands) => stands == message,
-        None => message.is_empty(),
-    };
-    if same {
-        return Ok(());
-    }
-    let (status, reason, message) = match findings.first() {
-        Some(first) => ("True", first.reason(), message),
-        None => ("False", "InSync", "what the Node, its CiliumNode and its pods say agrees"),
-    };
-    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
-    let condition = json!({"type": DRIFT, "status": status, "reason": reason, "message": message,
-                           "lastTransitionTime": now, "lastHeartbeatTime": now});
+    let Some(condition) = drift_condition::changed(findings, current) else { return Ok(()) };
     let body = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}}));
     let nodes: Api<Node> = Api::all(context.writer.client());
     let params = patch_params();

@@ -18,9 +18,11 @@ use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
 use crate::cluster::cilium::objects::CiliumEndpoint;
 use crate::cluster::protocol::write::Precondition;
-use crate::controller::context::{Context, Duty, RoundResult};
+use crate::controller::context::Context;
+use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::flags::CiliumIpam;
-use crate::controller::index::{ClusterIndex, IndexedEndpoint, IndexedPod, Kind, attached_pod_uid};
+use crate::controller::index::objects::{IndexedEndpoint, IndexedPod, attached_pod_uid};
+use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::queue::{Key, TokenBucket};
 use crate::controller::writer::Writer;
@@ -336,7 +338,7 @@ impl At<'_> {
         let pods: Api<Pod> = Api::namespaced(self.writer.client(), self.namespace);
         let what = format!("get Pod {}/{}", self.namespace, self.name);
         let pod = self.writer.connection().read(&what, || pods.get_metadata_opt(self.name)).await?;
-        let made_for = crate::controller::index::made_for(&endpoint.metadata);
+        let made_for = crate::controller::index::objects::made_for(&endpoint.metadata);
         let left_over = match (made_for, pod.and_then(|pod| pod.metadata.uid)) {
             (Some(made_for), Some(uid)) => made_for != uid,
             // Without a pod it is for Cilium's operator to collect; without an owner nobody knows.

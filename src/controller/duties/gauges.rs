@@ -9,8 +9,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
-use crate::controller::context::{Context, Duty, RoundResult};
+use crate::controller::context::Context;
 use crate::controller::duties::node_blocks::view::fills;
+use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::{ControllerMetrics, NodeLabel, What};
 use crate::controller::queue::Key;

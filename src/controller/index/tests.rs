@@ -1,6 +1,8 @@
 //! What the index keeps of objects, and what it finds.
 
+use super::objects::sticky_key_of;
 use super::*;
+use crate::cluster::cilium::objects::CiliumNode;
 use crate::controller::index::fixture::{pod, sticky};
 use serde_json::json;
 

@@ -18,7 +18,7 @@ use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::protocol::apply::patch_params;
 use crate::cluster::protocol::write::Precondition;
-use crate::controller::commands::cilium_config::CiliumConfig;
+use crate::controller::cilium_config::CiliumConfig;
 use crate::controller::commands::list_once::survey;
 use crate::controller::flags::{BackTo, ControllerSettings};
 use crate::controller::writer::Writer;

@@ -19,9 +19,11 @@ use crate::cluster::objects::sticky_ip::RELEASE_BLOCKED;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::Applied;
 use crate::cluster::protocol::write::{Precondition, Write};
-use crate::controller::context::{Context, Duty, RoundResult, run_duty_with};
+use crate::controller::context::Context;
+use crate::controller::duty::{Duty, RoundResult, run_duty_with};
 use crate::controller::flags::ControllerSettings;
-use crate::controller::index::{ClusterIndex, Kind, attached_pod_uid, sticky_key_of};
+use crate::controller::index::objects::{attached_pod_uid, sticky_key_of};
+use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::{Key, TokenBucket};
 use crate::policy::lifetime::recycle::{

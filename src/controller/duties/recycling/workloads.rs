@@ -18,8 +18,9 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::pod;
-use crate::controller::context::{Context, Inbox};
+use crate::controller::context::Context;
 use crate::controller::index::Kind;
+use crate::controller::queue::Inbox;
 use crate::controller::queue::Key;
 use crate::policy::lifetime::owners::{OwnerLookup, above};
 use crate::policy::lifetime::recycle::WorkloadLookup;

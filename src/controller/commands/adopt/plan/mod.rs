@@ -12,7 +12,8 @@ use crate::cluster::cilium::objects::PoolEntry;
 use crate::cluster::cilium::pool::resource;
 use crate::cluster::protocol::write::Precondition;
 use crate::controller::flags::BackTo;
-use crate::controller::index::{ClusterIndex, IndexedCiliumNode, IndexedNode, IndexedPod};
+use crate::controller::index::ClusterIndex;
+use crate::controller::index::objects::{IndexedCiliumNode, IndexedNode, IndexedPod};
 
 /// What must be written on one node's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::controller::index::IndexedNode;
+use crate::controller::index::objects::IndexedNode;
 use crate::runtime::cache::CacheEvent;
 use serde_json::{Value, json};
 
