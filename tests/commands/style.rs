@@ -1,4 +1,4 @@
-//! How documents are written: one glossary for all of them, one layout for decisions, no target that does not exist.
+//! How documents are written: one glossary for all of them, one layout for decisions, no file or target that is not there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
