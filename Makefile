@@ -77,9 +77,9 @@ lint: ## Check format, lints, docs, licences and sources of crates, shell script
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet --document-private-items
 	cargo fetch --quiet --locked
 	"$$(tests/tools/build cargo-deny)/cargo-deny" --offline check --hide-inclusion-graph licenses bans sources
-	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/cluster/bench/keeper.sh \
+	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/support/api_server/keeper.sh \
 	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/scratch tests/tools/groups.sh \
-	  tests/lab/lab tests/lab/prove tests/lab/lib/*.sh tests/lab/lib/node-init
+	  tests/e2e/lab/lab tests/e2e/lab/prove tests/e2e/lab/lib/*.sh tests/e2e/lab/lib/node-init
 
 .PHONY: crds
 crds: ## Write packaging/crds from the types
@@ -92,4 +92,4 @@ bench: plugin controller ## Print ratios against peers and write docs/benchmarks
 	  STICKY_IPAM_CONTROLLER="$$(realpath $(CONTROLLER))" \
 	  cargo bench --quiet --profile measuring --bench peers -- $(PARTS)
 
-include tests/lab/lab.mk
+include tests/e2e/lab/lab.mk

@@ -1,0 +1,12 @@
+//! The agent on a real API server.
+
+mod adoption;
+mod crashes;
+mod crd;
+mod decisions;
+mod install;
+mod leaks;
+mod mac;
+mod pending_updates;
+mod release;
+mod watches;

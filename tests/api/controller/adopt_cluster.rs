@@ -1,0 +1,337 @@
+//! Adoption of a running cluster on a real API server: what is written, what is refused, wherever it ends, and the way back.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::StickyIP;
+use sticky_ipam::controller::commands::adopt::{AdoptReport, AdoptRequest, adopt, follow};
+use sticky_ipam::controller::flags::BackTo;
+use sticky_ipam::controller::writer::{Overseer, Unwatched, Writer};
+
+use crate::support::api_server::access::Access;
+use crate::support::api_server::case::Case;
+use crate::support::api_server::{ApiServer, comes_true};
+use crate::support::duty::{EndAt, apply, bare_node, settings};
+use crate::support::node::ended_by_the_witness;
+
+const DRY: AdoptRequest = AdoptRequest { apply: false, back: None, free: 4 };
+const APPLY: AdoptRequest = AdoptRequest { apply: true, back: None, free: 4 };
+const BACK: AdoptRequest = AdoptRequest { apply: false, back: Some(BackTo::ClusterPool), free: 4 };
+
+/// A server of its own: adoption looks at the whole cluster.
+async fn server() -> ApiServer {
+    let server = ApiServer::start().await;
+    server.install_our_kinds().await;
+    server.install_cilium_kinds().await;
+    server
+}
+
+async fn mode(case: &Case<'_>, mode: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(case.client(), "kube-system");
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ipam": mode},
+                        "metadata": {"name": "cilium-config", "namespace": "kube-system"}});
+    apply(maps, object).await;
+}
+
+/// A node as Cilium's operator leaves it.
+async fn node(case: &Case<'_>, number: u8) {
+    let name = format!("n{number}");
+    bare_node(case, &name, json!({}), json!({})).await;
+    let spec = json!({"addresses": [{"type": "CiliumInternalIP", "ip": format!("10.1.{number}.200")}],
+                      "health": {"ipv4": format!("10.1.{number}.201")},
+                      "ipam": {"podCIDRs": [format!("10.1.{number}.0/24")]}});
+    let object =
+        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": name}, "spec": spec});
+    apply::<CiliumNode>(Api::all(case.client()), object).await;
+}
+
+async fn running(client: kube::Client, namespace: &str, name: &str, node: &str, address: &str) {
+    let pods: Api<Pod> = Api::namespaced(client, namespace);
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+                     "spec": {"nodeName": node, "containers": [{"name": "main", "image": "none"}]}});
+    pods.create(&Default::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+    pods.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+}
+
+async fn sticky(case: &Case<'_>, name: &str, address: &str) {
+    let stickies: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
+    let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "StickyIP",
+        "metadata": {"name": name, "namespace": case.namespace()},
+        "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
+                 "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "mysql"}}});
+    apply(stickies, object).await;
+}
+
+async fn writer(case: &Case<'_>, overseer: Box<dyn Overseer>) -> Writer {
+    Writer::new(case.admin().client().await, PathBuf::from("the test's"), overseer)
+}
+
+async fn run(case: &Case<'_>, order: AdoptRequest) -> (AdoptReport, usize) {
+    let writer = writer(case, Box::new(Unwatched)).await;
+    let flags = settings(case, &["--cilium-ipam=cluster-pool"]);
+    (adopt(&writer, &flags, order).await.unwrap(), writer.count())
+}
+
+async fn pool(case: &Case<'_>, node: &str) -> Value {
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    serde_json::to_value(nodes.get(node).await.unwrap().spec.ipam.pool).unwrap()
+}
+
+#[tokio::test]
+async fn every_live_pods_address_is_in_its_nodes_pool_before_anyone_may_go_on() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    for number in [1, 2] {
+        node(&case, number).await;
+    }
+    running(case.client(), case.namespace(), "mysql-0", "n1", "10.1.1.77").await;
+    running(case.client(), case.namespace(), "web", "n2", "10.1.2.5").await;
+    sticky(&case, "mysql-0", "10.1.1.77").await;
+
+    let (report, writes) = run(&case, DRY).await;
+    assert_eq!((report.clear, writes), (true, 0), "{}", report.text);
+    for part in [
+        "ipam is cluster-pool now",
+        "Dry run: nothing was written",
+        "10.1.1.0/24",
+        "spec.podCIDRs of the Node becomes",
+    ] {
+        assert!(report.text.contains(part), "{part}: {}", report.text);
+    }
+    assert_eq!(pool(&case, "n1").await, json!({}));
+
+    let (report, _) = run(&case, APPLY).await;
+    assert!(report.clear && report.text.contains("Next: set ipam: crd"), "{}", report.text);
+    let owned = json!({"owner": format!("{}/mysql-0", case.namespace()),
+                       "resource": format!("{}/StatefulSet/mysql", case.namespace())});
+    let first = pool(&case, "n1").await;
+    assert_eq!((first.as_object().unwrap().len(), &first["10.1.1.77"]), (7, &owned), "{first}");
+    assert_eq!(
+        (&first["10.1.1.200"], &first["10.1.1.201"], &first["10.1.1.1"]),
+        (&json!({}), &json!({}), &json!({}))
+    );
+    assert_eq!(pool(&case, "n2").await["10.1.2.5"], json!({}));
+    let nodes: Api<Node> = Api::all(case.client());
+    assert_eq!(nodes.get("n1").await.unwrap().spec.unwrap().pod_cidr.as_deref(), Some("10.1.1.0/24"));
+
+    // Nothing is left to do, and nothing is written twice.
+    assert_eq!(run(&case, APPLY).await.1, 0);
+    let (report, _) = run(&case, DRY).await;
+    assert!(report.clear && report.text.contains("there is nothing to write"), "{}", report.text);
+
+    // Agents that go by the pools are offered nothing more: only a live pod's own address is put in.
+    mode(&case, "crd").await;
+    let before = pool(&case, "n2").await.as_object().unwrap().len();
+    running(case.client(), case.namespace(), "late", "n2", "10.1.2.99").await;
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let gone = json!({"spec": {"ipam": {"pool": {"10.1.2.1": null}}}});
+    nodes.patch("n2", &PatchParams::default(), &Patch::Merge(gone)).await.unwrap();
+    assert!(run(&case, APPLY).await.0.clear);
+    let after = pool(&case, "n2").await;
+    assert_eq!((after.as_object().unwrap().len(), &after["10.1.2.99"]), (before, &json!({})));
+}
+
+/// Starts a pod after the last write, before the last look.
+struct Latecomer {
+    access: Mutex<Option<Access>>,
+    namespace: String,
+}
+
+impl Overseer for Latecomer {
+    fn after(&self, what: &str) {
+        if what != "patch CiliumNode n1" {
+            return;
+        }
+        let Some(access) = self.access.lock().unwrap().take() else { return };
+        let namespace = self.namespace.clone();
+        meanwhile(async move {
+            running(access.client().await, &namespace, "late", "n1", "10.1.1.99").await;
+        });
+    }
+}
+
+/// On a thread of its own: the command's runtime stands still.
+fn meanwhile(deed: impl Future<Output = ()> + Send + 'static) {
+    let doing = std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(deed);
+    });
+    doing.join().unwrap();
+}
+
+/// Writes the CiliumNode of n1 just before the command does, as often as it has something to write.
+struct Rival {
+    access: Access,
+    patches: Mutex<Vec<Value>>,
+}
+
+impl Overseer for Rival {
+    fn before(&self, what: &str) {
+        if what != "patch CiliumNode n1" {
+            return;
+        }
+        let Some(patch) = self.patches.lock().unwrap().pop() else { return };
+        let access = self.access.clone();
+        meanwhile(async move {
+            let nodes: Api<CiliumNode> = Api::all(access.client().await);
+            nodes.patch("n1", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        });
+    }
+}
+
+#[tokio::test]
+async fn what_others_write_meanwhile_is_planned_for_again_and_never_overwritten() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    node(&case, 1).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    let key = |address: &str, owner: &str| json!({"spec": {"ipam": {"pool": {address: {"owner": owner}}}}});
+    let beside = async |patches: Vec<Value>| {
+        let rival = Rival { access: case.admin(), patches: Mutex::new(patches) };
+        let writer = writer(&case, Box::new(rival)).await;
+        adopt(&writer, &settings(&case, &[]), APPLY).await.unwrap()
+    };
+    // 10.1.1.1 would have been offered to anybody.
+    let noted = json!({"metadata": {"annotations": {"noted": "yes"}}});
+    let report = beside(vec![key("10.1.1.1", "db/db-0"), noted]).await;
+    assert!(report.clear, "{}", report.text);
+    let stands = pool(&case, "n1").await;
+    assert_eq!(stands["10.1.1.1"]["owner"], "db/db-0", "{stands}");
+    assert_eq!((stands.as_object().unwrap().len(), &stands["10.1.1.5"]), (8, &json!({})), "{stands}");
+
+    running(case.client(), case.namespace(), "late", "n1", "10.1.1.99").await;
+    let report = beside(vec![key("10.1.1.99", "db/db-1")]).await;
+    assert!(!report.clear && report.text.contains("is kept for db/db-1"), "{}", report.text);
+    assert_eq!(pool(&case, "n1").await["10.1.1.99"]["owner"], "db/db-1");
+}
+
+#[tokio::test]
+async fn a_pod_that_starts_while_agents_restart_is_added_to_its_nodes_pool_alone() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    node(&case, 1).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    assert!(run(&case, APPLY).await.0.clear);
+    let before = pool(&case, "n1").await;
+    // The operator has written the new mode, and restarts one agent after the other.
+    mode(&case, "crd").await;
+    let (writer, flags) = (writer(&case, Box::new(Unwatched)).await, settings(&case, &[]));
+    let starting = async {
+        running(case.client(), case.namespace(), "late", "n1", "10.1.1.99").await;
+        let is_there = || async { pool(&case, "n1").await.get("10.1.1.99").is_some() };
+        assert!(comes_true(Duration::from_secs(60), is_there).await, "the late pod's address is missing");
+    };
+    tokio::select! {
+        () = follow(&writer, &flags, APPLY) => panic!("it goes on until it is told to end"),
+        () = starting => {}
+    }
+    let mut after = pool(&case, "n1").await;
+    after.as_object_mut().unwrap().remove("10.1.1.99");
+    assert_eq!(after, before);
+}
+
+#[tokio::test]
+async fn it_refuses_to_go_on_while_a_live_pods_address_is_missing_or_anothers() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "kubernetes").await;
+    node(&case, 1).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    let latecomer =
+        Latecomer { access: Mutex::new(Some(case.admin())), namespace: case.namespace().to_owned() };
+    let writer = writer(&case, Box::new(latecomer)).await;
+    let report = adopt(&writer, &settings(&case, &[]), APPLY).await.unwrap();
+    assert!(!report.clear, "{}", report.text);
+    let missing = format!("10.1.1.99 of pod {}/late is not in the pool", case.namespace());
+    assert!(report.text.contains("Do not go on") && report.text.contains(&missing), "{}", report.text);
+    assert!(!report.text.contains("Next:"));
+    assert!(run(&case, APPLY).await.0.clear, "once more, and it is there");
+
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let theft = json!({"spec": {"ipam": {"pool": {"10.1.1.5": {"owner": "other/pod"}}}}});
+    nodes.patch("n1", &PatchParams::default(), &Patch::Merge(theft)).await.unwrap();
+    let (report, writes) = run(&case, APPLY).await;
+    assert_eq!((report.clear, writes), (false, 0));
+    assert!(report.text.contains("is kept for other/pod"), "{}", report.text);
+
+    mode(&case, "eni").await;
+    assert!(run(&case, DRY).await.0.text.contains("the way leads from cluster-pool or kubernetes only"));
+}
+
+#[tokio::test]
+async fn wherever_it_ends_it_is_finished_by_running_it_again() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    let mut number = 1;
+    loop {
+        for node_number in [1, 2] {
+            node(&case, node_number).await;
+        }
+        running(case.client(), case.namespace(), "web", "n2", "10.1.2.5").await;
+        let writer = writer(&case, EndAt::boxed(number, number % 2 == 0)).await;
+        let flags = settings(&case, &[]);
+        let ended = ended_by_the_witness(async {
+            adopt(&writer, &flags, APPLY).await.unwrap();
+        })
+        .await;
+        assert!(run(&case, APPLY).await.0.clear);
+        assert_eq!(pool(&case, "n1").await.as_object().unwrap().len(), 6);
+        assert_eq!(pool(&case, "n2").await.as_object().unwrap().len(), 7);
+        let pods: Api<Pod> = Api::namespaced(case.client(), case.namespace());
+        pods.delete("web", &DeleteParams::default().grace_period(0)).await.unwrap();
+        for name in ["n1", "n2"] {
+            crate::support::duty::remove_node(&case, name).await;
+        }
+        if !ended {
+            break;
+        }
+        number += 1;
+    }
+    // A Node's range and a pool, twice.
+    assert_eq!(number, 5);
+}
+
+#[tokio::test]
+async fn the_way_back_waits_until_every_address_is_at_home() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "crd").await;
+    node(&case, 1).await;
+    node(&case, 2).await;
+    running(case.client(), case.namespace(), "home", "n1", "10.1.1.5").await;
+    running(case.client(), case.namespace(), "away", "n1", "10.1.2.7").await;
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let routed = json!({"spec": {"ipam": {"podCIDRs": ["10.1.1.0/24", "10.1.2.7/32"]}}});
+    nodes.patch("n1", &PatchParams::default(), &Patch::Merge(routed)).await.unwrap();
+    let (report, writes) = run(&case, BACK).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    let away = format!("pod {}/away has 10.1.2.7", case.namespace());
+    assert!(report.text.contains(&away) && report.text.contains("still routes 10.1.2.7"), "{}", report.text);
+    let pods: Api<Pod> = Api::namespaced(case.client(), case.namespace());
+    pods.delete("away", &DeleteParams::default().grace_period(0)).await.unwrap();
+    let home = json!({"spec": {"ipam": {"podCIDRs": ["10.1.1.0/24"]}}});
+    let now = nodes.patch("n1", &PatchParams::default(), &Patch::Merge(home)).await.unwrap();
+    assert_eq!(now.name_any(), "n1");
+    let (report, _) = run(&case, BACK).await;
+    assert!(report.clear && report.text.contains("restart its agents"), "{}", report.text);
+    // These Nodes name no range: good enough for cluster-pool, and it says so.
+    assert!(report.text.contains("adopt --back=kubernetes"), "{}", report.text);
+    let (report, writes) = run(&case, AdoptRequest { back: Some(BackTo::Kubernetes), ..BACK }).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    let waits = "node n2: its Node names no range";
+    assert!(
+        report.text.contains("of no range that the Node itself names") && report.text.contains(waits),
+        "{}",
+        report.text
+    );
+}

@@ -1,0 +1,38 @@
+# The lab and what is proved on it. Included by the Makefile; docs/lab.md explains it.
+MODE ?= crd
+LAB_OPTIONS ?=
+T ?=
+# Tests have labs of their own, never the one that someone works with.
+E2E_DIR ?= $(or $(XDG_RUNTIME_DIR),/tmp)/sticky-ipam-e2e
+# Labs at once. A lab uses less than one processor for most of its time.
+LABS ?= 2
+
+LAB_BINARIES = STICKY_IPAM_BIN=$(abspath $(PLUGIN)) STICKY_IPAM_AGENT_BIN=$(abspath $(AGENT)) STICKY_IPAM_CONTROLLER_BIN=$(abspath $(CONTROLLER))
+
+.PHONY: tools lab lab-down e2e bench-lab
+
+tools: ## Build the pinned third-party tools into the user's cache
+	tests/tools/debian --check test
+	tests/tools/build
+
+lab: binaries ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool|kubernetes LAB_OPTIONS=--stock
+	tests/tools/debian e2e
+	$(LAB_BINARIES) tests/lab/lab up --mode $(MODE) $(LAB_OPTIONS)
+	@tests/lab/lab what-to-try
+
+lab-down: ## Remove every trace of the lab
+	tests/lab/lab down
+
+# The plugin under cnitool and ptp first, then the cluster.
+e2e: binaries ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
+	tests/tools/debian e2e
+	tests/tools/build cni pod kubernetes cilium >/dev/null
+	STICKY_IPAM_CNI_BIN="$$(tests/tools/path cni)" cargo test --test network $(T)
+	@E2E_DIR=$(E2E_DIR) LABS=$(LABS) $(LAB_BINARIES) $(GO_MEMORY) LAB_ETCD_FLAGS=--unsafe-no-fsync tests/e2e/lab/prove $(T)
+
+bench-lab: binaries ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
+	tests/tools/debian e2e
+	tests/tools/build cni pod kubernetes cilium >/dev/null
+	LAB_DIR=$(E2E_DIR) tests/lab/lab down
+	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) cargo bench --quiet --profile measuring --bench peers -- lab || status=$$?; \
+	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status
