@@ -8,9 +8,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::agent::install::{
-    ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, InstallSettings, Mode,
-    ServiceAccountRef,
+    ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, InstallSettings, ServiceAccountRef,
 };
+use crate::policy::mode::PluginMode;
 
 use crate::cluster::cilium::pool::PublishConfig;
 use crate::cni::{NetworkName, OnUnavailable};
@@ -84,7 +84,7 @@ pub struct AgentSettings {
     pub node: String,
     /// How sticky-ipam stands before Cilium: crd, delegated or chained
     #[arg(long, env = "MODE", global = true, default_value = "crd", help_heading = "Node")]
-    pub mode: Mode,
+    pub mode: PluginMode,
     /// The agent's credentials; without it those that the cluster gives a pod
     #[arg(long, env = "KUBECONFIG", global = true, help_heading = "Node")]
     pub kubeconfig: Option<PathBuf>,
@@ -229,7 +229,7 @@ impl AgentSettings {
         if self.exclude_key.is_empty() {
             return Err("--exclude-key (EXCLUDE_KEY) is empty; name a label".into());
         }
-        if self.keep_mac && self.mode == Mode::Chained {
+        if self.keep_mac && !self.mode.can_keep_mac() {
             return Err("--keep-mac (KEEP_MAC) and --mode chained: another plugin makes the interface then, and Cilium cannot set its MAC".into());
         }
         self.tls().map(|_| ()).map_err(|error| error.to_string())
@@ -256,7 +256,7 @@ impl AgentSettings {
     /// What the node's CiliumNode shows. `ranges` are those of the node's own configuration.
     #[must_use]
     pub fn shape(&self, ranges: Vec<ipnet::IpNet>) -> PublishConfig {
-        PublishConfig { pool: self.mode == Mode::Crd, ranges }
+        PublishConfig { mode: self.mode, ranges }
     }
 
     /// What is to be installed.
@@ -365,10 +365,10 @@ mod tests {
     fn a_node_is_enough_and_both_spellings_of_a_flag_are_understood() {
         let line = parse(&["--node", "n1", "--ipRateNum", "4", "--maxAllocatedIP=9"]).unwrap();
         assert_eq!((line.settings.ip_rate_num, line.settings.max_allocated_ip), (4, 9));
-        assert_eq!(line.settings.mode, Mode::Crd);
+        assert_eq!(line.settings.mode, PluginMode::Crd);
         assert_eq!(line.command, None);
         let line = parse(&["install", "--node", "n1", "--mode", "chained"]).unwrap();
-        assert_eq!((line.command, line.settings.mode), (Some(AgentCommand::Install), Mode::Chained));
+        assert_eq!((line.command, line.settings.mode), (Some(AgentCommand::Install), PluginMode::Chained));
     }
 
     #[test]

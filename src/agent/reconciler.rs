@@ -190,7 +190,7 @@ impl<D: Disk + Clone> Reconciler<D> {
 
     /// The ranges of the conflist that the plugin reads; they change with the file.
     fn read_ranges(&mut self) {
-        if self.options.shape.pool {
+        if !self.settings.mode.needs_ranges() {
             return;
         }
         let path = self.settings.install().conflist_path();

@@ -7,9 +7,9 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
 
 use crate::cluster::api::client::ApiError;
-use crate::controller::flags::{CiliumIpam, ControllerSettings};
+use crate::controller::flags::ControllerSettings;
 use crate::controller::writer::Writer;
-use crate::policy::drift::CiliumMode;
+use crate::policy::mode::CiliumMode;
 
 /// The ConfigMap that Cilium is installed with.
 const NAME: &str = "cilium-config";
@@ -30,7 +30,7 @@ pub struct CiliumConfig {
 impl CiliumConfig {
     /// Reads it, as far as that is allowed.
     pub async fn read(writer: &Writer, settings: &ControllerSettings) -> Self {
-        let set = mode_of(settings.cilium_ipam);
+        let set = settings.cilium_ipam;
         let mut config = Self { mode: set, ..Self::default() };
         let api: Api<ConfigMap> = Api::namespaced(writer.client(), NAMESPACE);
         let what = format!("get ConfigMap {NAMESPACE}/{NAME}");
@@ -42,7 +42,7 @@ impl CiliumConfig {
             }
         };
         let said = |key: &str| data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
-        if let Some(mode) = said("ipam").map(read_mode) {
+        if let Some(mode) = said("ipam").map(CiliumMode::from_cilium_config) {
             if mode != CiliumMode::Unknown && mode != set {
                 config.remarks.push(format!(
                     "ConfigMap {NAMESPACE}/{NAME} says ipam: {}, and --cilium-ipam says otherwise; set them alike",
@@ -54,37 +54,6 @@ impl CiliumConfig {
         config.announces = said("bgp-announce-pod-cidr") == Some("true")
             || (said("enable-bgp-control-plane") == Some("true") && advertises(writer).await);
         config
-    }
-
-    /// The mode, as Cilium's settings spell it.
-    #[must_use]
-    pub fn word(&self) -> &'static str {
-        match self.mode {
-            CiliumMode::ClusterPool => "cluster-pool",
-            CiliumMode::Kubernetes => "kubernetes",
-            CiliumMode::Crd => "crd",
-            CiliumMode::Delegated => "delegated-plugin",
-            CiliumMode::Unknown => "unknown",
-        }
-    }
-}
-
-fn mode_of(set: CiliumIpam) -> CiliumMode {
-    match set {
-        CiliumIpam::Crd => CiliumMode::Crd,
-        CiliumIpam::Kubernetes => CiliumMode::Kubernetes,
-        CiliumIpam::ClusterPool => CiliumMode::ClusterPool,
-        CiliumIpam::Delegated => CiliumMode::Delegated,
-    }
-}
-
-fn read_mode(text: &str) -> CiliumMode {
-    match text {
-        "cluster-pool" | "cluster-pool-v2beta" => CiliumMode::ClusterPool,
-        "kubernetes" => CiliumMode::Kubernetes,
-        "crd" => CiliumMode::Crd,
-        "delegated-plugin" => CiliumMode::Delegated,
-        _ => CiliumMode::Unknown,
     }
 }
 
@@ -128,18 +97,5 @@ mod tests {
         assert!(!asks_for_ranges(&json!({"spec": {"advertisements": [{"advertisementType": "Service"}]}})));
         assert!(asks_for_ranges(&json!({"spec": {"virtualRouters": [{"exportPodCIDR": true}]}})));
         assert!(!asks_for_ranges(&json!({"spec": null})));
-    }
-
-    #[test]
-    fn modes_are_read_as_cilium_spells_them() {
-        for (word, mode) in [
-            ("crd", CiliumMode::Crd),
-            ("delegated-plugin", CiliumMode::Delegated),
-            ("eni", CiliumMode::Unknown),
-        ] {
-            assert_eq!(read_mode(word), mode);
-        }
-        let config = CiliumConfig { mode: CiliumMode::Delegated, ..CiliumConfig::default() };
-        assert_eq!(read_mode(config.word()), CiliumMode::Delegated);
     }
 }

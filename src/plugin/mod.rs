@@ -19,6 +19,7 @@ use crate::cni::{
     Attachment, CniError, ConfigSource, IpamConf, NodeRetention, ParsedRequest, Request, RequestError,
     StickyConf, Verb, code,
 };
+use crate::policy::mode::PluginMode;
 use crate::store::{Disk, Keep, NodeTime, RealDisk, Store, StoreError};
 
 /// What a run of the plugin leaves: what to print where, and how to exit.
@@ -150,8 +151,8 @@ pub(crate) struct VerbContext<'a, D: Disk> {
     ipam: &'a IpamConf,
     sticky: StickyConf,
     store: Store<D>,
-    /// Cilium picks the address from its pool (`crd` mode).
-    crd: bool,
+    /// How the plugin stands before Cilium.
+    mode: PluginMode,
 }
 
 impl<'a, D: Disk> VerbContext<'a, D> {
@@ -161,7 +162,7 @@ impl<'a, D: Disk> VerbContext<'a, D> {
         })?;
         let sticky = request.config.sticky().cloned().unwrap_or_default();
         let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-        Ok(Self { ipam, sticky, store, crd: false })
+        Ok(Self { ipam, sticky, store, mode: PluginMode::of_call(false) })
     }
 }
 

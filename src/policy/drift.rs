@@ -12,22 +12,7 @@ use ipnet::IpNet;
 
 use crate::alloc::Family;
 use crate::alloc::block_map::BlockMap;
-
-/// How Cilium gets its addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CiliumMode {
-    /// Its operator hands out blocks.
-    ClusterPool,
-    /// From the Node object, or its annotations.
-    Kubernetes,
-    /// From CiliumNode pools.
-    Crd,
-    /// From another plugin.
-    Delegated,
-    /// Not known.
-    #[default]
-    Unknown,
-}
+use crate::policy::mode::CiliumMode;
 
 /// What is said of one node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -254,7 +239,7 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
                 let announced = cluster.announces;
                 tell(Drift::Disagree { node: own.clone(), cilium: cilium.clone(), announced });
             }
-            (Some(_), _) if own.is_empty() && cluster.mode == CiliumMode::Crd => tell(Drift::Invented),
+            (Some(_), _) if own.is_empty() && cluster.mode.invents_a_missing_range() => tell(Drift::Invented),
             _ => {}
         }
         for range in own.iter().filter(|range| !cilium.iter().any(|block| clash(block, range))) {
@@ -271,7 +256,7 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
                 tell(Drift::Overlap { range: *range, other: other.to_owned(), theirs });
             }
         }
-        if cluster.mode == CiliumMode::Kubernetes {
+        if cluster.mode.copies_ranges_from_the_node() {
             for (key, says) in &node.annotated {
                 let stands = stands(node, key, &own, &cilium, says);
                 if !stands.is_empty() && !same(says, &stands) {
@@ -294,7 +279,7 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
             }
         }
     }
-    if cluster.announces && matches!(cluster.mode, CiliumMode::Crd | CiliumMode::Delegated) {
+    if cluster.announces && cluster.mode.announces_no_ranges() {
         found.push(DriftFinding { node: String::new(), drift: Drift::NothingAnnounced });
     }
     found
@@ -312,7 +297,7 @@ fn disagree(mode: CiliumMode, node: &[IpNet], cilium: &[IpNet]) -> bool {
         return false;
     }
     let missing = node.iter().any(|range| !cilium.contains(range));
-    missing || (mode == CiliumMode::Kubernetes && !same(node, cilium))
+    missing || (mode.copies_ranges_from_the_node() && !same(node, cilium))
 }
 
 /// What Cilium goes by instead of an annotation: the Node's ranges of that family, else what the CiliumNode shows, else the

@@ -8,6 +8,7 @@ pub mod drift;
 pub mod endpoint;
 pub mod handover;
 pub mod lifetime;
+pub mod mode;
 pub mod node_blocks;
 pub mod selection;
 

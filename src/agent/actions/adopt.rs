@@ -63,7 +63,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let (address, key) = (view.address, &view.holder);
         let api = api_writer.api().clone();
         // Before the pod is looked up: whatever Cilium writes after this look makes the write of the key fail.
-        let node = match self.options.shape.pool {
+        let node = match self.settings.mode.publishes_pool_entries() {
             true => match pool::read_node(&api, &self.settings.node).await? {
                 Some(node) => Some(node),
                 None => return Ok(Bound::NotYet(format!("there is no CiliumNode {}", self.settings.node))),

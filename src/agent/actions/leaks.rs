@@ -23,7 +23,7 @@ use crate::store::{Claimant, Disk, Keep, PendingUpdate, Phase, Record, Told};
 impl<D: Disk + Clone> ActionContext<'_, D> {
     /// Ends an attachment as a DEL would: the address is free, or kept for its StickyIP, and a note tells of it.
     pub(crate) async fn end_attachment(&self, seen: &Record) -> Result<ActionOutcome, ActionError> {
-        for address in seen.addresses.iter().filter(|_| self.options.shape.pool) {
+        for address in seen.addresses.iter().filter(|_| self.settings.mode.cilium_picks_the_address()) {
             // Another's says nothing of this one: Cilium gave the address away since. One without a name may be this one's.
             let container = seen.attachment.container.as_str();
             let about = self.endpoint_of(*address).await?;
@@ -52,7 +52,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let there = match &seen.netns {
             Some(netns) => self.may_exist(netns),
             // Where Cilium picks the addresses it was asked, and has let go.
-            None => !self.options.shape.pool,
+            None => !self.settings.mode.cilium_picks_the_address(),
         };
         if there {
             return Ok(ActionOutcome::NotNeeded("its namespace is there".into()));
@@ -180,7 +180,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let Some(stored) = found else { return changed() };
         let mut api_writer = self.api_writer();
         let mut anybodys = Vec::new();
-        if self.options.shape.pool && of_home {
+        if self.settings.mode.publishes_pool_entries() && of_home {
             // What is of a Sticky pool is never anybody's.
             let blocks = self.index.blocks();
             let of_blocks: Vec<IpAddr> =

@@ -10,7 +10,6 @@ use kube::api::{Api, Patch};
 use serde_json::json;
 
 use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, bound};
-use crate::agent::install::Mode;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
 use crate::cluster::api::events::Told;
@@ -87,7 +86,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         }
         let of = |namespace_annotations| PodFacts { namespace_annotations, ..facts.clone() };
         let by_memory = keeps_mac(self.settings.keep_mac, &of(remembered.clone())).unwrap_or_default();
-        if by_memory && self.settings.mode != Mode::Chained {
+        if by_memory && self.settings.mode.can_keep_mac() {
             return Ok(Some(true));
         }
         self.keeps(&of(BTreeMap::new())).await.map(Some)
@@ -95,7 +94,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
 
     /// Whether the pod's MAC is to be kept. In chained mode another plugin makes the interface, and Cilium cannot set it.
     async fn keeps(&self, facts: &PodFacts) -> Result<bool, ActionError> {
-        if self.settings.mode == Mode::Chained {
+        if !self.settings.mode.can_keep_mac() {
             return Ok(false);
         }
         let mut facts = facts.clone();

@@ -244,7 +244,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         &self,
         addresses: &[IpAddr],
     ) -> Result<Option<ActionOutcome>, ActionError> {
-        for address in addresses.iter().filter(|_| self.options.shape.pool) {
+        for address in addresses.iter().filter(|_| self.settings.mode.cilium_picks_the_address()) {
             if self.endpoint_of(*address).await?.is_some() {
                 return Ok(Some(ActionOutcome::Postponed(format!(
                     "Cilium still has an endpoint with {address}"

@@ -198,10 +198,11 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             container_id: attachment_id.clone(),
         };
         let cached = cached.filter(|_| claimant.fixed_name() == Some(facts.name.as_str()));
+        let reads_node = self.settings.mode.publishes_pool_entries();
         // Where a StickyIP is there already, the node's blocks decide nothing.
-        let known = self.index.cilium_node().filter(|_| self.options.shape.pool && cached.is_some()).cloned();
+        let known = self.index.cilium_node().filter(|_| reads_node && cached.is_some()).cloned();
         let may_reserve = known.is_none();
-        let node = match self.options.shape.pool && may_reserve {
+        let node = match reads_node && may_reserve {
             true => match pool::read_node(api_writer.api(), &self.settings.node).await? {
                 Some(node) => Some(node),
                 None => return Ok(Err(format!("there is no CiliumNode {} yet", self.settings.node))),
@@ -212,10 +213,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let owner = format!("{}/{}", facts.namespace, facts.name);
         let sets = self.node_ranges(node.as_ref());
         if sets.is_empty() {
-            let cure = match self.options.shape.pool {
-                true => "spec.ipam.podCIDRs of its CiliumNode is empty; fill it",
-                false => "the installed conflist has no ranges",
-            };
+            let cure = self.settings.mode.how_to_get_ranges();
             return Ok(Err(format!(
                 "the own addresses of node {} are not known: {cure}",
                 self.settings.node
@@ -397,7 +395,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
 
     /// Whether a sandbox of a pod that is not sticky is there. Where Cilium picks the addresses it leaves no record, and Cilium knows.
     async fn has_sandbox(&self, store: &Store<D>, seen: &NodePod) -> Result<bool, ActionError> {
-        if self.options.shape.pool {
+        if self.settings.mode.cilium_picks_the_address() {
             let (namespace, name) = (seen.facts.namespace.clone(), seen.facts.name.clone());
             let subject = format!("pod {namespace}/{name}");
             let asked = move |socket: &std::path::Path| socket::endpoint_of_pod(socket, &namespace, &name);

@@ -249,7 +249,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         if !usable {
             return Ok(Err(format!("node {} has no such address for pods", self.settings.node)));
         }
-        if self.options.shape.pool
+        if self.settings.mode.publishes_pool_entries()
             && node.is_none_or(|node| node.barred_to(&holder.to_string()).contains(&address))
         {
             return Ok(Err("Cilium may give it to any pod of this node".to_owned()));

@@ -34,7 +34,7 @@ use render::Template;
 pub use render::home_blocks;
 pub use settings::{
     CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_LIFETIME,
-    InstallSettings, Mode, PLUGIN, ServiceAccountRef,
+    InstallSettings, PLUGIN, ServiceAccountRef,
 };
 pub use state::{InstallState, PartState};
 pub use uninstall::{Removed, uninstall};

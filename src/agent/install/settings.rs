@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::cni::{NetworkName, OnUnavailable};
+use crate::policy::mode::PluginMode;
 use crate::policy::selection::rules::Rules;
 
 /// The conflist's name: it sorts before the one that Cilium writes.
@@ -21,48 +22,6 @@ pub const DEFAULT_KUBECONFIG: &str = "/etc/cni/net.d/sticky-ipam.d/kubeconfig";
 /// How long a token lives. An hour: what is stolen is soon worth nothing, and an API server that is away for minutes
 /// does no harm.
 pub const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
-
-/// How sticky-ipam stands before Cilium.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Mode {
-    /// Cilium picks from the pool of the CiliumNode; the plugin runs cilium-cni.
-    #[default]
-    Crd,
-    /// cilium-cni asks the plugin for an address.
-    Delegated,
-    /// `ptp` asks the plugin, and cilium-cni comes behind it.
-    Chained,
-}
-
-impl Mode {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Crd, Self::Delegated, Self::Chained];
-
-    /// The word for it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Crd => "crd",
-            Self::Delegated => "delegated",
-            Self::Chained => "chained",
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Mode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.iter().find(|mode| mode.as_str() == text);
-        known.copied().ok_or_else(|| format!("{text:?} is none of crd, delegated, chained"))
-    }
-}
 
 /// A service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +70,7 @@ pub struct InstallSettings {
     /// This node's name.
     pub node: String,
     /// How sticky-ipam stands before Cilium.
-    pub mode: Mode,
+    pub mode: PluginMode,
     /// The network's name in the conflist, and of its directory in the store.
     pub network: NetworkName,
     /// Where the store is.
@@ -145,7 +104,7 @@ pub struct InstallSettings {
 impl InstallSettings {
     /// The defaults for a node.
     #[must_use]
-    pub fn new(node: impl Into<String>, mode: Mode, network: NetworkName) -> Self {
+    pub fn new(node: impl Into<String>, mode: PluginMode, network: NetworkName) -> Self {
         Self {
             node: node.into(),
             mode,

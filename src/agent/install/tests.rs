@@ -1,5 +1,6 @@
 use super::*;
 use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+use crate::policy::mode::PluginMode;
 use crate::store::{Keep, NodeTime, Phase, RealDisk, Record, Store};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +15,8 @@ struct Host {
 impl Host {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = InstallSettings::new("n1", Mode::Delegated, NetworkName::new("cilium").unwrap());
+        let mut settings =
+            InstallSettings::new("n1", PluginMode::Delegated, NetworkName::new("cilium").unwrap());
         settings.host_root = dir.path().join("host");
         settings.plugin = Some(dir.path().join("plugin"));
         fs::create_dir(&settings.host_root).unwrap();

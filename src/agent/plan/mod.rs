@@ -358,7 +358,9 @@ pub fn families_of(blocks: &[IpNet]) -> Vec<Family> {
 
 fn mark_and_offer(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
     let PlanInput { options, index, store, .. } = input;
-    let Some(node) = index.cilium_node().filter(|_| options.shape.pool) else { return };
+    let Some(node) = index.cilium_node().filter(|_| options.shape.mode.publishes_pool_entries()) else {
+        return;
+    };
     let blocks = index.blocks();
     let known = |address: &IpAddr| store.held.iter().any(|held| held.record.addresses.contains(address));
     let unknown: Vec<IpAddr> = node
@@ -415,7 +417,12 @@ fn show_and_hide(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut V
         }
     }
     let is_owned = |entry: &PoolEntry| !entry.owner.is_empty() && !barrier::is_barrier(entry);
-    let owned = node.spec.ipam.pool.iter().filter(|(_, entry)| options.shape.pool && is_owned(entry));
+    let owned = node
+        .spec
+        .ipam
+        .pool
+        .iter()
+        .filter(|(_, entry)| options.shape.mode.publishes_pool_entries() && is_owned(entry));
     let mut shown: Vec<IpAddr> = owned.filter_map(|(address, _)| address.parse().ok()).collect();
     shown.extend(single_routes(node));
     shown.sort();
@@ -486,7 +493,7 @@ fn records(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Act
             });
             let what = format!("lives {}", record.attachment);
             // A pod that was marked where Cilium picks the addresses: Cilium is asked for its sandbox.
-            let unknown = options.shape.pool && record.netns.is_none();
+            let unknown = options.shape.mode.cilium_picks_the_address() && record.netns.is_none();
             if (held.netns == Netns::Gone || unknown)
                 && (!pod_is_there || replaced)
                 && debounce.stable_for(what, state, LONG, *now)

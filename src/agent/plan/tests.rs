@@ -7,10 +7,11 @@ use crate::agent::index::CacheEvent;
 use crate::agent::snapshot::NodeRecord;
 use crate::agent::watch::IndexUpdate;
 use crate::cni::{ContainerId, IfName, PodIdentity};
+use crate::policy::mode::PluginMode;
 use crate::store::{Keep, NodeTime, Phase, PreparedSticky, StickyBinding};
 
-fn options(pool: bool) -> PlanOptions {
-    let shape = PublishConfig { pool, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
+fn options(mode: PluginMode) -> PlanOptions {
+    let shape = PublishConfig { mode, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
     PlanOptions {
         node: "n1".into(),
         shape,
@@ -116,7 +117,7 @@ fn before_the_initial_sync_only_pending_updates_are_written() {
     let leak = record("10.0.0.5", "c1", "u9", Phase::Attached, Some("db-9"));
     store.held.push(NodeRecord { record: leak, netns: Netns::Gone });
     store.pending_updates.push(("n".into(), note(Told::Ended)));
-    assert_eq!(twice(&options(true), &index, &store), (vec!["tell"], vec!["tell"]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &store), (vec!["tell"], vec!["tell"]));
 }
 
 fn note(what: Told) -> PendingUpdate {
@@ -136,7 +137,7 @@ fn note(what: Told) -> PendingUpdate {
 fn an_attachment_that_replaces_another_is_written_before_the_others_detach() {
     let mut store = store();
     store.pending_updates = vec![("a".into(), note(Told::Ended)), ("b".into(), note(Told::Attached))];
-    let (index, options) = (listed(), options(false));
+    let (index, options) = (listed(), options(PluginMode::Delegated));
     let input = PlanInput { options: &options, index: &index, store: &store, now: Duration::ZERO };
     let told: Vec<String> = plan(&input, &mut Debounce::default()).iter().map(Action::subject).collect();
     assert_eq!(told, ["b", "a"]);
@@ -148,7 +149,7 @@ fn only_a_pod_that_waits_and_is_not_decided_or_attached_is_prepared() {
         let (mut index, mut store) = (listed(), store());
         put_pod(&mut index, "db-0", "u1", status);
         change(&mut index, &mut store);
-        twice(&options(false), &index, &store).0
+        twice(&options(PluginMode::Delegated), &index, &store).0
     };
     let nothing = |_: &mut NodeIndex, _: &mut Snapshot| {};
     assert_eq!(plan_of(json!({"phase": "Pending"}), &nothing), ["prepare"]);
@@ -183,16 +184,24 @@ fn a_decision_is_withdrawn_when_its_pod_its_boot_or_its_attachment_is_gone() {
     };
     let (mut index, mut store) = (listed(), store());
     store.decisions = vec![decision("boot")];
-    assert_eq!(twice(&options(false), &index, &store).0, ["withdraw"]);
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store).0, ["withdraw"]);
     put_pod(&mut index, "db-0", "u1", json!({}));
-    assert_eq!(twice(&options(false), &index, &store), (vec![], vec!["withdraw"]), "the watch may lag");
+    assert_eq!(
+        twice(&options(PluginMode::Delegated), &index, &store),
+        (vec![], vec!["withdraw"]),
+        "the watch may lag"
+    );
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "prepared-u1");
-    assert!(!twice(&options(false), &index, &store).1.contains(&"withdraw"));
+    assert!(!twice(&options(PluginMode::Delegated), &index, &store).1.contains(&"withdraw"));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Failed"}));
-    assert_eq!(twice(&options(false), &index, &store).0, ["withdraw"], "the kubelet turned it away");
+    assert_eq!(
+        twice(&options(PluginMode::Delegated), &index, &store).0,
+        ["withdraw"],
+        "the kubelet turned it away"
+    );
     put_pod(&mut index, "db-0", "u1", json!({}));
     store.decisions = vec![decision("earlier")];
-    assert_eq!(twice(&options(false), &index, &store).0, ["withdraw"]);
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store).0, ["withdraw"]);
 }
 
 #[test]
@@ -200,24 +209,28 @@ fn a_sandbox_is_released_on_the_second_check_and_only_without_its_pod() {
     let (mut index, mut store) = (listed(), store());
     let plain = record("10.0.0.5", "c1", "u1", Phase::Attached, None);
     store.held.push(NodeRecord { record: plain, netns: Netns::Gone });
-    assert_eq!(twice(&options(false), &index, &store), (vec![], vec!["end"]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store), (vec![], vec!["end"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-    assert_eq!(twice(&options(false), &index, &store), (vec![], vec![]), "the runtime may still come");
+    assert_eq!(
+        twice(&options(PluginMode::Delegated), &index, &store),
+        (vec![], vec![]),
+        "the runtime may still come"
+    );
     store.held[0].netns = Netns::MayExist;
-    assert_eq!(twice(&options(false), &listed(), &store), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &listed(), &store), (vec![], vec![]));
 }
 
 #[test]
 fn an_attachment_without_sandbox_decision_or_pod_is_released_on_the_second_check() {
     let mut index = listed();
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
-    assert_eq!(twice(&options(false), &index, &store()), (vec![], vec!["detach"]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store()), (vec![], vec!["detach"]));
     let mut lives = store();
     let record = record("10.0.0.5", "c1", "u1", Phase::Attached, Some("db-0"));
     lives.held.push(NodeRecord { record, netns: Netns::MayExist });
-    assert_eq!(twice(&options(false), &index, &lives), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &lives), (vec![], vec![]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-    assert_eq!(twice(&options(false), &index, &store()), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store()), (vec![], vec![]));
 }
 
 #[test]
@@ -225,10 +238,10 @@ fn a_sandbox_unknown_to_the_api_server_is_attached_on_the_second_check() {
     let mut store = store();
     let lives = record("10.0.0.5", "c2", "u1", Phase::Attached, Some("db-0"));
     store.held.push(NodeRecord { record: lives, netns: Netns::MayExist });
-    assert_eq!(twice(&options(false), &listed(), &store), (vec![], vec!["attach"]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &listed(), &store), (vec![], vec!["attach"]));
     let mut index = listed();
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c2");
-    assert_eq!(twice(&options(false), &index, &store), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store), (vec![], vec![]));
 }
 
 #[test]
@@ -240,13 +253,13 @@ fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_lives
         store
     };
     let mut index = listed();
-    assert_eq!(twice(&options(false), &index, &kept("10.0.0.5")), (vec![], vec!["free"]));
-    assert_eq!(twice(&options(false), &index, &kept("10.7.0.5")), (vec![], vec!["free"]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.0.0.5")), (vec![], vec!["free"]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.7.0.5")), (vec![], vec!["free"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
-    assert_eq!(twice(&options(false), &index, &kept("10.7.0.5")), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.7.0.5")), (vec![], vec![]));
     put_claim(&mut index, "10.0.0.5");
-    assert_eq!(twice(&options(false), &index, &kept("10.0.0.5")), (vec![], vec![]));
-    let mut homeless = options(false);
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.0.0.5")), (vec![], vec![]));
+    let mut homeless = options(PluginMode::Delegated);
     homeless.shape.ranges.clear();
     assert_eq!(twice(&homeless, &listed(), &kept("10.0.0.5")), (vec![], vec![]), "home is not known");
 }
@@ -279,10 +292,14 @@ fn unclaimed_addresses_are_freed_once_their_pod_is_gone_and_claimed_ones_are_kep
         if wanted == "10.0.0.5" {
             put_claim(&mut index, wanted);
         }
-        assert_eq!(twice(&options(false), &index, &store), (vec![], vec!["free"]), "{wanted}");
+        assert_eq!(
+            twice(&options(PluginMode::Delegated), &index, &store),
+            (vec![], vec!["free"]),
+            "{wanted}"
+        );
         put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
         assert_eq!(
-            twice(&options(false), &index, &store),
+            twice(&options(PluginMode::Delegated), &index, &store),
             (vec![], vec![]),
             "{wanted}: for its next sandbox"
         );
@@ -293,27 +310,27 @@ fn unclaimed_addresses_are_freed_once_their_pod_is_gone_and_claimed_ones_are_kep
 fn the_pool_is_filled_owned_and_cleared() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&options(true), &index, &store()).0, ["offer"]);
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["offer"]);
     put_node(&mut index, json!({"10.0.0.5": {}, "10.0.0.6": {}}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&options(true), &index, &store()).0, ["mark"]);
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["mark"]);
     let mut marked = store();
     for address in ["10.0.0.5", "10.0.0.6"] {
         let record = Record::offered(address.parse().unwrap(), &now()).unwrap();
         marked.held.push(NodeRecord { record, netns: Netns::MayExist });
     }
-    assert_eq!(twice(&options(true), &index, &marked), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec![]));
     put_node(&mut index, json!({"10.0.0.5": {}}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&options(true), &index, &marked).0, ["offer"], "what was offered is missing");
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked).0, ["offer"], "what was offered is missing");
     let stale = json!({"10.0.0.5": {}, "10.0.0.6": {}, "10.0.0.9": {"owner": "db/db-0"}});
     put_node(&mut index, stale, json!(["10.0.0.0/24", "10.9.0.1/32"]));
-    assert_eq!(twice(&options(true), &index, &marked), (vec![], vec!["hide", "hide"]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec!["hide", "hide"]));
 }
 
 #[test]
 fn an_attached_stickyip_is_shown_once_its_sandbox_stands() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
-    let options = PlanOptions { min_free: 0, ..options(true) };
+    let options = PlanOptions { min_free: 0, ..options(PluginMode::Crd) };
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
     assert_eq!(twice(&options, &index, &store()), (vec![], vec![]), "an ADD or a DEL is on its way");

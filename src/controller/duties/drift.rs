@@ -99,7 +99,7 @@ pub fn as_json(found: &[DriftFinding], config: &CiliumConfig) -> String {
                    "what": finding.to_string(), "advice": finding.advice()})
         })
         .collect();
-    let page = json!({"mode": config.word(), "remarks": config.remarks, "findings": findings});
+    let page = json!({"mode": config.mode.as_str(), "remarks": config.remarks, "findings": findings});
     format!("{page:#}\n")
 }
 

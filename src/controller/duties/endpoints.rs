@@ -20,7 +20,6 @@ use crate::cluster::cilium::objects::CiliumEndpoint;
 use crate::cluster::protocol::write::Precondition;
 use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::flags::CiliumIpam;
 use crate::controller::index::objects::{IndexedEndpoint, IndexedPod, attached_pod_uid};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::{ControllerMetrics, What};
@@ -29,6 +28,7 @@ use crate::controller::writer::Writer;
 use crate::policy::endpoint::{
     Disagreement, EndpointAction, EndpointFacts, EndpointTimeouts, EndpointTracker, EndpointView,
 };
+use crate::policy::mode::CiliumMode;
 
 /// The label that nudges. It counts to three and begins again: each value is another identity for Cilium, which is what
 /// makes it look at the pod, and there should be few of them.
@@ -53,11 +53,11 @@ pub struct Endpoints {
 impl Endpoints {
     /// The duty with this patience; `mode` says whether pools are to be compared.
     #[must_use]
-    pub fn new(patience: EndpointTimeouts, mode: CiliumIpam, metrics: &ControllerMetrics) -> Self {
+    pub fn new(patience: EndpointTimeouts, mode: CiliumMode, metrics: &ControllerMetrics) -> Self {
         let duty = Self {
             keeper: EndpointTracker::new(patience),
             patience,
-            pools: mode == CiliumIpam::Crd,
+            pools: mode.publishes_pool_entries(),
             bucket: TokenBucket::new(RATE.0, RATE.1),
             actions: Family::default(),
             disagreements: Family::default(),

@@ -5,9 +5,7 @@ use thiserror::Error;
 use crate::cluster::api::lease::{BadLeaseTimes, LeaseTimes};
 use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
 use crate::cluster::protocol::faults::RepairTimes;
-use crate::controller::flags::{
-    CiliumIpam, ControllerSettings, DurationArg, RetentionWord, ScaleDownWord, WATERMARK,
-};
+use crate::controller::flags::{ControllerSettings, DurationArg, RetentionWord, ScaleDownWord, WATERMARK};
 use crate::policy::lifetime::recycle::Proof;
 use crate::policy::lifetime::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
 use crate::policy::selection::rules::Rules;
@@ -210,7 +208,7 @@ impl ControllerSettings {
     /// was given.
     #[must_use]
     pub fn cluster_pool(&self) -> Option<IPPool> {
-        if self.cilium_ipam == CiliumIpam::ClusterPool {
+        if self.cilium_ipam.blocks_go_to().is_none() {
             return None;
         }
         let v6 = self.cluster_pool_ipv6_cidr.0.filter(|_| self.enable_ipv6);

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use crate::policy::mode::CiliumMode;
 use crate::policy::selection::rules::DEFAULT_EXCLUDE_KEY;
 use crate::policy::selection::selector::Selector;
 use crate::runtime::log::{LogFormat, LogLevel};
@@ -101,19 +102,6 @@ pub enum BackTo {
     ClusterPool,
     /// Only what the Node itself names, one range a family
     Kubernetes,
-}
-
-/// How Cilium gets its addresses, and so where node blocks are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CiliumIpam {
-    /// From the pools of CiliumNodes
-    Crd,
-    /// From Nodes and their annotations
-    Kubernetes,
-    /// From its own operator, which hands out the blocks itself
-    ClusterPool,
-    /// From sticky-ipam as a delegated or chained plugin
-    Delegated,
 }
 
 /// What ends the keeping of an address.
@@ -318,7 +306,7 @@ pub struct ControllerSettings {
         value_name = "MODE",
         help_heading = "Node blocks"
     )]
-    pub cilium_ipam: CiliumIpam,
+    pub cilium_ipam: CiliumMode,
     /// The IPv4 range of the pool that serves nodes which no IPPool serves; empty for none
     #[arg(long, env = "CLUSTER_POOL_IPV4_CIDR", global = true, default_value = "10.0.0.0/8", value_parser = values::range_v4, value_name = "CIDR", help_heading = "Node blocks")]
     pub cluster_pool_ipv4_cidr: PoolRange,

@@ -38,8 +38,6 @@ pub(crate) struct AddContext<'a, D: Disk> {
     pub(crate) scene: &'a VerbContext<'a, D>,
     pub(crate) conf: &'a ClusterConf,
     pub(crate) pod: &'a PodIdentity,
-    /// Cilium picks the address from its pool; this node's ranges are its CiliumNode's.
-    pub(crate) crd: bool,
 }
 
 /// What came of an ADD.
@@ -206,7 +204,7 @@ fn look_up_locally<D: Disk>(
     };
     let from = format!("prepared for StickyIP {}/{}", sticky.namespace, sticky.name);
     let addresses = sticky.addresses.clone();
-    if errand.crd {
+    if scene.mode.cilium_picks_the_address() {
         // Attached and shown already, so Cilium can be at work while the disk is.
         story.tell(&addresses, from);
         let pending_record = Some(Box::new(PendingRecord { decision, claimant_lock }));
@@ -238,11 +236,11 @@ fn write_decided_record<D: Disk>(
     locked: LockedStore<'_, D>,
     decision: &Decision,
 ) -> Result<Vec<IpAddr>, CniError> {
-    let AddContext { request, scene, conf, pod, crd } = *errand;
+    let AddContext { request, scene, conf, pod } = *errand;
     let Some(sticky) = &decision.sticky else {
         return Err(CniError::internal("there is no record of a pod that is not sticky"));
     };
-    let home = if crd { AddressSource::elsewhere() } else { AddressSource::of_ranges(&scene.ipam.sets) };
+    let home = AddressSource::of_attached(scene.mode, &scene.ipam.sets);
     let mut here = NodeAddresses {
         request,
         scene,

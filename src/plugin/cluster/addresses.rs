@@ -16,6 +16,7 @@ use crate::cni::{Attachment, CniError, ContainerId, PodIdentity, Request, code};
 use crate::plugin::VerbContext;
 use crate::plugin::verbs::wait::may_be_there;
 use crate::policy::handover::{OldPod, OldSandbox};
+use crate::policy::mode::PluginMode;
 use crate::store::{
     Claimant, Decision, Disk, Draft, Keep, LockedStore, Phase, Record, StickyBinding, StoreError,
     StoredRecord,
@@ -36,21 +37,25 @@ pub(crate) struct AddressSource {
 
 impl AddressSource {
     /// The ranges of the node's configuration: this plugin picks, and every range set gives an address.
-    pub(crate) fn of_ranges(sets: &[RangeSet]) -> Self {
+    pub(crate) fn of_ranges(mode: PluginMode, sets: &[RangeSet]) -> Self {
         let ranges = sets.iter().flat_map(|set| set.ranges()).map(Range::subnet).collect();
-        Self { sets: sets.to_vec(), barred: BTreeSet::new(), shape: PublishConfig { pool: false, ranges } }
+        Self { sets: sets.to_vec(), barred: BTreeSet::new(), shape: PublishConfig { mode, ranges } }
     }
 
-    /// Nothing is picked here, in `crd` mode.
-    pub(crate) fn elsewhere() -> Self {
-        let shape = PublishConfig { pool: true, ranges: Vec::new() };
+    /// For addresses that are attached already: nothing is picked any more.
+    pub(crate) fn of_attached(mode: PluginMode, sets: &[RangeSet]) -> Self {
+        if mode.cilium_picks_the_address() { Self::without_ranges(mode) } else { Self::of_ranges(mode, sets) }
+    }
+
+    fn without_ranges(mode: PluginMode) -> Self {
+        let shape = PublishConfig { mode, ranges: Vec::new() };
         Self { sets: Vec::new(), barred: BTreeSet::new(), shape }
     }
 
-    /// The home blocks of the node's CiliumNode (`crd` mode), without what Cilium may have given to others than `owner`.
-    pub(crate) fn of_cilium_node(node: &CiliumNode, owner: &str) -> Self {
+    /// The home blocks of the node's CiliumNode, without what Cilium may have given to others than `owner`.
+    pub(crate) fn of_cilium_node(mode: PluginMode, node: &CiliumNode, owner: &str) -> Self {
         let (sets, barred) = (RangeSet::over(&home_blocks(node)), node.barred_to(owner));
-        Self { sets, barred, ..Self::elsewhere() }
+        Self { sets, barred, ..Self::without_ranges(mode) }
     }
 }
 
@@ -156,8 +161,11 @@ impl<D: Disk> NodeAddresses<'_, D> {
                 return Err(CniError::try_again(message));
             }
         }
-        let all =
-            if self.home.shape.pool { addresses.to_vec() } else { self.by_set(&mut locked, addresses)? };
+        let all = if self.home.shape.mode.cilium_picks_the_address() {
+            addresses.to_vec()
+        } else {
+            self.by_set(&mut locked, addresses)?
+        };
         let prepared = decision.and_then(|decision| decision.sticky.as_ref());
         let attachment_id =
             prepared.map_or(self.attachment.container.as_str(), |prepared| prepared.attachment_id.as_str());
@@ -272,7 +280,7 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
     }
 
     fn attaching(&mut self, addresses: &[IpAddr]) {
-        let all = match self.home.shape.pool {
+        let all = match self.home.shape.mode.cilium_picks_the_address() {
             true => Some(addresses.to_vec()),
             // One for a set that they do not serve is found under the lock.
             false => self.serving(addresses).into_iter().collect(),

@@ -122,7 +122,7 @@ async fn bind_pod<D: Disk>(
     sent: FirstReads,
     story: &mut VerbLog<'_>,
 ) -> Result<Option<Vec<IpAddr>>, AddError> {
-    let AddContext { request, scene, conf, pod, crd } = *errand;
+    let AddContext { request, scene, conf, pod } = *errand;
     let attachment = attachment(request)?;
     let itself = StickyKey { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
     let FirstReads { found: AddReads { facts, sticky, claims, node }, mut standing, .. } = sent;
@@ -140,13 +140,13 @@ async fn bind_pod<D: Disk>(
         )
         .into());
     }
-    if crd && node.is_none() {
+    if scene.mode.publishes_pool_entries() && node.is_none() {
         let missing = PublishError::Missing { node: conf.node.clone() };
         return Err(CniError::try_again(missing.to_string()).into());
     }
     let home = match &node {
-        Some(node) => AddressSource::of_cilium_node(node, &itself.to_string()),
-        None => AddressSource::of_ranges(&scene.ipam.sets),
+        Some(node) => AddressSource::of_cilium_node(scene.mode, node, &itself.to_string()),
+        None => AddressSource::of_ranges(scene.mode, &scene.ipam.sets),
     };
     let claimant = Claimant::of(&facts);
     // The uid that the runtime knows is the one that later DELs and other nodes can compare.

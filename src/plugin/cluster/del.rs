@@ -25,7 +25,7 @@ use crate::store::{Claimant, Disk, LockedStore, StickyBinding, StoreError};
 pub(crate) fn shape<D: Disk>(scene: &VerbContext<'_, D>) -> PublishConfig {
     let ranges = scene.ipam.sets.iter().flat_map(|set| set.ranges());
     let ranges: Vec<IpNet> = ranges.map(crate::alloc::range::Range::subnet).collect();
-    PublishConfig { pool: scene.crd, ranges }
+    PublishConfig { mode: scene.mode, ranges }
 }
 
 /// Hides and detaches the sandbox of this pod, if the runtime names one. Without a binding it is searched among the node's.
@@ -57,7 +57,9 @@ pub(crate) fn detach<D: Disk>(
         if newer_sandbox_has_it(scene, &claimant, attachment).map_err(|error| error.to_string())? {
             return Ok(None);
         }
-        if scene.crd && binding.is_some_and(|binding| binding.container.starts_with(ADOPTED)) {
+        if scene.mode.cilium_picks_the_address()
+            && binding.is_some_and(|binding| binding.container.starts_with(ADOPTED))
+        {
             let object = bind::read_sticky(&api_writer, &key).await.map_err(|error| error.to_string())?;
             for address in object.iter().flat_map(|object| &object.spec.addresses) {
                 ensure_no_endpoint(conf, *address)?;

@@ -82,8 +82,8 @@ impl OptimisticAttach {
         errand: &AddContext<'_, D>,
         attachment: &Attachment,
     ) -> Result<FirstReads, AddError> {
-        let AddContext { request, scene, conf, pod, crd } = *errand;
-        let home = if crd { AddressSource::elsewhere() } else { AddressSource::of_ranges(&scene.ipam.sets) };
+        let AddContext { request, scene, conf, pod } = *errand;
+        let home = AddressSource::of_attached(scene.mode, &scene.ipam.sets);
         let (key, pod) = (self.key.clone(), pod.clone());
         let (reserved, draft) = (Vec::new(), None);
         let node = conf.node.as_str();
@@ -147,7 +147,9 @@ impl OptimisticAttach {
         attachment: &Attachment,
     ) -> bool {
         let (Ok(facts), Some(claims)) = (&found.facts, &found.claims) else { return false };
-        if !cached::are_all(claims, &self.before) || (errand.crd && found.node.is_none()) {
+        if !cached::are_all(claims, &self.before)
+            || (errand.scene.mode.publishes_pool_entries() && found.node.is_none())
+        {
             return false;
         }
         let claimant = Claimant::of(facts);

@@ -78,10 +78,12 @@ pub(crate) async fn read_others<D: Disk>(
     errand: &AddContext<'_, D>,
     remembered: &BTreeSet<IpAddr>,
 ) -> Result<SideReads, AddError> {
-    let AddContext { conf, pod, crd, .. } = *errand;
+    let AddContext { scene, conf, pod, .. } = *errand;
     let pods: Api<Pod> = Api::namespaced(api.client(), pod.namespace());
     let what = format!("get Pod {pod}");
-    let own_node = async { if crd { pool::read_node(api, &conf.node).await } else { Ok(None) } };
+    let own_node = async {
+        if scene.mode.publishes_pool_entries() { pool::read_node(api, &conf.node).await } else { Ok(None) }
+    };
     let (first, namespace, claims) = tokio::join!(
         async { tokio::try_join!(cached::object(api, &what, &pods, pod.name()), own_node) },
         cached::annotations(api, pod.namespace()),

@@ -20,6 +20,7 @@ use crate::plugin::cluster::del as cluster_del;
 use crate::plugin::delegate::Delegate;
 use crate::plugin::verbs::{del, gc};
 use crate::plugin::{VerbContext, VerbLog, attachment, boot_id_file, list};
+use crate::policy::mode::PluginMode;
 use crate::store::{Disk, NodeTime, Store};
 
 /// Between two looks at Cilium, or two tries.
@@ -43,7 +44,7 @@ pub(crate) fn run(
     let ipam = store_location(request);
     let sticky = request.config.sticky().cloned().unwrap_or_default();
     let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-    let scene = VerbContext { ipam: &ipam, sticky, store, crd: true };
+    let scene = VerbContext { ipam: &ipam, sticky, store, mode: PluginMode::of_call(true) };
     match request.verb {
         Verb::Add => add(&scene, request, conf, delegate, story),
         Verb::Del => {
@@ -96,7 +97,7 @@ fn add<D: Disk>(
     let Some(pod) = request.pod.as_ref().filter(|pod| scene.sticky.selects(pod)) else {
         return delegate.pass(story);
     };
-    let errand = AddContext { request, scene, conf, pod, crd: true };
+    let errand = AddContext { request, scene, conf, pod };
     let Reserved { addresses, mut pending_record } = match add::add(&errand, &[], story)? {
         Resolved::Sticky(bound) => bound,
         // A pod that is not sticky leaves no record here. Until Cilium has it, only its turn tells that its ADD is on its way.

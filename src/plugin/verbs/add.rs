@@ -46,7 +46,7 @@ fn addresses<D: Disk>(
     use crate::plugin::cluster::add::{AddContext, Resolved};
     let _claimant_lock = match (&scene.sticky.cluster, &request.pod) {
         (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
-            match add::add(&AddContext { request, scene, conf, pod, crd: false }, wanted, story)? {
+            match add::add(&AddContext { request, scene, conf, pod }, wanted, story)? {
                 Resolved::Sticky(bound) => return Ok(bound.addresses),
                 Resolved::Plain(claimant_lock) => claimant_lock,
             }

@@ -11,9 +11,10 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
-use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, Mode, PartState};
+use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, PartState};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cni::NetworkName;
+use sticky_ipam::policy::mode::PluginMode;
 
 use crate::support::api_server::access::Access;
 use crate::support::api_server::case::Case;
@@ -38,7 +39,7 @@ impl Host {
         let plugin = dir.path().join("plugin");
         fs::write(&plugin, "the plugin").unwrap();
         fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
-        let mut settings = InstallSettings::new(node, Mode::Crd, NetworkName::new("cilium").unwrap());
+        let mut settings = InstallSettings::new(node, PluginMode::Crd, NetworkName::new("cilium").unwrap());
         settings.host_root = dir.path().join("host");
         settings.plugin = Some(plugin);
         settings.plugin_service_account = Some(format!("{}/{ACCOUNT}", case.namespace()).parse().unwrap());

@@ -12,11 +12,11 @@ use sticky_ipam::cluster::cilium::objects::CiliumEndpoint;
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::controller::duties::endpoints::{Endpoints, NUDGED};
 use sticky_ipam::controller::duty::{Duty, RoundResult};
-use sticky_ipam::controller::flags::CiliumIpam;
 use sticky_ipam::controller::index::Kind;
 use sticky_ipam::controller::queue::Key;
 use sticky_ipam::controller::writer::{Overseer, Unwatched};
 use sticky_ipam::policy::endpoint::EndpointTimeouts;
+use sticky_ipam::policy::mode::CiliumMode;
 
 use crate::support::api_server::access::Access;
 use crate::support::api_server::case::Case;
@@ -69,7 +69,7 @@ async fn bound(case: &Case<'_>, name: &str, node: &str, uid: &str, address: &str
 }
 
 fn duty(desk: &Desk<'_>) -> Endpoints {
-    Endpoints::new(HURRIED, CiliumIpam::Crd, &desk.context.metrics)
+    Endpoints::new(HURRIED, CiliumMode::Crd, &desk.context.metrics)
 }
 
 async fn round(desk: &Desk<'_>, keeper: &mut Endpoints) -> RoundResult {

@@ -9,15 +9,12 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use crate::agent::install::error::InstallError;
-use crate::agent::install::settings::{InstallSettings, Mode};
+use crate::agent::install::settings::InstallSettings;
 use crate::cni::config::ipam::DEFAULT_DATA_DIR;
 use crate::cni::{OnUnavailable, ParsedRequest, read_request};
+use crate::policy::mode::SettingsPlace;
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
-
-const CRD: &str = include_str!("../../../../conflist/crd.conflist");
-const DELEGATED: &str = include_str!("../../../../conflist/delegated.conflist");
-const CHAINED: &str = include_str!("../../../../conflist/chained.conflist");
 
 /// Where a conflist starts from.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +34,7 @@ pub(super) fn conflist(
     let (from, text, built_in) = match template {
         Template::Text { from, text } => (from.to_owned(), text, false),
         Template::BuiltIn => {
-            (format!("the built-in conflist for {}", settings.mode), built_in(settings.mode), true)
+            (format!("the built-in conflist for {}", settings.mode), settings.mode.example_conflist(), true)
         }
     };
     let builder = ConflistBuilder { from, built_in, settings };
@@ -64,14 +61,6 @@ pub(super) fn conflist(
 pub fn home_blocks(pod_cidrs: &[String]) -> Vec<IpNet> {
     let read = pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
     read.filter(|block| block.prefix_len() < block.max_prefix_len()).collect()
-}
-
-fn built_in(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Crd => CRD,
-        Mode::Delegated => DELEGATED,
-        Mode::Chained => CHAINED,
-    }
 }
 
 /// A conflist in the making.
@@ -115,30 +104,14 @@ impl ConflistBuilder<'_> {
         let entry = &plugins[at];
         let behind = plugins.get(at + 1).unwrap_or(&Value::Null);
         let field = format!("plugins[{at}].type");
-        let given = &entry["type"];
-        match self.settings.mode {
-            Mode::Crd if given == "sticky-ipam" && entry["delegate"].is_object() => Ok(at),
-            Mode::Crd => Err(self.refuse(
-                &field,
-                format!("{given} is not what --mode crd wants: \"sticky-ipam\" with a \"delegate\" of type \"cilium-cni\""),
-            )),
-            Mode::Delegated if given == "cilium-cni" && entry.get("chaining-mode").is_none() => Ok(at),
-            Mode::Delegated => Err(self.refuse(
-                &field,
-                format!("{given} is not what --mode delegated wants: \"cilium-cni\" with \"ipam\": {{\"type\": \"sticky-ipam\"}}"),
-            )),
-            Mode::Chained if behind["type"] == "cilium-cni" && behind.get("chaining-mode").is_some() => Ok(at),
-            Mode::Chained => Err(self.refuse(
-                &field,
-                format!("{given} is not followed by what --mode chained wants: \"cilium-cni\" with a \"chaining-mode\""),
-            )),
-        }
+        self.settings.mode.check_entry(entry, behind).map_err(|why| self.refuse(&field, why))?;
+        Ok(at)
     }
 
     fn fill(&self, entry: &mut Map<String, Value>, path: &str, blocks: &[IpNet]) -> Result<(), InstallError> {
         // Beside a delegate there is no `ipam`: our settings and the store's place stand at the top.
-        let delegates = self.settings.mode == Mode::Crd;
-        let (home, path) = if delegates {
+        let at_top = self.settings.mode.settings_place() == SettingsPlace::Entry;
+        let (home, path) = if at_top {
             (entry, path.to_owned())
         } else {
             let path = format!("{path}.ipam");
@@ -149,7 +122,7 @@ impl ConflistBuilder<'_> {
         };
         let path = format!("{path}.sticky");
         let sticky = self.object(home, "sticky", &path)?;
-        if delegates {
+        if at_top {
             self.data_dir(sticky, &path)?;
         }
         self.pods(sticky, &path)?;

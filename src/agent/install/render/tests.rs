@@ -1,8 +1,9 @@
 use super::*;
 use crate::cni::NetworkName;
+use crate::policy::mode::PluginMode;
 use std::path::PathBuf;
 
-fn settings(mode: Mode) -> InstallSettings {
+fn settings(mode: PluginMode) -> InstallSettings {
     InstallSettings::new("n1", mode, NetworkName::new("cilium").unwrap())
 }
 
@@ -29,24 +30,27 @@ fn delegated() -> Value {
 
 #[test]
 fn every_mode_has_a_conflist_of_its_own_with_the_nodes_name_and_credentials() {
-    for mode in Mode::ALL {
+    for mode in PluginMode::ALL {
         let list = built_in(&settings(mode), &["10.9.1.0/24"]).unwrap();
         assert_eq!(list["name"], "cilium");
         let entry = &list["plugins"][0];
-        let sticky = if mode == Mode::Crd { &entry["sticky"] } else { &entry["ipam"]["sticky"] };
+        let sticky = if mode == PluginMode::Crd { &entry["sticky"] } else { &entry["ipam"]["sticky"] };
         let cluster = json!({"kubeconfig": "/etc/cni/net.d/sticky-ipam.d/kubeconfig", "node": "n1"});
         assert_eq!(sticky["cluster"], cluster, "{mode}");
         // The agent prepares pods by the rules alone, and the plugin must not leave one out that it prepared.
         assert_eq!((sticky.get("pods"), sticky.get("excludePods")), (None, None), "{mode}");
     }
-    assert_eq!(built_in(&settings(Mode::Crd), &[]).unwrap()["plugins"][0]["delegate"]["type"], "cilium-cni");
-    let chained = built_in(&settings(Mode::Chained), &["10.9.1.0/24"]).unwrap();
+    assert_eq!(
+        built_in(&settings(PluginMode::Crd), &[]).unwrap()["plugins"][0]["delegate"]["type"],
+        "cilium-cni"
+    );
+    let chained = built_in(&settings(PluginMode::Chained), &["10.9.1.0/24"]).unwrap();
     assert_eq!(chained["plugins"][1]["chaining-mode"], "generic-veth");
 }
 
 #[test]
 fn the_home_blocks_are_the_ranges_one_set_a_family() {
-    let settings = settings(Mode::Delegated);
+    let settings = settings(PluginMode::Delegated);
     let list = built_in(&settings, &["10.9.1.0/24", "fd00:1::/112", "10.9.7.0/24", "10.9.2.9/32"]).unwrap();
     let ipam = &list["plugins"][0]["ipam"];
     assert_eq!(
@@ -68,7 +72,7 @@ fn the_home_blocks_are_the_ranges_one_set_a_family() {
 
 #[test]
 fn the_agents_rules_and_choices_go_into_the_conflist() {
-    let mut settings = settings(Mode::Crd);
+    let mut settings = settings(PluginMode::Crd);
     settings.rules = Rules {
         selector: Some(Selector::parse(r#"{"matchLabels": {"app": "db"}}"#).unwrap()),
         exclude_key: "branch".into(),
@@ -93,7 +97,7 @@ fn what_a_template_says_beyond_that_is_kept() {
         .unwrap()
         .push(json!({"type": "portmap", "capabilities": {"portMappings": true}}));
     template["cni.dev/site"] = json!("x");
-    let list = from_text(&settings(Mode::Delegated), &template).unwrap();
+    let list = from_text(&settings(PluginMode::Delegated), &template).unwrap();
     let ipam = &list["plugins"][0]["ipam"];
     assert_eq!(list["plugins"][0]["enable-debug"], true);
     assert_eq!((&ipam["site"]["rack"], &list["cni.dev/site"]), (&json!(7), &json!("x")));
@@ -105,13 +109,13 @@ fn what_a_template_says_beyond_that_is_kept() {
     );
     assert_eq!(ipam["ranges"], json!([[{"subnet": "10.9.1.0/24"}]]));
     template["plugins"][0]["ipam"]["ranges"] = json!([[{"subnet": "10.5.0.0/16", "rangeStart": "10.5.0.9"}]]);
-    let own = from_text(&settings(Mode::Delegated), &template).unwrap();
+    let own = from_text(&settings(PluginMode::Delegated), &template).unwrap();
     assert_eq!(own["plugins"][0]["ipam"]["ranges"], template["plugins"][0]["ipam"]["ranges"]);
 }
 
 #[test]
 fn the_same_template_gives_the_same_bytes() {
-    let settings = settings(Mode::Chained);
+    let settings = settings(PluginMode::Chained);
     let render = || conflist(Template::BuiltIn, &settings, &blocks(&["10.9.1.0/24"])).unwrap();
     assert_eq!(render(), render());
     let list: Value = serde_json::from_slice(&render()).unwrap();
@@ -123,7 +127,7 @@ fn a_bad_template_is_refused_with_the_file_the_field_and_the_value() {
     let with = |change: &dyn Fn(&mut Value)| {
         let mut template = delegated();
         change(&mut template);
-        from_text(&settings(Mode::Delegated), &template).unwrap_err().to_string()
+        from_text(&settings(PluginMode::Delegated), &template).unwrap_err().to_string()
     };
     let entry = |template: &mut Value, key: &str, value: Value| template["plugins"][0][key] = value;
     let ipam = |template: &mut Value, key: &str, value: Value| template["plugins"][0]["ipam"][key] = value;
@@ -158,15 +162,16 @@ fn a_bad_template_is_refused_with_the_file_the_field_and_the_value() {
         assert!(error.starts_with("site.conflist: "), "{error}");
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
-    let broken = conflist(Template::Text { from: "site.conflist", text: "{" }, &settings(Mode::Crd), &[]);
+    let broken =
+        conflist(Template::Text { from: "site.conflist", text: "{" }, &settings(PluginMode::Crd), &[]);
     assert!(broken.unwrap_err().to_string().contains("not JSON"));
 }
 
 #[test]
 fn a_conflist_of_another_mode_is_refused() {
-    for made_for in Mode::ALL {
+    for made_for in PluginMode::ALL {
         let list = built_in(&settings(made_for), &["10.9.1.0/24"]).unwrap();
-        for asked in Mode::ALL {
+        for asked in PluginMode::ALL {
             let rendered = from_text(&settings(asked), &list);
             assert_eq!(rendered.is_ok(), asked == made_for, "{made_for} for {asked}: {rendered:?}");
         }
@@ -176,7 +181,7 @@ fn a_conflist_of_another_mode_is_refused() {
 #[test]
 fn another_store_or_socket_is_named_in_the_conflist() {
     for (mode, place) in
-        [(Mode::Chained, "/plugins/0/ipam/dataDir"), (Mode::Crd, "/plugins/0/sticky/dataDir")]
+        [(PluginMode::Chained, "/plugins/0/ipam/dataDir"), (PluginMode::Crd, "/plugins/0/sticky/dataDir")]
     {
         let mut settings = settings(mode);
         assert_eq!(

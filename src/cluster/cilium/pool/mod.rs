@@ -19,6 +19,7 @@ use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::objects::WorkloadRef;
 use crate::cluster::protocol::apply::{ApiWriter, SentWrite, patch_params};
+use crate::policy::mode::PluginMode;
 
 /// How often others may write the object between our read and our write.
 const MAX_TRIES: usize = 64;
@@ -28,8 +29,8 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// What a node shows, and where its home is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishConfig {
-    /// Whether addresses stand in the pool (`crd` mode).
-    pub pool: bool,
+    /// How the plugin stands before Cilium, and so whether addresses stand in the pool.
+    pub mode: PluginMode,
     /// Ranges of the node's own configuration (`delegated`, `chained`), which count as home beside its blocks.
     pub ranges: Vec<IpNet>,
 }
@@ -38,7 +39,8 @@ impl PublishConfig {
     /// Whether the CiliumNode says nothing of these addresses, however it looks: no pool, and all at home.
     #[must_use]
     pub fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
-        !self.pool && addresses.iter().all(|address| contains(&self.ranges, *address))
+        !self.mode.publishes_pool_entries()
+            && addresses.iter().all(|address| contains(&self.ranges, *address))
     }
 }
 
@@ -128,7 +130,7 @@ pub fn single_routes(node: &CiliumNode) -> Vec<IpAddr> {
 pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publication) -> Option<NodePatch> {
     let mut pool = BTreeMap::new();
     let wanted = PoolEntry { owner: shown.owner.clone(), resource: shown.resource.clone() };
-    for address in shown.addresses.iter().filter(|_| shape.pool) {
+    for address in shown.addresses.iter().filter(|_| shape.mode.publishes_pool_entries()) {
         if node.spec.ipam.pool.get(&address.to_string()) != Some(&wanted) {
             pool.insert(address.to_string(), Some(wanted.clone()));
         }
@@ -153,7 +155,11 @@ pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publicati
 #[must_use]
 pub fn unpublish_patch(node: &CiliumNode, shape: &PublishConfig, addresses: &[IpAddr]) -> Option<NodePatch> {
     let owned = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| !entry.owner.is_empty());
-    let keys = addresses.iter().filter(|_| shape.pool).map(ToString::to_string).filter(owned);
+    let keys = addresses
+        .iter()
+        .filter(|_| shape.mode.publishes_pool_entries())
+        .map(ToString::to_string)
+        .filter(owned);
     let pool = keys.map(|key| (key, None)).collect();
     let mut routes = node.spec.ipam.pod_cidrs.clone();
     routes.retain(|text| !addresses.iter().any(|address| is_route_of(text, *address)));

@@ -1,4 +1,5 @@
 use super::*;
+use crate::policy::mode::PluginMode;
 
 fn node(pool: Value, pod_cidrs: &[&str]) -> CiliumNode {
     serde_json::from_value(json!({
@@ -16,11 +17,11 @@ fn shown(addresses: &[&str]) -> Publication {
 }
 
 fn crd() -> PublishConfig {
-    PublishConfig { pool: true, ranges: Vec::new() }
+    PublishConfig { mode: PluginMode::Crd, ranges: Vec::new() }
 }
 
 fn routes(range: &str) -> PublishConfig {
-    PublishConfig { pool: false, ranges: vec![range.parse().unwrap()] }
+    PublishConfig { mode: PluginMode::Delegated, ranges: vec![range.parse().unwrap()] }
 }
 
 const ENTRY: &str = r#"{"owner": "db/mysql-0", "resource": "db/StatefulSet/mysql"}"#;

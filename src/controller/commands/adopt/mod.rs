@@ -22,7 +22,6 @@ use crate::controller::cilium_config::CiliumConfig;
 use crate::controller::commands::list_once::survey;
 use crate::controller::flags::{BackTo, ControllerSettings};
 use crate::controller::writer::Writer;
-use crate::policy::drift::CiliumMode;
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
 
 /// Between two looks of `--follow`.
@@ -78,10 +77,10 @@ pub async fn adopt(
     }
     let offers = offers(&config, order);
     let (mut plans, mut obstacles) = into_crd(&index, offers);
-    if !matches!(config.mode, CiliumMode::ClusterPool | CiliumMode::Kubernetes | CiliumMode::Crd) {
-        obstacles.push(Obstacle::Mode { mode: config.word().to_owned() });
+    if !config.mode.can_be_adopted() {
+        obstacles.push(Obstacle::Mode { mode: config.mode.as_str().to_owned() });
     }
-    let now = config.word();
+    let now = config.mode.as_str();
     let _ = writeln!(text, "Adoption into Cilium's crd mode (ipam is {now} now)");
     text.push_str(&table(&plans));
     if !order.apply || !obstacles.is_empty() {
@@ -173,7 +172,7 @@ pub async fn follow(writer: &Writer, settings: &ControllerSettings, order: Adopt
 
 /// In crd mode agents may go by the pools already: what is offered now may be another's by then.
 fn offers(config: &CiliumConfig, order: AdoptRequest) -> Option<usize> {
-    (config.mode != CiliumMode::Crd).then_some(order.free)
+    (!config.mode.publishes_pool_entries()).then_some(order.free)
 }
 
 /// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if somebody

@@ -21,7 +21,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde_json::json;
 
 pub use locks::{LockList, Locks, name as lock_name};
-pub use view::{BlockLocation, BlockView, RefusedPool, seen};
+pub use view::{BlockView, RefusedPool, seen};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
@@ -35,6 +35,7 @@ use crate::controller::index::Kind;
 use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::queue::Key;
 use crate::controller::writer::Writer;
+use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{
     BlockLimits, BlockLock, BlockProblem, BlockReason, BlockStep, GoneNodes, Plan, UnreadableLock, decide,
 };
@@ -112,7 +113,7 @@ impl NodeBlocks {
     #[must_use]
     pub fn from_context(context: &Context) -> Option<Self> {
         let settings = &context.settings;
-        let place = BlockLocation::of(settings.cilium_ipam)?;
+        let place = settings.cilium_ipam.blocks_go_to()?;
         let limits = BlockLimits {
             low: u128::from(settings.block_min_free),
             most: settings.blocks_per_node,

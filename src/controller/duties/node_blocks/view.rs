@@ -12,31 +12,10 @@ use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
 use crate::controller::duties::node_blocks::locks::LockList;
 use crate::controller::duties::node_blocks::status::addresses;
-use crate::controller::flags::CiliumIpam;
 use crate::controller::index::ClusterIndex;
+use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{BlockFacts, Fill, NodeFacts, Pool};
 use crate::policy::selection::selector::Selector;
-
-/// Where blocks are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlockLocation {
-    /// On CiliumNodes.
-    CiliumNode,
-    /// In the annotations of Nodes.
-    Annotations,
-}
-
-impl BlockLocation {
-    /// The place for this mode; none if another hands out the blocks.
-    #[must_use]
-    pub fn of(mode: CiliumIpam) -> Option<Self> {
-        match mode {
-            CiliumIpam::Crd | CiliumIpam::Delegated => Some(Self::CiliumNode),
-            CiliumIpam::Kubernetes => Some(Self::Annotations),
-            CiliumIpam::ClusterPool => None,
-        }
-    }
-}
 
 /// A pool that is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
-use sticky_ipam::controller::duties::node_blocks::BlockLocation;
 use sticky_ipam::controller::writer::Overseer;
+use sticky_ipam::policy::mode::BlockLocation;
 
 use super::{block, blocks_of, duty, settle};
 use crate::support::api_server::access::Access;

@@ -11,8 +11,9 @@ use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
-use sticky_ipam::controller::duties::node_blocks::{BlockLocation, NodeBlocks};
+use sticky_ipam::controller::duties::node_blocks::NodeBlocks;
 use sticky_ipam::controller::duty::Duty;
+use sticky_ipam::policy::mode::BlockLocation;
 use sticky_ipam::policy::node_blocks::BlockLimits;
 use sticky_ipam::runtime::cache::CacheEvent;
 
