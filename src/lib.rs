@@ -1,9 +1,12 @@
 //! sticky-ipam: pods keep their addresses on unpatched Cilium.
 //!
-//! The rooms of the house, each knowing only those to its left:
-//! `alloc` and `policy` decide and know no clock, disk or network; `cni` speaks the protocol, `store` remembers
-//! on the node, `cluster` remembers in the API server; `process` is what long-running parts have in common; `plugin` carries
-//! out, `agent` keeps a node and `controller` the cluster in step, and `cli` is what people call.
+//! Each module uses only modules above it in this list; `tests/architecture` checks it:
+//! - `names`: identities; `alloc` and `policy` decide, and know no clock, disk or network;
+//! - `cni` speaks the CNI protocol; `store` remembers on the node, `cluster` in the API server;
+//! - `runtime`: what agent and controller share as long-running programs;
+//! - `plugin` carries out CNI verbs, `agent` keeps one node in sync, `controller` the cluster; `cli` is for people.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 #[cfg(feature = "agent")]
 pub mod agent;

@@ -40,6 +40,7 @@ impl NodeTime {
             let source = std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is empty");
             return Err(StoreError::io("read the boot id", boot_id_file, source));
         }
+        #[expect(clippy::disallowed_methods, reason = "the one place where the store reads the wall clock")]
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
         Ok(Self::new(wall, uptime.as_secs(), boot))

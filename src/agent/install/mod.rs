@@ -124,6 +124,7 @@ impl Installer {
     /// # Errors
     /// The first thing that could not be installed. The other parts are, and what was there before stays.
     pub async fn install_once(&mut self, blocks: &[IpNet]) -> Result<(), InstallError> {
+        #[expect(clippy::disallowed_methods, reason = "ages of files and tokens are wall-clock times")]
         let now = SystemTime::now();
         for folder in [&self.settings.cni_bin_dir, &self.settings.cni_conf_dir] {
             place::sweep(&self.settings.on_host(folder), now);
@@ -138,7 +139,9 @@ impl Installer {
         let (mut said, mut asked, mut blocks_end) = (String::new(), false, false);
         loop {
             let now_blocks = blocks.borrow_and_update().clone();
-            let problem = match self.step(&now_blocks, SystemTime::now(), asked).await {
+            #[expect(clippy::disallowed_methods, reason = "ages of files and tokens are wall-clock times")]
+            let now = SystemTime::now();
+            let problem = match self.step(&now_blocks, now, asked).await {
                 Ok(()) => String::new(),
                 Err(error) => error.to_string(),
             };

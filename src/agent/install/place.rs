@@ -158,6 +158,7 @@ fn put(path: &Path, content: Content<'_>, mode: u32) -> Result<(), InstallError>
     let folder = folder_of(path);
     fs::create_dir_all(folder).map_err(InstallError::io("make the folder", folder))?;
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    #[expect(clippy::disallowed_methods, reason = "part of a file name that no other container chooses")]
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // The agent has the same pid in every container, so a pid alone names nobody.
     let name = format!("{UNFINISHED}{}.{number}.{}", std::process::id(), since.as_nanos());
