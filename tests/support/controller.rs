@@ -215,7 +215,7 @@ impl Desk {
         let made = api.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
         let claim = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "AddressClaim", "metadata": {"name": address},
             "spec": {"address": address, "phase": "Bound", "stickyUid": made.metadata.uid,
-                     "holder": {"namespace": self.case.namespace(), "name": name}}});
+                     "stickyRef": {"namespace": self.case.namespace(), "name": name}}});
         let claims: Api<AddressClaim> = Api::all(self.case.client());
         // A controller that is at work may have made it anew, or have let go of the StickyIP by now.
         let overtaken = |error: kube::Error| matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));

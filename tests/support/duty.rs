@@ -197,7 +197,7 @@ pub async fn pool(case: &Case<'_>, name: &str, spec: Value) -> IPPool {
 pub async fn claim(case: &Case<'_>, address: &str, home: &str, block: &str) {
     let object = json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "AddressClaim",
         "metadata": {"name": address, "labels": {"sticky-ipam.io/block": block.replace('/', "-")}},
-        "spec": {"address": address, "phase": "Bound", "holder": {"namespace": case.namespace(), "name": "db-0"},
+        "spec": {"address": address, "phase": "Bound", "stickyRef": {"namespace": case.namespace(), "name": "db-0"},
                  "stickyUid": "u", "homeNode": home, "block": block}});
     let api: Api<AddressClaim> = Api::all(case.client());
     api.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();

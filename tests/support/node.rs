@@ -346,7 +346,7 @@ impl TestNode {
             let Some(binding) = look.record.and_then(|record| record.binding) else { continue };
             let claimed = claims
                 .iter()
-                .any(|claim| claim.spec.address == look.address && claim.spec.holder.name == binding.name);
+                .any(|claim| claim.spec.address == look.address && claim.spec.sticky_ref.name == binding.name);
             assert!(
                 claimed,
                 "{} keeps {} for {binding:?}, which has no claim on it",
@@ -454,7 +454,7 @@ pub async fn stickies(case: &Case<'_>) -> Vec<StickyIP> {
 /// The claims for StickyIPs of the test's namespace.
 pub async fn claims(case: &Case<'_>) -> Vec<AddressClaim> {
     let api: Api<AddressClaim> = Api::all(case.client());
-    let ours = ListParams::default().fields(&format!("spec.holder.namespace={}", case.namespace()));
+    let ours = ListParams::default().fields(&format!("spec.stickyRef.namespace={}", case.namespace()));
     api.list(&ours).await.unwrap().items
 }
 
@@ -475,7 +475,7 @@ pub async fn assert_in_step(case: &Case<'_>, nodes: &[&TestNode]) {
     }
     for claim in &claims {
         let holder =
-            stickies.iter().find(|sticky| sticky.metadata.name.as_deref() == Some(&claim.spec.holder.name));
+            stickies.iter().find(|sticky| sticky.metadata.name.as_deref() == Some(&claim.spec.sticky_ref.name));
         let holder = holder.unwrap_or_else(|| panic!("claim {} has no StickyIP", claim.spec.address));
         assert!(
             holder.spec.addresses.contains(&claim.spec.address),

@@ -54,7 +54,7 @@ impl<D: Disk> NodeAddresses<'_, D> {
         match kept.as_ref().filter(|stored| self.lives(&stored.record)) {
             Some(stored) => Err(BindError::HeldOnNode {
                 address: stored.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0])),
-                holder: stored.record.holder(),
+                held_by: stored.record.holder(),
             }),
             None => Ok(kept),
         }
@@ -175,12 +175,12 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
         match locked.at(address).map_err(ground)? {
             // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if !there.record.is_for(&self.claimant()) => {
-                Err(BindError::HeldOnNode { address, holder: there.record.holder() })
+                Err(BindError::HeldOnNode { address, held_by: there.record.holder() })
             }
             // Own, and not to be had: from nowhere it would be taken unreserved, by a claim of an earlier attempt.
             _ if is_barred => {
-                let holder = "Cilium, which gives it to any pod".to_owned();
-                Err(BindError::HeldOnNode { address, holder })
+                let held_by = "Cilium, which gives it to any pod".to_owned();
+                Err(BindError::HeldOnNode { address, held_by })
             }
             // Nobody frees what a sandbox lives with.
             Some(there) if there.record.is_attached(self.store.now()) => Ok(origin),

@@ -60,7 +60,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         view: &ClaimView,
         claimed: &ClaimedPod,
     ) -> Result<Bound, ActionError> {
-        let (address, key) = (view.address, &view.holder);
+        let (address, key) = (view.address, &view.sticky_ref);
         let api = api_writer.api().clone();
         // Before the pod is looked up: whatever Cilium writes after this look makes the write of the key fail.
         let node = match self.settings.mode.publishes_pool_entries() {
@@ -96,7 +96,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         view: &ClaimView,
         claimed: &ClaimedPod,
     ) -> Result<bool, ActionError> {
-        let owner = format!("{}/{}", view.holder.namespace, claimed.name);
+        let owner = format!("{}/{}", view.sticky_ref.namespace, claimed.name);
         let entry = node.spec.ipam.pool.get(&view.address.to_string());
         let there = self.store()?.lock()?.at(view.address)?;
         let attachment_id = there.and_then(|there| there.record.binding).map(|binding| binding.container);
@@ -226,7 +226,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
                 let old = barrier::of(node, address).map(|old| (old.to_string(), None));
                 let mut keys: BTreeMap<_, _> = old.into_iter().collect();
                 keys.extend([(text.clone(), Some(entry)), (sign.to_string(), Some(of_sign))]);
-                match pool::carry(api_writer, &NodePatch::of_keys(node, keys)).await {
+                match pool::apply_patch(api_writer, &NodePatch::of_keys(node, keys)).await {
                     Ok(()) => {}
                     Err(ApiError::Refused { code: 404 | 409 | 412, .. }) => {
                         return Ok(Bound::NotYet("the CiliumNode has changed meanwhile".into()));
@@ -275,7 +275,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         };
         let old = StickyKey { namespace: old.namespace.clone(), name: old.name.clone() };
         for address in &record.addresses {
-            if self.claim_on(*address).await?.is_some_and(|claim| claim.spec.holder == old) {
+            if self.claim_on(*address).await?.is_some_and(|claim| claim.spec.sticky_ref == old) {
                 return Ok(false);
             }
         }
@@ -356,7 +356,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let Some(pod) = view.pod.filter(|_| ours && granted) else {
             return Ok(ActionOutcome::NotNeeded("the claim names no pod".into()));
         };
-        if self.pod_exists(&view.holder.namespace, &pod.name, &pod.uid).await? {
+        if self.pod_exists(&view.sticky_ref.namespace, &pod.name, &pod.uid).await? {
             return Ok(ActionOutcome::Postponed("its pod exists".into()));
         }
         let store = self.store()?;
@@ -364,7 +364,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let living = living.filter(|record| record.is_attached(store.now()));
         // A newer pod of the StickyIP has it: it came by the protocol, so the first one is gone.
         let is_next = |record: &Record| {
-            is_bound_to(record, &view.holder) && uid_of(record).is_some_and(|uid| uid != pod.uid)
+            is_bound_to(record, &view.sticky_ref) && uid_of(record).is_some_and(|uid| uid != pod.uid)
         };
         match living {
             Some(record) if is_next(&record) => {}
@@ -376,11 +376,11 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             }
         }
         let at = Precondition { uid: view.uid, resource_version: view.resource_version };
-        match api_writer.carry(&Write::ClearPod { address, at }, None, "").await? {
+        match api_writer.apply(&Write::ClearPod { address, at }, None, "").await? {
             Applied::Conflict => Ok(ActionOutcome::Postponed("the claim changed meanwhile".into())),
             _ => Ok(ActionOutcome::Done(format!(
                 "pod {} is gone; {address} is StickyIP {}'s",
-                pod.name, view.holder
+                pod.name, view.sticky_ref
             ))),
         }
     }

@@ -226,7 +226,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
 
     /// Who holds the claim on an address, by a live look.
     pub(crate) async fn holder_of(&self, address: IpAddr) -> Result<Option<StickyKey>, ActionError> {
-        Ok(self.claim_on(address).await?.map(|claim| claim.spec.holder))
+        Ok(self.claim_on(address).await?.map(|claim| claim.spec.sticky_ref))
     }
 
     /// Takes a key or a route out of this node's CiliumNode whose StickyIP is not attached here.
@@ -239,7 +239,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
                 "{address} stands in this CiliumNode for somebody and nobody claims it; take it out, or let it be adopted"
             )));
         };
-        let (key, phase) = (claim.spec.holder, claim.spec.phase);
+        let (key, phase) = (claim.spec.sticky_ref, claim.spec.phase);
         let store = self.store()?;
         let Some(_lock) = self.pool_lock(&store, &key)? else {
             return Ok(ActionOutcome::Postponed("others are at its pool keys".into()));
@@ -265,7 +265,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             return Ok(later);
         }
         let node = &self.settings.node;
-        pool::remove(&mut api_writer, node, &self.options.shape, &[address]).await?;
+        pool::unpublish(&mut api_writer, node, &self.options.shape, &[address]).await?;
         AgentMetrics::count(&self.metrics.pool_writes, "removed");
         AgentMetrics::count(&self.metrics.leaks, "key");
         Ok(ActionOutcome::Done(format!("{address} of StickyIP {key} is not attached here")))

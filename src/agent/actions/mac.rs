@@ -165,7 +165,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             )));
         }
         let at = at_sticky(&StickyView::from(&object));
-        match api_writer.carry(&Write::RecordMac { key: key.clone(), at, mac: mac.clone() }, None, "").await?
+        match api_writer.apply(&Write::RecordMac { key: key.clone(), at, mac: mac.clone() }, None, "").await?
         {
             Applied::Conflict => Ok(ActionOutcome::Postponed("the StickyIP changed meanwhile".into())),
             _ => Ok(ActionOutcome::Done(format!("its MAC is {mac}"))),

@@ -12,7 +12,7 @@ use crate::cluster::cilium::pool;
 use crate::cluster::objects::{StickyIP, StickyKey};
 use crate::cluster::protocol::ADOPTED;
 use crate::cluster::protocol::bind;
-use crate::cluster::protocol::bind::{BindError, Binder};
+use crate::cluster::protocol::bind::{BindError, Binder, StickyRead};
 use crate::cluster::protocol::detach;
 use crate::cluster::protocol::step::Refusal;
 use crate::cluster::protocol::view::StickyView;
@@ -116,7 +116,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             return Ok(later);
         }
         let left =
-            detach::leave(&mut api_writer, &self.settings.node, &self.options.shape, key, containers).await;
+            detach::detach(&mut api_writer, &self.settings.node, &self.options.shape, key, containers).await;
         if left.is_ok() || api_writer.count() > 0 {
             self.clear_attachment(store, key, containers)?;
         }
@@ -202,11 +202,11 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             reserved: Vec::new(),
         };
         let walker = self.walker(&object, asker, pod.name());
-        match walker.walk(&mut api_writer, &mut here, Some(Some(object))).await {
-            Ok(addresses) => {
+        match walker.bind(&mut api_writer, &mut here, StickyRead::found(object)).await {
+            Ok(StickyIP { spec, .. }) => {
                 self.record_container(&store, attachment, key)?;
                 self.publish(key).await?;
-                Ok(ActionOutcome::Done(format!("{} is with pod {pod}", list(&addresses))))
+                Ok(ActionOutcome::Done(format!("{} is with pod {pod}", list(&spec.addresses))))
             }
             Err(BindError::Refused(why @ (Refusal::Handover { .. } | Refusal::Conflict { .. }))) => {
                 Ok(ActionOutcome::NeedsAttention(format!(
@@ -278,7 +278,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             return Ok(ActionOutcome::NotNeeded("the CiliumNode says nothing of it".into()));
         }
         let before = api_writer.count();
-        pool::put(&mut api_writer, &self.settings.node, &self.options.shape, &shown, None).await?;
+        pool::publish(&mut api_writer, &self.settings.node, &self.options.shape, &shown, None).await?;
         if api_writer.count() == before {
             return Ok(ActionOutcome::NotNeeded("it stands there".into()));
         }

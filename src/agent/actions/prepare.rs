@@ -26,7 +26,7 @@ use crate::cluster::objects::{StickyIP, StickyKey};
 use crate::cluster::pod;
 use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind;
-use crate::cluster::protocol::bind::{BindError, Binder, ClaimsByAddress};
+use crate::cluster::protocol::bind::{BindError, Binder, ClaimsByAddress, StickyRead};
 use crate::cluster::protocol::step::Refusal;
 use crate::cluster::protocol::sticky_identity;
 use crate::cni::PodIdentity;
@@ -261,8 +261,10 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             let Some(pool_lock) = self.pool_lock(store, &key)? else {
                 return Ok(Err("others are at its pool keys".into()));
             };
-            let (sticky, claims) = cached.take().map(|(sticky, claims)| (Some(sticky), claims)).unzip();
-            match walker.bind(&mut api_writer, &mut here, sticky, claims).await {
+            let read = cached.take().map_or(StickyRead::NotRead, |(sticky, claims)| {
+                StickyRead::found(sticky).with_claims(Some(claims))
+            });
+            match walker.bind(&mut api_writer, &mut here, read).await {
                 Ok(object) => {
                     let addresses = object.spec.addresses.clone();
                     let resource = pool::resource(&key.namespace, &walker.workload);
@@ -272,7 +274,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
                         // What was seen before the turn says nothing of key and route, which a DEL may have taken out since: both are put,
                         // and a route only if nobody wrote the list since.
                         let seen = node.clone().map(|node| pool::without(node, &addresses));
-                        pool::put(&mut api_writer, &self.settings.node, &self.options.shape, &shown, seen)
+                        pool::publish(&mut api_writer, &self.settings.node, &self.options.shape, &shown, seen)
                             .await?;
                     }
                     let StickyKey { namespace, name } = key;

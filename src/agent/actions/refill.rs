@@ -176,24 +176,24 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             },
             None => {
                 let node = pool::read_node(api_writer.api(), &self.settings.node).await?;
-                self.reserve_for(address, &view.holder, node.as_ref())?
+                self.reserve_for(address, &view.sticky_ref, node.as_ref())?
             }
         };
         let Some(write) = step::answer(&self.settings.node, &view, reserved.clone()) else {
             return Ok(ActionOutcome::NotNeeded("it is another node's to answer".into()));
         };
-        if let Applied::Conflict = api_writer.carry(&write, None, "").await? {
+        if let Applied::Conflict = api_writer.apply(&write, None, "").await? {
             // What was reserved is found as kept for nobody if the claim is gone.
             return Ok(ActionOutcome::Postponed("the claim changed meanwhile".into()));
         }
         Ok(match reserved {
             Ok(()) => {
                 AgentMetrics::count(&self.metrics.claims, "granted");
-                ActionOutcome::Done(format!("{address} is granted to StickyIP {}", view.holder))
+                ActionOutcome::Done(format!("{address} is granted to StickyIP {}", view.sticky_ref))
             }
             Err(why) => {
                 AgentMetrics::count(&self.metrics.claims, "refused");
-                ActionOutcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.holder))
+                ActionOutcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.sticky_ref))
             }
         })
     }
@@ -201,7 +201,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
     /// Reserves what is claimed and of which the store does not know any more. Where Cilium picks the addresses, claims are
     /// looked up before anything is offered, and nothing rests on this.
     fn reserve_again(&self, view: &ClaimView) -> Result<ActionOutcome, ActionError> {
-        let (address, key) = (view.address, &view.holder);
+        let (address, key) = (view.address, &view.sticky_ref);
         let ours = view.home_node.as_deref() == Some(&self.settings.node);
         if view.phase == ClaimPhase::Refused || !ours || !contains(&self.options.shape.ranges, address) {
             return Ok(ActionOutcome::NotNeeded("it is answered".into()));

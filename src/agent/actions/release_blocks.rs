@@ -51,7 +51,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let address = view.address;
         let store = self.store()?;
         let there = store.lock()?.at(address)?;
-        if there.as_ref().is_some_and(|there| !is_adopted_for(&there.record, &view.holder)) {
+        if there.as_ref().is_some_and(|there| !is_adopted_for(&there.record, &view.sticky_ref)) {
             return Ok(true);
         }
         // After the look at the record: what is asked for now was asked for when it stood so.

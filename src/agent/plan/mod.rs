@@ -507,7 +507,7 @@ fn records(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Act
         let key = StickyKey { namespace: binding.namespace.clone(), name: binding.name.clone() };
         let addresses = || record.addresses.iter().copied();
         let is_of_home = |address| contains(&home, address);
-        let is_claimed = |address| index.claim_on(address).is_some_and(|claim| claim.holder == key);
+        let is_claimed = |address| index.claim_on(address).is_some_and(|claim| claim.sticky_ref == key);
         let claimed = addresses().any(is_claimed);
         // One that served a range set for which the StickyIP has none, for example.
         let stray = addresses().any(|address| is_of_home(address) && !is_claimed(address));

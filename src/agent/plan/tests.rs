@@ -271,7 +271,7 @@ fn put_claim(index: &mut NodeIndex, address: &str) {
         uid: "c".into(),
         resource_version: "1".into(),
         phase: ClaimPhase::Bound,
-        holder: StickyKey { namespace: "db".into(), name: "db-0".into() },
+        sticky_ref: StickyKey { namespace: "db".into(), name: "db-0".into() },
         sticky_uid: Some("s".into()),
         home_node: Some("n1".into()),
         reason: None,

@@ -14,8 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
-use crate::cluster::protocol::bind::ClaimsByAddress;
-use crate::cluster::protocol::view::ClaimView;
+use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
 
 /// One object.
 ///

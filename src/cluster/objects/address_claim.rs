@@ -1,6 +1,6 @@
 //! AddressClaim: the lock on one address. Its name is the address, so two writers cannot both create it.
 //!
-//! It has no status subresource on purpose: a lock whose holder and phase are two writes is two locks
+//! It has no status subresource on purpose: a lock that needs two writes for StickyIP and phase is two locks
 //! (docs/decisions/0010). Must never be trusted before its name and its address agree.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::cluster::objects::lenient::Validate;
 
-/// Who holds one address.
+/// The lock on one address.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "sticky-ipam.io",
@@ -23,20 +23,20 @@ use crate::cluster::objects::lenient::Validate;
     plural = "addressclaims",
     singular = "addressclaim",
     shortname = "aclaim",
-    selectable = ".spec.holder.namespace",
-    selectable = ".spec.holder.name",
+    selectable = ".spec.stickyRef.namespace",
+    selectable = ".spec.stickyRef.name",
     selectable = ".spec.homeNode",
     derive = "PartialEq",
-    doc = "The lock on one address: whoever holds the claim holds the address.",
+    doc = "The lock on one address: the StickyIP of the claim has the address.",
     validation = Rule::new(
         "!isIP(self.spec.address) || (ip(self.spec.address).family() == 4 ? self.metadata.name == self.spec.address : \
          self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$') && \
          ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address))"
     ).message("the name must be the address: IPv4 as it is, IPv6 written out in full with dashes for colons"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".spec.phase"),
-    printcolumn(name = "Namespace", type_ = "string", json_path = ".spec.holder.namespace"),
-    printcolumn(name = "StickyIP", type_ = "string", json_path = ".spec.holder.name"),
-    printcolumn(name = "Home", type_ = "string", json_path = ".spec.homeNode"),
+    printcolumn(name = "Namespace", type_ = "string", json_path = ".spec.stickyRef.namespace"),
+    printcolumn(name = "StickyIP", type_ = "string", json_path = ".spec.stickyRef.name"),
+    printcolumn(name = "Home Node", type_ = "string", json_path = ".spec.homeNode"),
     printcolumn(name = "Block", type_ = "string", json_path = ".spec.block", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -44,24 +44,24 @@ use crate::cluster::objects::lenient::Validate;
     validation = Rule::new("self.phase == 'Bound' ? has(self.stickyUid) : true")
         .message("a Bound claim names the uid of its StickyIP"),
     validation = Rule::new("self.phase in ['Requested', 'Refused'] ? has(self.homeNode) && !has(self.stickyUid) : true")
-        .message("only a claim on a node's block is asked for, and it is sealed to no StickyIP before it is granted"),
+        .message("only a claim on a node's block is Requested or Refused, and it has no stickyUid before it is Granted"),
     validation = Rule::new("self.phase == 'Granted' ? !has(self.stickyUid) : true")
         .message("a claim that names the uid of its StickyIP is Bound"),
     validation = Rule::new(
         "self.phase != 'Bound' || oldSelf.phase != 'Bound' || self.stickyUid == oldSelf.stickyUid"
-    ).message("a seal is never replaced: the claim rests first"),
-    validation = Rule::new("!has(self.released) || self.phase == 'Resting'")
-        .message("only a claim that rests is released"),
+    ).message("stickyUid is never replaced: the claim is Quarantined first"),
+    validation = Rule::new("!has(self.released) || self.phase == 'Quarantined'")
+        .message("only a Quarantined claim is released"),
     validation = Rule::new("!has(self.pod) || has(self.homeNode)")
         .message("only the home node knows whether a pod has the address"),
     validation = Rule::new("!has(self.pod) || (has(oldSelf.pod) && self.pod == oldSelf.pod)")
-        .message("the pod that had the address cannot change: it is named at the beginning, and taken out when it is gone"),
+        .message("pod cannot change: it is set at creation, and removed when the pod is gone"),
     validation = Rule::new(
         "self.phase == oldSelf.phase || \
          (oldSelf.phase == 'Requested' && self.phase in ['Granted', 'Refused']) || \
          (oldSelf.phase == 'Granted' && self.phase == 'Bound') || \
-         (oldSelf.phase == 'Bound' && self.phase == 'Resting') || \
-         (oldSelf.phase == 'Resting' && self.phase == 'Bound')"
+         (oldSelf.phase == 'Bound' && self.phase == 'Quarantined') || \
+         (oldSelf.phase == 'Quarantined' && self.phase == 'Bound')"
     ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Quarantined, Quarantined back to Bound")
 )]
 #[serde(rename_all = "camelCase")]
@@ -75,32 +75,33 @@ pub struct AddressClaimSpec {
             .message("must be an IP address in canonical form, such as 10.0.9.9 or fd00::9")
     )]
     pub address: IpAddr,
-    /// Where the claim stands.
+    /// The phase of the claim.
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
-    #[x_kube(validation = Rule::new("self == oldSelf").message("the holder cannot change: a claim is freed, then claimed anew"))]
-    pub holder: StickyKey,
+    #[x_kube(validation = Rule::new("self == oldSelf").message("stickyRef cannot change: delete the claim and create it again"))]
+    pub sticky_ref: StickyKey,
     /// The uid of that StickyIP: the seal. An address may be used only through the StickyIP with this uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub sticky_uid: Option<String>,
-    /// The node whose block the address is of; none for an address of a Sticky pool.
+    /// The node whose block contains the address; not set for an address of a Sticky pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub home_node: Option<String>,
-    /// The block or pool range that the address is of.
+    /// The block or the pool range that contains the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 43))]
     pub block: Option<String>,
-    /// Why it was refused.
+    /// Why the home node refused it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub reason: Option<String>,
-    /// The pod on the home node that had the address before it was claimed. Until its StickyIP was attached once, nobody but
-    /// this pod is attached to it; the home node takes this out when the pod is gone.
+    /// The pod on the home node that had the address before it was claimed. Until the StickyIP was attached once,
+    /// only this pod can be attached. The home node removes this field when the pod is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ClaimedPod>,
-    /// The address was let go for good: its former holder does not get it back while it rests, unless it is pinned to it.
+    /// The address was released for good: its former claimant does not get it back during the quarantine, except by
+    /// a pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<bool>,
 }
@@ -108,7 +109,7 @@ pub struct AddressClaimSpec {
 /// A running pod whose address is claimed for it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct ClaimedPod {
-    /// Its name, in the holder's namespace.
+    /// Its name, in the namespace of the StickyIP.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// Its uid.
@@ -116,18 +117,18 @@ pub struct ClaimedPod {
     pub uid: String,
 }
 
-/// Where a claim stands.
+/// The phase of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum ClaimPhase {
-    /// Asked of the home node, which has not answered.
+    /// Requested from the home node, which has not answered yet.
     Requested,
     /// The home node said no; `reason` says why.
     Refused,
-    /// Held, and not yet sealed to a StickyIP.
+    /// Locked, and not yet sealed to a StickyIP.
     Granted,
     /// Sealed to the StickyIP with `stickyUid`.
     Bound,
-    /// Its StickyIP is gone; it rests before another gets the address.
+    /// Its StickyIP is gone; another claimant gets the address only after the quarantine.
     Quarantined,
 }
 

@@ -27,7 +27,7 @@ use crate::policy::selection::selector::LabelSelector;
     printcolumn(name = "Use", type_ = "string", json_path = ".spec.use"),
     printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
     printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority"),
-    printcolumn(name = "Given", type_ = "integer", json_path = ".status.given"),
+    printcolumn(name = "Allocated", type_ = "integer", json_path = ".status.allocated"),
     printcolumn(name = "Total", type_ = "integer", json_path = ".status.total"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -71,7 +71,7 @@ pub struct IPPoolSpec {
     #[serde(default)]
     #[schemars(range(min = -1000, max = 1000))]
     pub priority: i32,
-    /// Addresses or CIDRs that are never given out.
+    /// Addresses or CIDRs that are never allocated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 43)))]
     #[x_kube(
@@ -124,10 +124,10 @@ impl Default for BlockSize {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolStatus {
-    /// Blocks, or addresses of a Sticky pool, that are given out.
+    /// Blocks, or addresses of a Sticky pool, that are allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
-    pub given: Option<i64>,
+    pub allocated: Option<i64>,
     /// Blocks, or addresses, in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
@@ -156,20 +156,20 @@ impl IPPool {
         })
     }
 
-    /// Whether an address is never given out, though it is of a range.
+    /// Whether an address is never allocated, though it is of a range.
     #[must_use]
     pub fn excludes(&self, address: IpAddr) -> bool {
         self.excluded().any(|range| range.contains(&address))
     }
 
-    /// Whether all that two ranges share is never given out. Two ranges share nothing, or one lies in the other.
+    /// Whether all that two ranges share is never allocated. Two ranges share nothing, or one lies in the other.
     #[must_use]
     pub fn excludes_shared(&self, a: IpNet, b: IpNet) -> bool {
         let shared = if a.prefix_len() > b.prefix_len() { a } else { b };
         self.excluded().any(|range| range.contains(&shared))
     }
 
-    /// What is never given out; what cannot be read is left out.
+    /// What is never allocated; what cannot be read is left out.
     fn excluded(&self) -> impl Iterator<Item = IpNet> + '_ {
         let read = |text: &String| text.parse().ok().or_else(|| Some(text.parse::<IpAddr>().ok()?.into()));
         self.spec.excluded.iter().filter_map(read)

@@ -103,7 +103,7 @@ mod tests {
     fn a_claim_whose_name_is_another_address_is_skipped() {
         let claim = |name: &str, phase: &str| {
             json!({"apiVersion": "sticky-ipam.io/v1alpha1", "kind": "AddressClaim", "metadata": {"name": name},
-                   "spec": {"address": "10.0.0.1", "phase": phase, "holder": {"namespace": "db", "name": "mysql-0"}}})
+                   "spec": {"address": "10.0.0.1", "phase": phase, "stickyRef": {"namespace": "db", "name": "mysql-0"}}})
         };
         assert!(read::<AddressClaim>(claim("10.0.0.1", "Granted")).is_ok());
         for (name, phase) in

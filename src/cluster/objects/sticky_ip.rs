@@ -44,7 +44,7 @@ pub fn retention_set(retention: Retention) -> BTreeMap<String, String> {
     doc = "The addresses that a pod, a slot of a Deployment or a virtual machine keeps.",
     selectable = ".status.attachment.node",
     printcolumn(name = "Address", type_ = "string", json_path = ".spec.addresses[0]"),
-    printcolumn(name = "Second", type_ = "string", json_path = ".spec.addresses[1]", priority = 1),
+    printcolumn(name = "Second Address", type_ = "string", json_path = ".spec.addresses[1]", priority = 1),
     printcolumn(name = "Pod", type_ = "string", json_path = ".status.attachment.podName"),
     printcolumn(name = "Node", type_ = "string", json_path = ".status.attachment.node"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -55,16 +55,16 @@ pub fn retention_set(retention: Retention) -> BTreeMap<String, String> {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct StickyIPSpec {
-    /// One address a family, in canonical form.
+    /// One address per IP family, in canonical form.
     #[schemars(with = "Vec<String>", length(min = 1, max = 2), inner(length(max = 39)))]
     #[x_kube(
         merge_strategy = ListMerge::Atomic,
-        validation = Rule::new("self == oldSelf").message("addresses cannot change: release this StickyIP and bind anew"),
+        validation = Rule::new("self == oldSelf").message("addresses cannot change: delete this StickyIP and bind again"),
         validation = Rule::new("self.all(a, isIP(a) && ip.isCanonical(a))")
             .message("every address must be an IP address in canonical form, such as 10.0.9.9 or fd00::9"),
         validation = Rule::new(
             "self.size() < 2 || !self.all(a, isIP(a)) || ip(self[0]).family() != ip(self[1]).family()"
-        ).message("one address a family")
+        ).message("one address per family")
     )]
     pub addresses: Vec<IpAddr>,
     /// Who keeps them.
@@ -253,7 +253,7 @@ impl Validate for StickyIP {
         match self.spec.addresses.as_slice() {
             [_] => None,
             [a, b] if a.is_ipv4() != b.is_ipv4() => None,
-            other => Some(format!("spec.addresses must hold one address a family, not {other:?}")),
+            other => Some(format!("spec.addresses must hold one address per family, not {other:?}")),
         }
     }
 }

@@ -108,14 +108,14 @@ impl<'a> ApiWriter<'a> {
     ///
     /// # Errors
     /// The server is of no help; if [`ApiError::leaves_doubt`], the write may have happened.
-    pub async fn carry(
+    pub async fn apply(
         &mut self,
         write: &Write,
         known: Option<&StickyIP>,
         pod: &str,
     ) -> Result<Applied, ApiError> {
-        if let Some((holder, uid)) = write.must_be_gone()
-            && self.is_there(holder, uid).await?
+        if let Some((sticky_ref, uid)) = write.must_be_gone()
+            && self.is_there(sticky_ref, uid).await?
         {
             return Ok(Applied::Conflict);
         }
@@ -150,26 +150,26 @@ impl<'a> ApiWriter<'a> {
     }
 
     /// A live look whether the StickyIP with this uid exists.
-    async fn is_there(&self, holder: &StickyKey, uid: &str) -> Result<bool, ApiError> {
-        let api: Api<StickyIP> = Api::namespaced(self.api.client(), &holder.namespace);
-        let what = format!("get StickyIP {holder}");
-        match self.api.read(&what, || api.get_metadata(&holder.name)).await {
+    async fn is_there(&self, sticky_ref: &StickyKey, uid: &str) -> Result<bool, ApiError> {
+        let api: Api<StickyIP> = Api::namespaced(self.api.client(), &sticky_ref.namespace);
+        let what = format!("get StickyIP {sticky_ref}");
+        match self.api.read(&what, || api.get_metadata(&sticky_ref.name)).await {
             Ok(found) => Ok(found.metadata.uid.as_deref() == Some(uid)),
-            Err(error) if error.says_gone(&holder.name) => Ok(false),
+            Err(error) if error.says_gone(&sticky_ref.name) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Applied, ApiError> {
         match write {
-            Write::CreateClaim { address, holder, phase, sticky_uid, origin, pod } => {
+            Write::CreateClaim { address, sticky_ref, phase, sticky_uid, origin, pod } => {
                 let (home, block) = origin.home_and_block();
                 let mut claim = AddressClaim::new(
                     &ClaimName::of(*address).to_string(),
                     AddressClaimSpec {
                         address: *address,
                         phase: *phase,
-                        holder: holder.clone(),
+                        sticky_ref: sticky_ref.clone(),
                         sticky_uid: sticky_uid.clone(),
                         home_node: home.map(str::to_owned),
                         block: block.map(|block| block.to_string()),

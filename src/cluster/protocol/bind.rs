@@ -1,131 +1,43 @@
-//! A pod's way to its address: read, ask [`step::next`], carry out one write, and again. And the way back: [`detach`].
+//! Binds a pod to its address: read, ask [`step::next`], send one write, and start again.
 //!
-//! Must never use what it did not read in this walk, and never end a walk in doubt as if it had succeeded.
+//! Must never use what it did not read in this run, and never report success while a write is in doubt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use futures_util::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
-use thiserror::Error;
 
-use crate::alloc::range::Family;
-use crate::cluster::api::client::ApiError;
-use crate::cluster::objects::{
-    AddressClaim, ClaimName, ClaimantRef, ClaimedPod, StickyIP, StickyKey, Validate, WorkloadRef,
-};
+use crate::cluster::objects::{ClaimantRef, ClaimedPod, StickyIP, StickyKey, Validate, WorkloadRef};
 use crate::cluster::pod;
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::candidates::CandidateSources;
+use crate::cluster::protocol::local_node::MAX_STEPS;
+use crate::cluster::protocol::read::read_claims;
 use crate::cluster::protocol::stale_nodes::StaleNodeCheck;
-use crate::cluster::protocol::step;
-use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, Refusal, Waiting};
+use crate::cluster::protocol::step::{self, BindInput, Candidate, LiveState, NextStep, Waiting};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::Retention;
 
-/// Between two looks while waiting for somebody else, at first: most are gone soon.
+pub use crate::cluster::protocol::local_node::{BindError, LocalNode};
+pub use crate::cluster::protocol::read::{is_any_claimed, read_sticky};
+pub use crate::cluster::protocol::view::ClaimsByAddress;
+
+/// Between two reads while waiting, at first: most old pods are gone soon.
 const PAUSE: Duration = Duration::from_millis(50);
-/// After this long the looks become rare: fifty pods of one dead node must not keep the API server busy.
+/// After this time the reads become rare: fifty pods of one dead node must not keep the API server busy.
 const SOON: Duration = Duration::from_secs(4);
-/// Between two looks then.
+/// Between two reads then.
 const LONG_PAUSE: Duration = Duration::from_millis(500);
-/// The most writes of one walk. Every one is either progress or a lost race; whoever loses more often than this gives the
-/// others a rest.
-const MAX_STEPS: usize = 64;
 
-/// What the node itself knows and does: its store.
-pub trait LocalNode {
-    /// The node's name.
-    fn node(&self) -> &str;
-    /// The families of which the node's pods have an address.
-    fn families(&self) -> Vec<Family>;
-    /// Whether an address is of the node's own ranges.
-    fn is_own(&self, address: IpAddr) -> bool;
-    /// What is known of an old sandbox of this node, whose pod is in this state.
-    ///
-    /// # Errors
-    /// The store fails.
-    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, BindError>;
-    /// Told while the write that attaches these addresses is under way: what takes the node time, and holds nothing, may be done
-    /// now. Most likely the write succeeds.
-    fn attaching(&mut self, _addresses: &[IpAddr]) {}
-    /// Reserves an address of the node's own ranges for the claimant, durably; none if nothing is free.
-    ///
-    /// # Errors
-    /// The store fails.
-    fn reserve_any(
-        &mut self,
-        family: Family,
-        avoid: &BTreeSet<IpAddr>,
-    ) -> Result<Option<Candidate>, BindError>;
-    /// Reserves this very address if it is of the node's own ranges, and says where it comes from.
-    ///
-    /// # Errors
-    /// The store fails, or somebody on this node has it.
-    fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError>;
-}
-
-/// Why a walk did not arrive.
-#[derive(Debug, Error)]
-pub enum BindError {
-    /// The server was of no help.
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    /// The protocol says no.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The old holder, a home node or a deletion took too long.
-    #[error("waited {patience:?} for {what}")]
-    Waited {
-        /// What was waited for.
-        what: String,
-        /// For how long.
-        patience: Duration,
-    },
-    /// Others were faster every time.
-    #[error("others changed StickyIP {key} or its claims {MAX_STEPS} times in a row")]
-    TooManyConflicts {
-        /// The StickyIP.
-        key: StickyKey,
-    },
-    /// Nothing is free.
-    #[error("no {family} address is free, neither in a Sticky pool nor on this node; add a range to a pool")]
-    Exhausted {
-        /// The family.
-        family: Family,
-    },
-    /// An object of ours breaks its own rules.
-    #[error("{what} {name} breaks its own rules: {why}; correct or delete it")]
-    InvalidObject {
-        /// Its kind.
-        what: &'static str,
-        /// Its name.
-        name: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// The node's store.
-    #[error("{0}")]
-    LocalNode(String),
-    /// Somebody on this node has the address.
-    #[error("{address} is held or kept on this node for {holder}")]
-    HeldOnNode {
-        /// The address.
-        address: IpAddr,
-        /// Who has it.
-        holder: String,
-    },
-}
-
-/// How often the others of this thread are let go on until a request that was just made has left it: through the client's queue, then
-/// through the connection's.
+/// How often the other tasks of this thread may run until a request that was just made has been sent: through the queue
+/// of the client, then through that of the connection.
 const YIELDS_UNTIL_SENT: usize = 4;
 
-/// Does something that keeps this thread busy once the request that is under way beside it has left.
+/// Does something that blocks this thread, once the request that is under way in parallel has been sent.
 pub async fn after_sending(work: impl FnOnce()) {
     for _ in 0..YIELDS_UNTIL_SENT {
         tokio::task::yield_now().await;
@@ -133,16 +45,48 @@ pub async fn after_sending(work: impl FnOnce()) {
     work();
 }
 
-/// What is known when a walk begins.
-#[derive(Default)]
-struct Start {
-    /// The StickyIP, or that there is none.
-    sticky: Option<Option<StickyIP>>,
-    claims: Option<ClaimsByAddress>,
-    sources: Option<CandidateSources>,
+/// What the caller has just read of the StickyIP.
+#[derive(Debug, Clone, Default)]
+pub enum StickyRead {
+    /// Nothing: it is read live.
+    #[default]
+    NotRead,
+    /// There is none.
+    Absent,
+    /// It exists.
+    Found {
+        /// The StickyIP.
+        sticky: Box<StickyIP>,
+        /// The claims of its addresses, if they were read after it, or in parallel and are sealed to it: a seal lasts as
+        /// long as its StickyIP.
+        claims: Option<ClaimsByAddress>,
+    },
 }
 
-/// Who walks, and what for.
+impl StickyRead {
+    /// The result of a live read, without claims.
+    #[must_use]
+    pub fn of(read: Option<StickyIP>) -> Self {
+        read.map_or(Self::Absent, Self::found)
+    }
+
+    /// A StickyIP that was read, without claims.
+    #[must_use]
+    pub fn found(sticky: StickyIP) -> Self {
+        Self::Found { sticky: Box::new(sticky), claims: None }
+    }
+
+    /// The same with the claims of its addresses.
+    #[must_use]
+    pub fn with_claims(self, read: Option<ClaimsByAddress>) -> Self {
+        match self {
+            Self::Found { sticky, .. } => Self::Found { sticky, claims: read },
+            other => other,
+        }
+    }
+}
+
+/// A pod that is to be attached to a StickyIP.
 #[derive(Debug, Clone)]
 pub struct Binder {
     /// The sandbox.
@@ -151,206 +95,176 @@ pub struct Binder {
     pub pod: String,
     /// The StickyIP's namespace and name.
     pub key: StickyKey,
-    /// What the name stands for.
+    /// The claimant of that name.
     pub claimant: ClaimantRef,
     /// The workload.
     pub workload: WorkloadRef,
-    /// How long the addresses are kept, for the case that there is no StickyIP yet.
+    /// How long the addresses are kept, if the StickyIP has to be created.
     pub retention: Retention,
-    /// The addresses that it is pinned to; empty if it is not.
+    /// The addresses to which the pod is pinned; empty if it is not.
     pub pinned: Vec<IpAddr>,
-    /// How long to wait for others.
+    /// How long to wait for old pods, home nodes and deletions.
     pub patience: Duration,
 }
 
-impl Binder {
-    /// Walks until the pod is attached, and tells its addresses. `sticky` is the StickyIP if it was just read.
-    ///
-    /// # Errors
-    /// Why it did not arrive. Whatever stands then is gone on with or undone by whoever comes next.
-    pub async fn walk(
-        &self,
-        api_writer: &mut ApiWriter<'_>,
-        local_node: &mut dyn LocalNode,
-        sticky: Option<Option<StickyIP>>,
-    ) -> Result<Vec<IpAddr>, BindError> {
-        Ok(self.bind(api_writer, local_node, sticky, None).await?.spec.addresses)
-    }
+/// What one run has read and tried so far.
+#[derive(Default)]
+struct Progress {
+    /// The StickyIP, as read or written last.
+    sticky: Option<StickyIP>,
+    /// Claims that were read since the last write that could have changed them.
+    claims: Option<ClaimsByAddress>,
+    sources: Option<CandidateSources>,
+    candidates: Option<Vec<Candidate>>,
+    /// Candidates of an earlier choice, of which one was lost.
+    kept: Vec<Candidate>,
+    avoid: BTreeSet<IpAddr>,
+    stale_nodes: StaleNodeCheck,
+}
 
-    /// Walks until the pod is attached, and tells the StickyIP as it stands then. `claims` are those of the StickyIP's addresses if
-    /// they were read after it, or beside it and are sealed to it: a seal stands as long as its StickyIP does.
+/// The sandbox that is attached, or that must be attached first, with the name of its pod.
+struct OldAttachment {
+    attached: Attached,
+    pod: String,
+}
+
+/// The state of an old attachment, by a live read.
+struct OldState {
+    node: NodeState,
+    pod: OldPod,
+    sandbox: OldSandbox,
+}
+
+impl Binder {
+    /// Binds until the pod is attached, and returns the StickyIP as it is then.
     ///
     /// # Errors
-    /// As [`Binder::walk`].
+    /// Why the pod was not bound. The next ADD, or repair, continues or undoes what was written.
     pub async fn bind(
         &self,
         api_writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
-        sticky: Option<Option<StickyIP>>,
-        claims: Option<ClaimsByAddress>,
+        read: StickyRead,
     ) -> Result<StickyIP, BindError> {
-        // Those of a pin are not among what was read beforehand.
-        let claims = claims.filter(|_| matches!(sticky, Some(Some(_))) && self.pinned.is_empty());
-        self.go(api_writer, local_node, Start { sticky, claims, sources: None }, false).await
+        let (sticky, claims) = match read {
+            StickyRead::NotRead => (read_sticky(api_writer, &self.key).await?, None),
+            StickyRead::Absent => (None, None),
+            // The claims of a pin are not among those that were read before.
+            StickyRead::Found { sticky, claims } => (Some(*sticky), claims.filter(|_| self.pinned.is_empty())),
+        };
+        self.run(api_writer, local_node, Progress { sticky, claims, ..Progress::default() }, false).await
     }
 
-    /// Walks for a pod that runs already, and stops at any attachment of that pod: its own sandbox's is better than ours.
-    /// `unknown` is what there is to offer if a watch has told of no StickyIP of this name and of no claim on these addresses. Where
-    /// that is old the first write finds its name taken, and everything is read live.
+    /// Binds a pod that is already running, and stops at any attachment of that pod: the one of its own sandbox is
+    /// better than the adopted one. `unclaimed` are the candidate sources if the caller's watches know neither a
+    /// StickyIP of this name nor a claim on these addresses. If the watches are stale, the first write is a conflict and
+    /// everything is read live.
     ///
     /// # Errors
-    /// As [`Binder::walk`].
+    /// As [`Binder::bind`].
     pub async fn adopt(
         &self,
         api_writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
-        unknown: Option<CandidateSources>,
+        unclaimed: Option<CandidateSources>,
     ) -> Result<StickyIP, BindError> {
-        let start = match unknown {
-            Some(sources) => {
-                Start { sticky: Some(None), claims: Some(ClaimsByAddress::new()), sources: Some(sources) }
+        let start = match unclaimed {
+            Some(sources) => Progress {
+                claims: Some(ClaimsByAddress::new()),
+                sources: Some(sources),
+                ..Progress::default()
+            },
+            None => {
+                Progress { sticky: read_sticky(api_writer, &self.key).await?, ..Progress::default() }
             }
-            None => Start::default(),
         };
-        self.go(api_writer, local_node, start, true).await
+        self.run(api_writer, local_node, start, true).await
     }
 
-    /// Whether this walk would begin with this write, if it found the StickyIP and these claims, which are all that there is to read.
+    /// Whether a run would start with this write, if it read this StickyIP and these claims and nothing else.
     #[must_use]
-    pub fn would(&self, write: &Write, sticky: &StickyIP, claims: &ClaimsByAddress) -> bool {
-        let Ok(Some(view)) = sound_view(Some(sticky)) else { return false };
-        let mut ask = self.ask();
-        ask.candidates = self.plain_pin();
-        let seen = LiveState {
+    pub fn would_start_with(&self, write: &Write, sticky: &StickyIP, claims: &ClaimsByAddress) -> bool {
+        let Ok(Some(view)) = valid_view(Some(sticky)) else { return false };
+        let mut input = self.input(false);
+        input.candidates = self.plain_pin();
+        let state = LiveState {
             sticky: Some(&view),
             claims,
             old_node: NodeState::Unknown,
             old_pod: OldPod::Unknown,
             old_sandbox: OldSandbox::MayLive,
         };
-        step::next(&ask, &seen) == NextStep::Do(write.clone())
+        step::next(&input, &state) == NextStep::Do(write.clone())
     }
 
-    async fn go(
+    async fn run(
         &self,
         api_writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
-        start: Start,
-        yields: bool,
+        mut progress: Progress,
+        is_running: bool,
     ) -> Result<StickyIP, BindError> {
         let started = Instant::now();
-        // Claims that were read since the last write that could have changed them.
-        let Start { sticky, mut claims, mut sources } = start;
-        let mut known = match sticky {
-            Some(known) => known,
-            None => self.read_sticky(api_writer).await?,
-        };
-        let mut candidates: Option<Vec<Candidate>> = None;
-        // What is still good of candidates of which one was lost.
-        let mut kept = Vec::new();
-        let mut avoid = BTreeSet::new();
-        let mut stale_nodes = StaleNodeCheck::default();
         while api_writer.count() < MAX_STEPS {
-            let view = sound_view(known.as_ref())?;
+            let view = valid_view(progress.sticky.as_ref())?;
             let attached = view.as_ref().and_then(|view| view.attached.as_ref());
-            if yields && attached.is_some_and(|attached| attached.pod_uid == self.asker.pod_uid) {
-                return known.ok_or_else(|| BindError::TooManyConflicts { key: self.key.clone() });
+            if is_running && attached.is_some_and(|attached| attached.pod_uid == self.asker.pod_uid) {
+                return progress.sticky.ok_or_else(|| self.too_many_conflicts());
             }
-            let mut ask = self.ask();
-            ask.running =
-                yields.then(|| ClaimedPod { name: self.pod.clone(), uid: self.asker.pod_uid.clone() });
-            if view.is_none() && candidates.is_none() {
-                let sources = match &mut sources {
-                    Some(sources) => sources,
-                    none => none.insert(
-                        CandidateSources::read(api_writer.api(), &self.key, local_node.node()).await?,
-                    ),
-                };
-                candidates = Some(if self.pinned.is_empty() {
-                    sources.candidates(api_writer.api(), &self.key, &kept, &avoid, local_node).await?
-                } else {
-                    sources.pinned(api_writer.api(), &self.pinned, local_node).await?
-                });
+            let mut input = self.input(is_running);
+            if view.is_none() && progress.candidates.is_none() {
+                progress.candidates = Some(self.candidates(api_writer, local_node, &mut progress).await?);
             }
-            // Also when a StickyIP is there by now: what an attempt that lost has claimed is to be undone.
-            ask.candidates = candidates.clone().unwrap_or_else(|| self.plain_pin());
-            let mut read = match claims.take() {
+            // Also if there is a StickyIP by now: what an attempt that lost has claimed must be undone.
+            input.candidates = progress.candidates.clone().unwrap_or_else(|| self.plain_pin());
+            let claims = match progress.claims.take() {
                 Some(claims) => claims,
-                None => read_claims(api_writer, &ask.claims_to_read(view.as_ref())).await?,
+                None => read_claims(api_writer, &input.claims_to_read(view.as_ref())).await?,
             };
             if let Some(view) = &view {
-                let known = candidates.iter().flatten().map(|one| (one.address, one.origin.clone()));
-                ask.origins.extend(known);
-                self.find_origins(api_writer, view, &read, &mut sources, &mut ask, local_node).await?;
+                self.find_origins(api_writer, view, &claims, &mut progress, &mut input, local_node).await?;
             }
-            let old = old_holder(known.as_ref(), view.as_ref(), &read);
-            let (old_node, old_pod, old_sandbox) = self.look_at(api_writer, old.as_ref(), local_node).await?;
-            let seen = LiveState { sticky: view.as_ref(), claims: &read, old_node, old_pod, old_sandbox };
-            let step = step::next(&ask, &seen);
-            let step = stale_nodes.before(step, &seen, api_writer.api(), local_node.node()).await?;
+            let old = old_attachment(progress.sticky.as_ref(), view.as_ref(), &claims);
+            let old_state = self.read_old_state(api_writer, old.as_ref(), local_node).await?;
+            let state = LiveState {
+                sticky: view.as_ref(),
+                claims: &claims,
+                old_node: old_state.node,
+                old_pod: old_state.pod,
+                old_sandbox: old_state.sandbox,
+            };
+            let step = step::next(&input, &state);
+            let step =
+                progress.stale_nodes.before(step, &state, api_writer.api(), local_node.node()).await?;
             match step {
-                NextStep::Done(_) => {
-                    return known.ok_or_else(|| BindError::TooManyConflicts { key: self.key.clone() });
-                }
+                NextStep::Done(_) => return progress.sticky.ok_or_else(|| self.too_many_conflicts()),
                 NextStep::Refuse { undo, why } => {
                     self.undo(api_writer, &undo).await;
                     return Err(why.into());
                 }
-                NextStep::TryAnother { undo, avoid: taken } => {
+                NextStep::TryAnother { undo, avoid } => {
                     self.undo(api_writer, &undo).await;
-                    avoid.extend(taken);
-                    kept = candidates.take().unwrap_or_default();
-                    known = self.read_sticky(api_writer).await?;
+                    progress.avoid.extend(avoid);
+                    progress.kept = progress.candidates.take().unwrap_or_default();
+                    progress.sticky = read_sticky(api_writer, &self.key).await?;
                 }
                 NextStep::Wait(waiting) => {
-                    if started.elapsed() >= self.patience {
-                        let what = tell(&waiting, old.as_ref().map(|(old, _)| old));
-                        return Err(BindError::Waited { what, patience: self.patience });
-                    }
-                    api_writer.api_mut().restart_time();
-                    // A pod that nobody ended is not gone soon.
-                    let is_soon =
-                        started.elapsed() < SOON && !matches!(waiting, Waiting::StillPublished { .. });
-                    let pause = if is_soon { PAUSE } else { LONG_PAUSE };
-                    tokio::time::sleep(pause).await;
-                    api_writer.api_mut().restart_time();
-                    known = self.read_sticky(api_writer).await?;
+                    self.wait(api_writer, &waiting, old.as_ref(), started).await?;
+                    progress.sticky = read_sticky(api_writer, &self.key).await?;
                 }
                 NextStep::Do(write) => {
-                    let carried = api_writer.carry(&write, known.as_ref(), &self.pod);
-                    let carried = match (&write, &view) {
-                        (Write::Attach { .. }, Some(view)) => {
-                            tokio::join!(carried, after_sending(|| local_node.attaching(&view.addresses))).0
-                        }
-                        _ => carried.await,
-                    };
-                    match carried {
-                        // What was just written was just read. All else is as it was read, or the next write's precondition fails:
-                        // a name that is free, a claim that is unchanged; and a seal stands as long as its StickyIP does.
-                        Ok(Applied::Sticky(object)) => {
-                            claims = Some(read);
-                            known = Some(*object);
-                        }
-                        Ok(Applied::Claim(object)) => {
-                            stale_nodes.has_written(&write);
-                            read.insert(object.spec.address, ClaimView::from(&*object));
-                            claims = Some(read);
-                        }
-                        Ok(_) => known = self.read_sticky(api_writer).await?,
-                        // It may have happened: look.
-                        Err(error) if error.leaves_doubt() => {
-                            tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "in doubt about a write; looking again");
-                            known = self.read_sticky(api_writer).await?;
-                        }
-                        Err(error) => return Err(error.into()),
-                    }
+                    self.apply(api_writer, local_node, &write, claims, &mut progress).await?;
                 }
             }
         }
-        Err(BindError::TooManyConflicts { key: self.key.clone() })
+        Err(self.too_many_conflicts())
     }
 
-    fn ask(&self) -> BindInput {
+    fn too_many_conflicts(&self) -> BindError {
+        BindError::TooManyConflicts { key: self.key.clone() }
+    }
+
+    fn input(&self, is_running: bool) -> BindInput {
         BindInput {
             asker: self.asker.clone(),
             key: self.key.clone(),
@@ -360,196 +274,209 @@ impl Binder {
             candidates: Vec::new(),
             pinned: !self.pinned.is_empty(),
             origins: BTreeMap::new(),
-            running: None,
+            running: is_running
+                .then(|| ClaimedPod { name: self.pod.clone(), uid: self.asker.pod_uid.clone() }),
         }
     }
 
-    /// The pin without origins, only to be compared with what a StickyIP has: nothing is claimed by it.
+    /// The pin without origins, only to be compared with the addresses of a StickyIP: nothing is claimed by it.
     fn plain_pin(&self) -> Vec<Candidate> {
         let plain = |address: &IpAddr| Candidate { address: *address, origin: Origin::Nowhere };
         self.pinned.iter().map(plain).collect()
     }
 
-    async fn read_sticky(&self, api_writer: &ApiWriter<'_>) -> Result<Option<StickyIP>, BindError> {
-        Ok(read_sticky(api_writer, &self.key).await?)
+    async fn candidates(
+        &self,
+        api_writer: &ApiWriter<'_>,
+        local_node: &mut dyn LocalNode,
+        progress: &mut Progress,
+    ) -> Result<Vec<Candidate>, BindError> {
+        let Progress { sources, kept, avoid, .. } = progress;
+        let sources = self.sources(api_writer, sources, local_node.node()).await?;
+        if self.pinned.is_empty() {
+            sources.candidates(api_writer.api(), &self.key, kept, avoid, local_node).await
+        } else {
+            sources.pinned(api_writer.api(), &self.pinned, local_node).await
+        }
     }
 
-    /// Where the addresses of a StickyIP come from whose claim was lost, or never made by whoever made it. Rare, so it is looked up only
-    /// then: what this walk itself has chosen is known.
+    async fn sources<'s>(
+        &self,
+        api_writer: &ApiWriter<'_>,
+        sources: &'s mut Option<CandidateSources>,
+        node: &str,
+    ) -> Result<&'s mut CandidateSources, BindError> {
+        Ok(match sources {
+            Some(sources) => sources,
+            none => none.insert(CandidateSources::read(api_writer.api(), &self.key, node).await?),
+        })
+    }
+
+    /// Finds the origins of the addresses of a StickyIP whose claim was lost or never created. This is rare, so they are
+    /// looked up only then: the origins of this run's own candidates are known.
     async fn find_origins(
         &self,
         api_writer: &ApiWriter<'_>,
         view: &StickyView,
-        claims: &BTreeMap<IpAddr, ClaimView>,
-        sources: &mut Option<CandidateSources>,
-        ask: &mut BindInput,
+        claims: &ClaimsByAddress,
+        progress: &mut Progress,
+        input: &mut BindInput,
         local_node: &mut dyn LocalNode,
     ) -> Result<(), BindError> {
+        let own = progress.candidates.iter().flatten();
+        input.origins.extend(own.map(|candidate| (candidate.address, candidate.origin.clone())));
         let missing = view.addresses.iter().filter(|address| !claims.contains_key(address));
         let unknown: Vec<IpAddr> =
-            missing.filter(|address| !ask.origins.contains_key(address)).copied().collect();
+            missing.filter(|address| !input.origins.contains_key(address)).copied().collect();
         for address in unknown {
-            let sources = match sources {
-                Some(sources) => sources,
-                None => sources
-                    .insert(CandidateSources::read(api_writer.api(), &self.key, local_node.node()).await?),
-            };
-            ask.origins.insert(address, sources.origin(api_writer.api(), address, local_node).await?);
+            let sources = self.sources(api_writer, &mut progress.sources, local_node.node()).await?;
+            input.origins.insert(address, sources.origin(api_writer.api(), address, local_node).await?);
         }
         Ok(())
     }
 
-    /// A live look at whoever is attached, if it is somebody else.
-    async fn look_at(
+    /// Reads the state of the old attachment live, if it belongs to another pod.
+    async fn read_old_state(
         &self,
         api_writer: &ApiWriter<'_>,
-        old: Option<&(Attached, String)>,
+        old: Option<&OldAttachment>,
         local_node: &mut dyn LocalNode,
-    ) -> Result<(NodeState, OldPod, OldSandbox), BindError> {
-        let Some((old, pod_name)) = old.filter(|(old, _)| old.pod_uid != self.asker.pod_uid) else {
-            return Ok((NodeState::Unknown, OldPod::Unknown, OldSandbox::MayLive));
+    ) -> Result<OldState, BindError> {
+        let Some(OldAttachment { attached, pod: pod_name }) =
+            old.filter(|old| old.attached.pod_uid != self.asker.pod_uid)
+        else {
+            let (node, pod) = (NodeState::Unknown, OldPod::Unknown);
+            return Ok(OldState { node, pod, sandbox: OldSandbox::MayLive });
         };
         let api = api_writer.api();
         let pods: Api<Pod> = Api::namespaced(api.client(), &self.key.namespace);
         let nodes: Api<Node> = Api::all(api.client());
         let (what_pod, what_node) =
-            (format!("get Pod {}/{pod_name}", self.key.namespace), format!("get Node {}", old.node));
+            (format!("get Pod {}/{pod_name}", self.key.namespace), format!("get Node {}", attached.node));
         let (found, node) = tokio::try_join!(
             api.read(&what_pod, || pods.get_opt(pod_name)),
-            api.read(&what_node, || nodes.get_opt(&old.node)),
+            api.read(&what_node, || nodes.get_opt(&attached.node)),
         )?;
-        let old_pod = pod::old_pod(found.as_ref(), &old.pod_uid);
-        let sandbox = if old.node == self.asker.node {
-            local_node.old_sandbox(&old.container_id, old_pod)?
+        let old_pod = pod::old_pod(found.as_ref(), &attached.pod_uid);
+        let sandbox = if attached.node == self.asker.node {
+            local_node.old_sandbox(&attached.container_id, old_pod)?
         } else {
             OldSandbox::MayLive
         };
-        Ok((pod::node_state(node.as_ref()), old_pod, sandbox))
+        Ok(OldState { node: pod::node_state(node.as_ref()), pod: old_pod, sandbox })
+    }
+
+    /// Waits a little, or fails if the time is over.
+    async fn wait(
+        &self,
+        api_writer: &mut ApiWriter<'_>,
+        waiting: &Waiting,
+        old: Option<&OldAttachment>,
+        started: Instant,
+    ) -> Result<(), BindError> {
+        if started.elapsed() >= self.patience {
+            let what = describe(waiting, old.map(|old| &old.attached));
+            return Err(BindError::Waited { what, timeout: self.patience });
+        }
+        api_writer.api_mut().restart_time();
+        // A pod that is not being deleted is not gone soon.
+        let is_soon = started.elapsed() < SOON && !matches!(waiting, Waiting::StillPublished { .. });
+        tokio::time::sleep(if is_soon { PAUSE } else { LONG_PAUSE }).await;
+        api_writer.api_mut().restart_time();
+        Ok(())
+    }
+
+    /// Sends one write and updates what is known.
+    async fn apply(
+        &self,
+        api_writer: &mut ApiWriter<'_>,
+        local_node: &mut dyn LocalNode,
+        write: &Write,
+        mut claims: ClaimsByAddress,
+        progress: &mut Progress,
+    ) -> Result<(), BindError> {
+        let addresses = progress.sticky.as_ref().map(|sticky| sticky.spec.addresses.clone());
+        let sent = api_writer.apply(write, progress.sticky.as_ref(), &self.pod);
+        let applied = match (write, addresses) {
+            (Write::Attach { .. }, Some(addresses)) => {
+                tokio::join!(sent, after_sending(|| local_node.attaching(&addresses))).0
+            }
+            _ => sent.await,
+        };
+        match applied {
+            // The answer is as good as a read. Everything else is as it was read, or the precondition of the next write
+            // fails: a name that is free, a claim that is unchanged; and a seal lasts as long as its StickyIP.
+            Ok(Applied::Sticky(object)) => {
+                progress.claims = Some(claims);
+                progress.sticky = Some(*object);
+            }
+            Ok(Applied::Claim(object)) => {
+                progress.stale_nodes.has_written(write);
+                claims.insert(object.spec.address, ClaimView::from(&*object));
+                progress.claims = Some(claims);
+            }
+            Ok(Applied::Deleted | Applied::Conflict) => {
+                progress.sticky = read_sticky(api_writer, &self.key).await?;
+            }
+            // It may have been applied: read again.
+            Err(error) if error.leaves_doubt() => {
+                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "write in doubt; reading again");
+                progress.sticky = read_sticky(api_writer, &self.key).await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
     async fn undo(&self, api_writer: &mut ApiWriter<'_>, writes: &[Write]) {
         for write in writes {
-            // Whoever comes next, or repair, finds what is left.
-            if let Err(error) = api_writer.carry(write, None, &self.pod).await {
-                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "cannot undo a claim");
+            // The next ADD, or repair, finds what is left.
+            if let Err(error) = api_writer.apply(write, None, &self.pod).await {
+                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "cannot undo a claim; repair does");
             }
         }
     }
 }
 
-/// Whoever is attached, or is to be attached first; and its pod's name.
-fn old_holder(
-    known: Option<&StickyIP>,
+fn old_attachment(
+    sticky: Option<&StickyIP>,
     view: Option<&StickyView>,
-    claims: &BTreeMap<IpAddr, ClaimView>,
-) -> Option<(Attached, String)> {
-    let attachment = known.and_then(|known| known.status.as_ref()?.attachment.as_ref());
+    claims: &ClaimsByAddress,
+) -> Option<OldAttachment> {
+    let attachment = sticky.and_then(|sticky| sticky.status.as_ref()?.attachment.as_ref());
     let attached = view.and_then(|view| view.attached.clone());
     match (attached, attachment) {
-        (Some(attached), Some(attachment)) => Some((attached, attachment.pod_name.clone())),
-        _ => step::awaited(view?, claims).map(|(first, pod)| (first, pod.name.clone())),
+        (Some(attached), Some(attachment)) => {
+            Some(OldAttachment { attached, pod: attachment.pod_name.clone() })
+        }
+        _ => {
+            let (attached, pod) = step::awaited(view?, claims)?;
+            Some(OldAttachment { attached, pod: pod.name.clone() })
+        }
     }
 }
 
-fn tell(waiting: &Waiting, old: Option<&Attached>) -> String {
+fn describe(waiting: &Waiting, old: Option<&Attached>) -> String {
     match waiting {
         Waiting::Grant { address, home } => format!("node {home} to grant {address}"),
         Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),
         Waiting::StillPublished { address, node } => {
-            format!("node {node}, which still shows {address} though its StickyIP was deleted")
+            format!("node {node}, which still publishes {address} although its StickyIP was deleted")
         }
         Waiting::Handover(why) => {
             let (node, uid) = old.map_or(("", ""), |old| (old.node.as_str(), old.pod_uid.as_str()));
-            format!("the pod {uid} on node {node} to let go of the address: {why}")
+            format!("pod {uid} on node {node} to release the address: {why}")
         }
     }
 }
 
-fn sound_view(known: Option<&StickyIP>) -> Result<Option<StickyView>, BindError> {
-    let Some(known) = known else { return Ok(None) };
-    match known.validation_error() {
+fn valid_view(sticky: Option<&StickyIP>) -> Result<Option<StickyView>, BindError> {
+    let Some(sticky) = sticky else { return Ok(None) };
+    match sticky.validation_error() {
         Some(why) => {
-            let name = known.metadata.name.clone().unwrap_or_default();
+            let name = sticky.metadata.name.clone().unwrap_or_default();
             Err(BindError::InvalidObject { what: "StickyIP", name, why })
         }
-        None => Ok(Some(known.into())),
+        None => Ok(Some(sticky.into())),
     }
-}
-
-/// Reads a StickyIP, live.
-///
-/// # Errors
-/// The server is of no help.
-pub async fn read_sticky(api_writer: &ApiWriter<'_>, key: &StickyKey) -> Result<Option<StickyIP>, ApiError> {
-    let api: Api<StickyIP> = Api::namespaced(api_writer.api().client(), &key.namespace);
-    api_writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
-}
-
-/// Whether any of these addresses is claimed, for whomever, by a live read.
-///
-/// # Errors
-/// The server is of no help.
-pub async fn is_any_claimed(api_writer: &ApiWriter<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
-    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
-    for address in addresses {
-        let name = ClaimName::of(*address).to_string();
-        let what = format!("get AddressClaim {address}");
-        if api_writer.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Claims as they were read, by address.
-pub type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
-
-/// Reads the claims on these addresses, live; those that are there.
-///
-/// # Errors
-/// The server is of no help, or a claim breaks its own rules.
-pub async fn read_claims(
-    api_writer: &ApiWriter<'_>,
-    addresses: &BTreeSet<IpAddr>,
-) -> Result<ClaimsByAddress, BindError> {
-    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
-    let read = try_join_all(addresses.iter().map(async |address| {
-        let name = ClaimName::of(*address).to_string();
-        let what = format!("get AddressClaim {address}");
-        api_writer.api().read(&what, || api.get_opt(&name)).await
-    }));
-    let mut claims = BTreeMap::new();
-    for claim in read.await?.into_iter().flatten() {
-        if let Some(why) = claim.validation_error() {
-            let name = claim.metadata.name.unwrap_or_default();
-            return Err(BindError::InvalidObject { what: "AddressClaim", name, why });
-        }
-        claims.insert(claim.spec.address, ClaimView::from(&claim));
-    }
-    Ok(claims)
-}
-
-/// Detaches a sandbox by its container id, if it is attached. The StickyIP as it stands then; none if it does not exist.
-///
-/// # Errors
-/// The server is of no help.
-pub async fn detach(
-    api_writer: &mut ApiWriter<'_>,
-    key: &StickyKey,
-    container_id: &str,
-) -> Result<Option<StickyIP>, ApiError> {
-    for _ in 0..MAX_STEPS {
-        let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
-        let Some(write) = step::detach(&StickyView::from(&object), container_id) else {
-            return Ok(Some(object));
-        };
-        match api_writer.carry(&write, Some(&object), "").await {
-            Ok(Applied::Sticky(object)) => return Ok(Some(*object)),
-            Ok(_) => {}
-            Err(error) if error.leaves_doubt() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let what = format!("detach container {container_id}");
-    Err(ApiError::Away { what, why: "others changed the StickyIP every time".to_owned() })
 }

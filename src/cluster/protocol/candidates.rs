@@ -16,7 +16,7 @@ use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::ip_pool::overlaps;
 use crate::cluster::objects::{AddressClaim, ClaimPhase, IPPool, PoolUse, StickyKey, Validate, labels};
-use crate::cluster::protocol::bind::{BindError, LocalNode};
+use crate::cluster::protocol::local_node::{BindError, LocalNode};
 use crate::cluster::protocol::step::Candidate;
 use crate::cluster::protocol::view::Origin;
 use crate::policy::selection::selector::Selector;
@@ -44,7 +44,7 @@ impl CandidateSources {
         let pools: Api<IPPool> = Api::all(api.client());
         let claims: Api<AddressClaim> = Api::all(api.client());
         let of_key = ListParams::default()
-            .fields(&format!("spec.holder.namespace={},spec.holder.name={}", key.namespace, key.name));
+            .fields(&format!("spec.stickyRef.namespace={},spec.stickyRef.name={}", key.namespace, key.name));
         let every = ListParams::default();
         let (pools, own) = tokio::try_join!(
             api.read("list IPPools", || pools.list(&every)),

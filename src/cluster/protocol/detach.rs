@@ -11,7 +11,7 @@ use crate::cluster::cilium::pool;
 use crate::cluster::cilium::pool::{PublishConfig, PublishError};
 use crate::cluster::objects::{StickyIP, StickyKey};
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
-use crate::cluster::protocol::bind::read_sticky;
+use crate::cluster::protocol::read::read_sticky;
 use crate::cluster::protocol::step;
 use crate::cluster::protocol::view::StickyView;
 use kube::api::{Api, ListParams};
@@ -50,7 +50,7 @@ pub struct Detached {
 ///
 /// # Errors
 /// See [`DetachError`]; it can be tried again at any time.
-pub async fn leave(
+pub async fn detach(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
@@ -65,9 +65,9 @@ pub async fn leave(
         let write = ended.and_then(|ended| step::detach(&view, ended));
         let (Some(write), Some(attached)) = (write, ours) else { return Ok(None) };
         if !shape.is_silent_about(&view.addresses) {
-            pool::remove(api_writer, node, shape, &view.addresses).await?;
+            pool::unpublish(api_writer, node, shape, &view.addresses).await?;
         }
-        match api_writer.carry(&write, Some(&object), "").await {
+        match api_writer.apply(&write, Some(&object), "").await {
             Ok(Applied::Sticky(object)) => {
                 return Ok(Some(Detached { pod_uid: attached.pod_uid.clone(), object: *object }));
             }
@@ -98,4 +98,30 @@ pub async fn find(
         attachment.is_some_and(|attachment| attachment.container_id == container_id)
     };
     Ok(listed.items.iter().find(attached).map(|object| StickyView::from(object).key))
+}
+
+/// Detaches a sandbox by its container id, if it is attached, and publishes nothing. Returns the StickyIP as it is then,
+/// if it exists.
+///
+/// # Errors
+/// The request to the API server failed.
+pub async fn detach_container(
+    api_writer: &mut ApiWriter<'_>,
+    key: &StickyKey,
+    container_id: &str,
+) -> Result<Option<StickyIP>, ApiError> {
+    for _ in 0..MAX_TRIES {
+        let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
+        let Some(write) = step::detach(&StickyView::from(&object), container_id) else {
+            return Ok(Some(object));
+        };
+        match api_writer.apply(&write, Some(&object), "").await {
+            Ok(Applied::Sticky(object)) => return Ok(Some(*object)),
+            Ok(_) => {}
+            Err(error) if error.leaves_doubt() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let what = format!("detach container {container_id}");
+    Err(ApiError::Away { what, why: "every write was a conflict".to_owned() })
 }

@@ -154,7 +154,7 @@ pub fn find_faults(stickies: &[StickyView], claims: &[ClaimView], facts: &Repair
     let by_address: BTreeMap<IpAddr, &ClaimView> =
         claims.iter().map(|claim| (claim.address, claim)).collect();
     let of_claims =
-        claims.iter().filter_map(|claim| claim_fault(claim, by_key.get(&claim.holder).copied(), facts));
+        claims.iter().filter_map(|claim| claim_fault(claim, by_key.get(&claim.sticky_ref).copied(), facts));
     let of_stickies = stickies.iter().filter(|sticky| !sticky.deleting).flat_map(|sticky| {
         sticky
             .addresses
@@ -166,12 +166,12 @@ pub fn find_faults(stickies: &[StickyView], claims: &[ClaimView], facts: &Repair
 
 fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, facts: &RepairFacts) -> Option<FoundFault> {
     let finding = |fault, fix| {
-        Some(FoundFault { fault, address: claim.address, sticky: claim.holder.clone(), fix: Some(fix) })
+        Some(FoundFault { fault, address: claim.address, sticky: claim.sticky_ref.clone(), fix: Some(fix) })
     };
     let quarantine = |gone_uid: &str| Write::QuarantineClaim {
         address: claim.address,
         at: at_claim(claim),
-        holder: claim.holder.clone(),
+        sticky_ref: claim.sticky_ref.clone(),
         gone_uid: gone_uid.into(),
         released: facts.is_released(claim),
     };
@@ -203,7 +203,7 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, facts: &RepairFac
 /// Whether the claim on an address of a StickyIP is the StickyIP's, in whatever phase but Refused.
 #[must_use]
 pub fn is_in_order(sticky: &StickyView, claim: Option<&ClaimView>) -> bool {
-    claim.is_some_and(|claim| claim.holder == sticky.key && claim.phase != ClaimPhase::Refused)
+    claim.is_some_and(|claim| claim.sticky_ref == sticky.key && claim.phase != ClaimPhase::Refused)
 }
 
 fn sticky_fault(
@@ -232,8 +232,8 @@ fn sticky_fault(
             key: sticky.key.clone(),
             at: at_sticky(sticky),
             address,
-            held_by: claim.holder.clone(),
+            held_by: claim.sticky_ref.clone(),
         }),
     };
-    finding(Fault::ClaimedForAnother { holder: claim.holder.clone() }, fix)
+    finding(Fault::ClaimedForAnother { holder: claim.sticky_ref.clone() }, fix)
 }

@@ -1,18 +1,20 @@
-//! The claim protocol: how an address becomes a claimant's, moves, and is let go (docs/protocol.md).
+//! The claim protocol: how an address is bound to a claimant, moves, and is released (docs/protocol.md).
 //!
 //! [`step::next`] and [`faults::find_faults`] are functions from what was read to the next write with its precondition.
-//! A shell carries out one write at a time and reads again, so a crash between any two writes leaves a state from
-//! which the same functions, run by whoever comes next, go on or undo. What makes it safe is the **seal**: an
-//! address may be used only through the StickyIP whose uid its claim names, and a sealed claim is let go only after
-//! that uid is gone for good. Must never rely on time, leadership or memory for safety.
+//! The callers send one write at a time and read again. So a crash between any two writes leaves a state from which
+//! the next caller of the same functions continues or undoes. What makes it safe is the **seal**: an address may be
+//! used only through the StickyIP whose uid its claim names, and a sealed claim is quarantined only after that uid is
+//! gone. Must never rely on time, leadership or cached state for safety.
 
 pub mod apply;
 pub mod bind;
 pub mod candidates;
 pub mod detach;
 pub mod faults;
+pub mod local_node;
 #[cfg(test)]
 mod model;
+pub mod read;
 pub mod repair;
 pub mod stale_nodes;
 pub mod step;
@@ -22,10 +24,10 @@ mod tests;
 pub mod view;
 pub mod write;
 
-/// What the container id of an attachment begins with that was made for a running pod.
+/// The prefix of the container id of an adopted pod's attachment.
 pub const ADOPTED: &str = "adopted-";
 
-/// The container id under which a StickyIP is attached to a pod that ran before it was bound.
+/// The container id under which a StickyIP is attached to an adopted pod.
 #[must_use]
 pub fn adopted(pod_uid: &str) -> String {
     format!("{ADOPTED}{pod_uid}")

@@ -60,7 +60,7 @@ impl ModelServer {
     /// Carries a write out; none if its precondition does not hold.
     pub(crate) fn apply(&mut self, write: &Write) -> Option<()> {
         match write {
-            Write::CreateClaim { address, holder, phase, sticky_uid, origin, pod } => {
+            Write::CreateClaim { address, sticky_ref, phase, sticky_uid, origin, pod } => {
                 assert_eq!(
                     *phase == ClaimPhase::Bound,
                     sticky_uid.is_some(),
@@ -74,7 +74,7 @@ impl ModelServer {
                     uid: self.uid(&address.to_string()),
                     resource_version: "1".into(),
                     phase: *phase,
-                    holder: holder.clone(),
+                    sticky_ref: sticky_ref.clone(),
                     sticky_uid: sticky_uid.clone(),
                     home_node: origin.home_and_block().0.map(Into::into),
                     reason: None,
@@ -324,7 +324,7 @@ impl ModelState {
         assert_eq!(distinct.len(), live.len(), "one address with two live pods: {self:#?}");
         for (actor, address) in live {
             let claim = self.server.claims.get(&address);
-            let sticky = claim.and_then(|claim| self.server.stickies.get(&claim.holder));
+            let sticky = claim.and_then(|claim| self.server.stickies.get(&claim.sticky_ref));
             let rightful = sticky.is_some_and(|sticky| {
                 sticky.attached.as_ref().is_some_and(|attached| attached.pod_uid == actor.name)
                     && claim.is_some_and(|claim| claim.sealed_to(&sticky.uid))

@@ -49,7 +49,7 @@ impl Repairer {
             .filter(|claim| claim.validation_error().is_none())
             // An unreadable StickyIP may well hold it.
             .filter(|claim| {
-                ![&invalid, &facts.unreadable].iter().any(|keys| keys.contains(&claim.spec.holder))
+                ![&invalid, &facts.unreadable].iter().any(|keys| keys.contains(&claim.spec.sticky_ref))
             })
             .map(ClaimView::from)
             .collect();
@@ -87,7 +87,7 @@ pub async fn repair(
 ) -> RepairOutcome {
     let outcome = match &fault.fix {
         None => RepairOutcome::ManualActionRequired,
-        Some(fix) => match api_writer.carry(fix, known, "").await {
+        Some(fix) => match api_writer.apply(fix, known, "").await {
             Ok(Applied::Conflict) => RepairOutcome::Conflict,
             Ok(_) => RepairOutcome::Repaired,
             // It may have happened; the next pass sees whether it did.
@@ -124,7 +124,7 @@ mod tests {
             uid: "c".into(),
             resource_version: version.into(),
             phase,
-            holder: StickyKey { namespace: "db".into(), name: "db-0".into() },
+            sticky_ref: StickyKey { namespace: "db".into(), name: "db-0".into() },
             sticky_uid: None,
             home_node: None,
             reason: None,
@@ -178,7 +178,7 @@ mod tests {
             serde_json::from_value(object).unwrap()
         };
         let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": "Bound",
-            "stickyUid": "other", "holder": {"namespace": "db", "name": "other"}}});
+            "stickyUid": "other", "stickyRef": {"namespace": "db", "name": "other"}}});
         let taken: AddressClaim = serde_json::from_value(claim).unwrap();
         let new = [sticky("db-0", serde_json::json!({}))];
         let kept = [sticky("db-0", serde_json::json!({"lastSeen": "2026-01-01T00:00:00Z"}))];

@@ -152,7 +152,7 @@ mod tests {
 
     fn claims(phase: &str) -> BTreeMap<IpAddr, ClaimView> {
         let claim = json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
-            "stickyUid": "u", "holder": {"namespace": "db", "name": "db-0"}}});
+            "stickyUid": "u", "stickyRef": {"namespace": "db", "name": "db-0"}}});
         let claim = ClaimView::from(&serde_json::from_value(claim).unwrap());
         [(claim.address, claim)].into()
     }
@@ -224,7 +224,7 @@ mod tests {
         let rest = Write::QuarantineClaim {
             address: "10.0.0.1".parse().unwrap(),
             at: at(),
-            holder: new.key.clone(),
+            sticky_ref: new.key.clone(),
             gone_uid: "gone".into(),
             released: false,
         };

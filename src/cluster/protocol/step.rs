@@ -151,12 +151,12 @@ pub enum Refusal {
         address: IpAddr,
     },
     /// Another holds the pinned address.
-    #[error("{address} is held by StickyIP {holder}")]
+    #[error("{address} is held by StickyIP {sticky_ref}")]
     HeldByAnother {
         /// The address.
         address: IpAddr,
         /// Who holds it.
-        holder: StickyKey,
+        sticky_ref: StickyKey,
     },
     /// The home node refused.
     #[error("{address} was refused by its home node {home}: {reason}")]
@@ -170,7 +170,7 @@ pub enum Refusal {
     },
     /// An attached StickyIP's address is another's: a person must look.
     #[error(
-        "StickyIP {key} is attached and its address {address} is claimed for {holder}; delete one of the two"
+        "StickyIP {key} is attached and its address {address} is claimed for {sticky_ref}; delete one of the two"
     )]
     Conflict {
         /// The StickyIP.
@@ -178,7 +178,7 @@ pub enum Refusal {
         /// The address.
         address: IpAddr,
         /// Who holds the claim.
-        holder: StickyKey,
+        sticky_ref: StickyKey,
     },
     /// The old holder stands in the way.
     #[error("StickyIP {key} is with another pod: {why:?}")]
@@ -213,7 +213,7 @@ fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> Ne
     }
     // Claims of an attempt that lost the race for the name: they can never be sealed to this StickyIP.
     let left_over = seen.claims.values().find(|claim| {
-        claim.holder == ask.key && claim.unsealed() && !sticky.addresses.contains(&claim.address)
+        claim.sticky_ref == ask.key && claim.unsealed() && !sticky.addresses.contains(&claim.address)
     });
     if let Some(claim) = left_over {
         return NextStep::Do(delete(claim));
@@ -274,7 +274,7 @@ pub fn awaited<'a>(
         return None;
     }
     let own = sticky.addresses.iter().filter_map(|address| claims.get(address));
-    let mut own = own.filter(|claim| claim.holder == sticky.key);
+    let mut own = own.filter(|claim| claim.sticky_ref == sticky.key);
     own.find_map(|claim| {
         let (node, pod) = (claim.home_node.clone()?, claim.pod.as_ref()?);
         let attached = Attached { node, pod_uid: pod.uid.clone(), container_id: adopted(&pod.uid) };
@@ -284,15 +284,15 @@ pub fn awaited<'a>(
 
 /// Whether the address of a StickyIP is another's, or was refused.
 fn is_lost(claim: &ClaimView, sticky: &StickyView) -> bool {
-    claim.holder != sticky.key || claim.phase == ClaimPhase::Refused
+    claim.sticky_ref != sticky.key || claim.phase == ClaimPhase::Refused
 }
 
 fn give_way(sticky: &StickyView, claim: &ClaimView) -> NextStep {
-    let (key, address, holder) = (sticky.key.clone(), claim.address, claim.holder.clone());
+    let (key, address, sticky_ref) = (sticky.key.clone(), claim.address, claim.sticky_ref.clone());
     match &sticky.attached {
         // Nobody is attached, so this StickyIP is an attempt that lost: undo it.
         None => NextStep::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
-        Some(_) => NextStep::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, holder } },
+        Some(_) => NextStep::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, sticky_ref } },
     }
 }
 
@@ -318,7 +318,7 @@ fn seal(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView, address: IpA
         ClaimPhase::Bound => NextStep::Do(Write::QuarantineClaim {
             address,
             at: at_claim(claim),
-            holder: claim.holder.clone(),
+            sticky_ref: claim.sticky_ref.clone(),
             gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
             released: false,
         }),
@@ -345,12 +345,12 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
             // The pod that it was claimed for may live with it, and nothing that is attached keeps it from us.
             // Or it was let go for good, and only who names it gets it.
             Some(claim)
-                if claim.holder != ask.key
+                if claim.sticky_ref != ask.key
                     || claim.is_with_another(&ask.asker.pod_uid)
                     || (claim.released && !ask.pinned) =>
             {
                 avoid.insert(address);
-                refusal = refusal.or(Some(Refusal::HeldByAnother { address, holder: claim.holder.clone() }));
+                refusal = refusal.or(Some(Refusal::HeldByAnother { address, sticky_ref: claim.sticky_ref.clone() }));
             }
             Some(claim) => {
                 let home = claim.home_node.clone().unwrap_or_default();
@@ -368,7 +368,7 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
         }
     }
     if let Some(why) = refusal {
-        let ours = |claim: &&ClaimView| claim.holder == ask.key && claim.unsealed();
+        let ours = |claim: &&ClaimView| claim.sticky_ref == ask.key && claim.unsealed();
         let undo = |keep: &dyn Fn(&ClaimView) -> bool| {
             seen.claims.values().filter(ours).filter(|claim| !keep(claim)).map(delete).collect()
         };

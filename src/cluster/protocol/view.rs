@@ -1,5 +1,6 @@
 //! What the protocol needs to see of an object. Must never hold more: what is not here cannot influence a decision.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -79,7 +80,7 @@ pub struct ClaimView {
     /// Where it stands.
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
-    pub holder: StickyKey,
+    pub sticky_ref: StickyKey,
     /// The uid it is sealed to.
     pub sticky_uid: Option<String>,
     /// The node whose block it is of.
@@ -119,7 +120,7 @@ impl From<&AddressClaim> for ClaimView {
             uid: object.metadata.uid.clone().unwrap_or_default(),
             resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
             phase: object.spec.phase,
-            holder: object.spec.holder.clone(),
+            sticky_ref: object.spec.sticky_ref.clone(),
             sticky_uid: object.spec.sticky_uid.clone(),
             home_node: object.spec.home_node.clone(),
             reason: object.spec.reason.clone(),
@@ -128,6 +129,9 @@ impl From<&AddressClaim> for ClaimView {
         }
     }
 }
+
+/// Claims as they were read, by address.
+pub type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
 
 /// Where an address comes from, and so who may claim it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -38,7 +38,7 @@ pub enum Write {
         /// The address.
         address: IpAddr,
         /// For whom.
-        holder: StickyKey,
+        sticky_ref: StickyKey,
         /// Granted or Requested; Bound exactly if it is sealed at once.
         phase: ClaimPhase,
         /// The uid of the StickyIP that it is sealed to, if that stands already.
@@ -73,7 +73,7 @@ pub enum Write {
         /// Precondition.
         at: Precondition,
         /// The StickyIP that it was sealed to.
-        holder: StickyKey,
+        sticky_ref: StickyKey,
         /// The uid that must be gone, by a live read right before this write.
         gone_uid: String,
         /// Whether its former holder is not to have it again.
@@ -161,7 +161,7 @@ impl Write {
     #[must_use]
     pub fn create_claim(
         address: IpAddr,
-        holder: &StickyKey,
+        sticky_ref: &StickyKey,
         origin: &Origin,
         sticky_uid: Option<&str>,
         pod: Option<&ClaimedPod>,
@@ -171,7 +171,7 @@ impl Write {
         let sticky_uid = sticky_uid.filter(|_| !is_asked).map(str::to_owned);
         Some(Self::CreateClaim {
             address,
-            holder: holder.clone(),
+            sticky_ref: sticky_ref.clone(),
             phase: if sticky_uid.is_some() { ClaimPhase::Bound } else { first },
             sticky_uid,
             origin: origin.clone(),
@@ -186,8 +186,8 @@ impl Write {
             Self::CreateClaim { .. } => "create claim",
             Self::AnswerClaim { .. } => "answer claim",
             Self::SealClaim { .. } => "seal claim",
-            Self::QuarantineClaim { .. } => "rest claim",
-            Self::ClearPod { .. } => "forget pod",
+            Self::QuarantineClaim { .. } => "quarantine claim",
+            Self::ClearPod { .. } => "clear pod",
             Self::DeleteClaim { .. } => "delete claim",
             Self::CreateSticky { .. } => "create StickyIP",
             Self::DeleteSticky { .. } => "delete StickyIP",
@@ -221,7 +221,7 @@ impl Write {
     #[must_use]
     pub fn must_be_gone(&self) -> Option<(&StickyKey, &str)> {
         match self {
-            Self::QuarantineClaim { holder, gone_uid, .. } => Some((holder, gone_uid)),
+            Self::QuarantineClaim { sticky_ref, gone_uid, .. } => Some((sticky_ref, gone_uid)),
             _ => None,
         }
     }

@@ -148,7 +148,7 @@ async fn detach(context: &Context, object: &StickyIP, node: &str, proof: Takeove
     let view = StickyView::from(object);
     let at = Precondition { uid: view.uid, resource_version: view.resource_version };
     let write = Write::Detach { key, at, proof: Some(proof) };
-    let carried = context.writer.api_writer().carry(&write, Some(object), "").await?;
+    let carried = context.writer.api_writer().apply(&write, Some(object), "").await?;
     if !matches!(carried, Applied::Conflict) {
         tracing::info!(sticky = %view.key, node, "detached: its node is gone, and so is its pod");
         context

@@ -142,7 +142,7 @@ fn told(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodW
     let names: Vec<String> =
         pods_with_address.iter().map(|bearer| format!("{} on node {}", bearer.name, bearer.node)).collect();
     let kept = index.claims.get(&ClaimName::of(address).to_string()).and_then(|claim| {
-        let holder = claim.spec.holder.to_string();
+        let holder = claim.spec.sticky_ref.to_string();
         let uid = attached_pod_uid(index.stickies.get(&holder)?)?;
         Some((pods_with_address.iter().find(|bearer| bearer.uid == uid)?, holder))
     });
@@ -225,7 +225,7 @@ mod tests {
         assert!(message.contains("no StickyIP keeps it"), "{message}");
         index.stickies.apply(CacheEvent::Applied(sticky("a", "10.0.0.1", Some("n1"))));
         let claim = json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": "Bound",
-            "stickyUid": "s", "holder": {"namespace": "db", "name": "a"}}});
+            "stickyUid": "s", "stickyRef": {"namespace": "db", "name": "a"}}});
         index.claims.apply(CacheEvent::Applied(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
         let message = told(&index, *address, of_it);
         assert!(message.contains("StickyIP db/a keeps it for db/a: delete every other"), "{message}");

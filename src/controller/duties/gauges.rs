@@ -186,10 +186,10 @@ impl Gauges {
         }
         for (name, fill) in fills {
             let label = PoolLabel { pool: name.clone() };
-            self.pool_used.get_or_create(&label).set(whole(fill.given as f64));
+            self.pool_used.get_or_create(&label).set(whole(fill.allocated as f64));
             self.pool_size.get_or_create(&label).set(whole(fill.total as f64));
             let samples = self.samples.entry(name.clone()).or_default();
-            match hours_left(samples, now, fill.given as f64, fill.total as f64) {
+            match hours_left(samples, now, fill.allocated as f64, fill.total as f64) {
                 Some(hours) => {
                     self.forecast.get_or_create(&label).set(hours);
                 }

@@ -68,7 +68,7 @@ fn concerned<'a>(
     let (mut new_stickies, mut new_claims) = (stickies.clone(), claims.clone());
     while !new_stickies.is_empty() || !new_claims.is_empty() {
         let holders = new_claims.iter().filter_map(|name| index.claims.get(name));
-        let holders: BTreeSet<String> = holders.map(|claim| claim.spec.holder.to_string()).collect();
+        let holders: BTreeSet<String> = holders.map(|claim| claim.spec.sticky_ref.to_string()).collect();
         let held = new_stickies.iter().filter_map(|name| index.stickies.get(name));
         let held: BTreeSet<String> = held
             .flat_map(|sticky| &sticky.spec.addresses)
@@ -128,7 +128,7 @@ fn may_be_quarantined(index: &ClusterIndex, address: IpAddr, inherited: bool, no
 /// Whether the pod that a claim names runs on the claim's home node: then that node has yet to answer.
 fn awaits_node(index: &ClusterIndex, claim: &AddressClaim) -> bool {
     let Some(named) = &claim.spec.pod else { return false };
-    let pod = index.pods.get(&format!("{}/{}", claim.spec.holder.namespace, named.name));
+    let pod = index.pods.get(&format!("{}/{}", claim.spec.sticky_ref.namespace, named.name));
     pod.filter(|pod| pod.facts.uid == named.uid).is_some_and(|pod| {
         pod.running && !pod.ended && !pod.deleting && claim.spec.home_node.as_ref() == Some(&pod.node)
     })
@@ -157,13 +157,13 @@ impl Repair {
         claims: &[&AddressClaim],
         now: Duration,
     ) -> RepairFacts {
-        let holders = claims.iter().map(|claim| &claim.spec.holder);
+        let holders = claims.iter().map(|claim| &claim.spec.sticky_ref);
         let unreadable = |key: &&StickyKey| {
             let name = key.to_string();
             index.stickies.contains(&name) && index.stickies.get(&name).is_none()
         };
         let unreadable: BTreeSet<StickyKey> = holders.filter(unreadable).cloned().collect();
-        let counted = claims.iter().filter(|claim| !unreadable.contains(&claim.spec.holder));
+        let counted = claims.iter().filter(|claim| !unreadable.contains(&claim.spec.sticky_ref));
         let claimed: BTreeSet<IpAddr> = counted.map(|claim| claim.spec.address).collect();
         let addresses = stickies.iter().flat_map(|sticky| sticky.spec.addresses.iter().copied());
         let unclaimed = addresses.filter(|address| !claimed.contains(address)).collect();
@@ -282,7 +282,7 @@ mod tests {
 
     fn claim(address: &str, holder: &str) -> (String, AddressClaim) {
         let object = json!({"metadata": {"name": address},
-            "spec": {"address": address, "phase": "Granted", "holder": {"namespace": "db", "name": holder}}});
+            "spec": {"address": address, "phase": "Granted", "stickyRef": {"namespace": "db", "name": holder}}});
         (address.to_owned(), serde_json::from_value(object).unwrap())
     }
 

@@ -165,7 +165,7 @@ impl IndexKeys for AddressClaim {
     type IndexKey = StickyKey;
 
     fn index_keys(&self) -> Vec<StickyKey> {
-        vec![self.spec.holder.clone()]
+        vec![self.spec.sticky_ref.clone()]
     }
 }
 

@@ -103,7 +103,7 @@ impl<D: Disk> NodeAddresses<'_, D> {
             && self.lives(&stored.record)
         {
             let address = stored.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-            return Err(BindError::HeldOnNode { address, holder: stored.record.holder() });
+            return Err(BindError::HeldOnNode { address, held_by: stored.record.holder() });
         }
         Ok(kept)
     }
@@ -329,11 +329,11 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
         match locked.at(address).map_err(ground)? {
             // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if !there.record.is_for(&self.claimant()) => {
-                Err(BindError::HeldOnNode { address, holder: there.record.holder() })
+                Err(BindError::HeldOnNode { address, held_by: there.record.holder() })
             }
             _ if self.home.barred.contains(&address) => {
-                let holder = "Cilium, which gives it to any pod".to_owned();
-                Err(BindError::HeldOnNode { address, holder })
+                let held_by = "Cilium, which gives it to any pod".to_owned();
+                Err(BindError::HeldOnNode { address, held_by })
             }
             // Nobody frees what a sandbox lives with.
             Some(there) if there.record.is_attached(self.scene.store.now()) => Ok(origin),

@@ -11,7 +11,7 @@ use crate::cluster::cilium::pool::{Publication, PublishError};
 use crate::cluster::objects::{ClaimantRef, StickyIP, StickyKey};
 use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind;
-use crate::cluster::protocol::bind::{BindError, Binder};
+use crate::cluster::protocol::bind::{BindError, Binder, StickyRead};
 use crate::cluster::protocol::step::Refusal;
 use crate::cluster::protocol::sticky_identity;
 use crate::cni::{Attachment, CniError, PodIdentity, code};
@@ -154,12 +154,13 @@ async fn bind_pod<D: Disk>(
     for _ in 0..MAX_SLOT_TRIES {
         let (key, reference, read) = match claimant.fixed_name() {
             Some(name) if name == itself.name => {
-                (itself.clone(), sticky_identity::reference(&claimant, None), Some(sticky.clone()))
+                (itself.clone(), sticky_identity::reference(&claimant, None),
+                    StickyRead::of(sticky.clone()).with_claims(claims.clone()))
             }
             Some(name) => (
                 StickyKey { name: name.to_owned(), ..itself.clone() },
                 sticky_identity::reference(&claimant, None),
-                None,
+                StickyRead::NotRead,
             ),
             None => {
                 let slot = sticky_identity::choose(api_writer.api(), &claimant, &facts)
@@ -169,7 +170,7 @@ async fn bind_pod<D: Disk>(
                 (
                     StickyKey { name, ..itself.clone() },
                     sticky_identity::reference(&claimant, Some(slot)),
-                    None,
+                    StickyRead::NotRead,
                 )
             }
         };
@@ -192,8 +193,7 @@ async fn bind_pod<D: Disk>(
                 Ok(object)
             }
             None => {
-                let read_claims = claims.clone().filter(|_| read.is_some());
-                walker.bind(api_writer, &mut here, read, read_claims).await
+                walker.bind(api_writer, &mut here, read).await
             }
         };
         if walked.is_err() {
@@ -302,7 +302,7 @@ async fn publish<D: Disk>(
         owner: errand.pod.to_string(),
         resource: pool::resource(&walker.key.namespace, &object.spec.workload),
     };
-    let put = pool::put(api_writer, &errand.conf.node, &home.shape, &shown, node).await;
+    let put = pool::publish(api_writer, &errand.conf.node, &home.shape, &shown, node).await;
     put.map_err(|error| again(error.to_string()))
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn detach<D: Disk>(
         let attachment_id =
             if awaited.map_err(|error| error.to_string())? { container } else { attachment_id };
         let containers = [container, attachment_id];
-        let left = detach::leave(&mut api_writer, &conf.node, &shape(scene), &key, &containers).await;
+        let left = detach::detach(&mut api_writer, &conf.node, &shape(scene), &key, &containers).await;
         if left.is_ok() || api_writer.count() > 0 {
             // Others may have the address from here on, also if the answer to the last write was lost.
             let mut locked = scene.store.lock().map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use crate::cluster::api::cached;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{StickyIP, StickyKey, Validate};
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
-use crate::cluster::protocol::bind;
+use crate::cluster::protocol::detach;
 use crate::cluster::protocol::bind::{LocalNode, after_sending};
 use crate::cluster::protocol::step;
 use crate::cluster::protocol::sticky_identity::reference;
@@ -93,7 +93,7 @@ impl OptimisticAttach {
         let name = errand.pod.name();
         let addresses = self.before.spec.addresses.iter().copied().collect();
         let (sent, (), around) = tokio::join!(
-            api_writer.carry(&self.write, Some(&self.before), name),
+            api_writer.apply(&self.write, Some(&self.before), name),
             after_sending(|| here.attaching(&self.before.spec.addresses)),
             reads::read_others(&api, errand, &addresses),
         );
@@ -117,7 +117,7 @@ impl OptimisticAttach {
         // ended it.
         // What cannot be taken back the runtime's DEL takes back.
         let container = attachment.container.as_str();
-        let sticky = bind::detach(api_writer, &self.key, container).await.map_err(AddError::WriteInDoubt)?;
+        let sticky = detach::detach_container(api_writer, &self.key, container).await.map_err(AddError::WriteInDoubt)?;
         let shown = crate::plugin::list(&self.before.spec.addresses);
         tracing::info!(pod = %errand.pod, sticky_ip = %self.key, addresses = shown, container, "not attached ahead of the reads: they do not call for it, or its state is over");
         let version = |sticky: &StickyIP| StickyView::from(sticky).resource_version;
@@ -157,6 +157,6 @@ impl OptimisticAttach {
             return false;
         }
         let walker = walker(errand, attachment, facts, self.key.clone(), reference(&claimant, None));
-        walker.is_ok_and(|walker| walker.would(&self.write, &self.before, claims))
+        walker.is_ok_and(|walker| walker.would_start_with(&self.write, &self.before, claims))
     }
 }

@@ -66,7 +66,7 @@ impl Pool {
             let size = self.size(Family::of(range.addr()));
             let there = count_blocks(*range, size) - count_taken(*range, size, &excluded);
             fill.total = fill.total.saturating_add(there);
-            fill.given = fill.given.saturating_add(count_taken_besides(*range, size, given, &excluded));
+            fill.allocated = fill.allocated.saturating_add(count_taken_besides(*range, size, given, &excluded));
         }
         fill
     }
@@ -76,7 +76,7 @@ impl Pool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fill {
     /// Given out.
-    pub given: u128,
+    pub allocated: u128,
     /// In all.
     pub total: u128,
 }

@@ -116,7 +116,7 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
     let decided = plan(&view);
     assert_eq!(given(&decided), ["z 10.1.8.0/24"]);
     // 10.1.1, .2, .3, .4 and .7 of 256 less the excluded one.
-    assert_eq!(decided.fill["p"], Fill { given: 5, total: 255 });
+    assert_eq!(decided.fill["p"], Fill { allocated: 5, total: 255 });
 }
 
 #[test]

@@ -212,7 +212,7 @@ async fn the_next_pod_elsewhere_waits_for_an_adopted_one_that_was_never_attached
         n2.del(&other).await;
         delete_pod(&case, "db-0").await;
         for claim in claims(&case).list(&Default::default()).await.unwrap() {
-            if claim.spec.holder.namespace == case.namespace() && claim.spec.address != address {
+            if claim.spec.sticky_ref.namespace == case.namespace() && claim.spec.address != address {
                 claims(&case).delete(&claim.metadata.name.unwrap(), &Default::default()).await.unwrap();
             }
         }
@@ -252,7 +252,7 @@ async fn a_pod_is_not_attached_to_a_stickyip_that_has_other_addresses_than_it_li
         claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
         let other: IpAddr = parts(&case)[2].hosts().next().unwrap().into();
         let claim = json!({"metadata": {"name": other.to_string()}, "spec": {"address": other, "phase": "Granted",
-            "holder": {"namespace": case.namespace(), "name": "db-0"}}});
+            "stickyRef": {"namespace": case.namespace(), "name": "db-0"}}});
         claims(&case).create(&Default::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
         bind(&case, "db-0", other).await;
         for _ in 0..LOOKS {

@@ -76,7 +76,7 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
     let next: IpAddr = node.range().hosts().nth(1).unwrap().into();
     let api: Api<AddressClaim> = Api::all(case.client());
     let claim = json!({"metadata": {"name": next.to_string()}, "spec": {"address": next, "phase": "Granted",
-        "homeNode": node.name, "holder": {"namespace": case.namespace(), "name": "x"}}});
+        "homeNode": node.name, "stickyRef": {"namespace": case.namespace(), "name": "x"}}});
     api.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
     let given = unowned(&case, &node).await;
     agent.settle().await;
@@ -133,7 +133,7 @@ async fn an_address_that_is_claimed_of_a_sticky_pool_over_the_block_is_not_offer
     for address in &claimed {
         let claim = json!({"metadata": {"name": address.to_string(), "labels": {"sticky-ipam.io/block": label}},
             "spec": {"address": address, "phase": "Granted", "block": case.range().to_string(),
-                     "holder": {"namespace": case.namespace(), "name": "x"}}});
+                     "stickyRef": {"namespace": case.namespace(), "name": "x"}}});
         api.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
     }
     agent.settle().await;

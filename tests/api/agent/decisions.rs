@@ -239,7 +239,7 @@ async fn ask(case: &Case<'_>, address: IpAddr, home: &str, holder: &str) {
     let claims: Api<AddressClaim> = Api::all(case.client());
     let claim = json!({"metadata": {"name": address.to_string()}, "spec": {
         "address": address, "phase": "Requested", "homeNode": home,
-        "holder": {"namespace": case.namespace(), "name": holder}}});
+        "stickyRef": {"namespace": case.namespace(), "name": holder}}});
     claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
 }
 
@@ -263,7 +263,7 @@ async fn a_claim_on_this_nodes_address_is_granted_or_refused_with_the_claimants_
     assert_eq!(answer(used).spec.phase, ClaimPhase::Refused);
     assert!(answer(used).spec.reason.as_deref().unwrap().contains("web"), "{answers:?}");
     assert_eq!(answer(gateway).spec.phase, ClaimPhase::Refused);
-    let elsewhere = answers.iter().find(|claim| claim.spec.holder.name == "d").unwrap();
+    let elsewhere = answers.iter().find(|claim| claim.spec.sticky_ref.name == "d").unwrap();
     assert_eq!(elsewhere.spec.phase, ClaimPhase::Requested, "another node's to answer");
     // What was granted is kept from everybody on this node.
     let mut given = Vec::new();

@@ -139,7 +139,7 @@ async fn an_object_that_cannot_be_read_is_reported_and_ends_no_watch() {
     *schema = Some(
         serde_json::from_value(json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
             "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true,
-                "properties": {"homeNode": {"type": "string"}, "holder": {"type": "object",
+                "properties": {"homeNode": {"type": "string"}, "stickyRef": {"type": "object",
                     "properties": {"namespace": {"type": "string"}, "name": {"type": "string"}}}}}}}))
         .unwrap(),
     );

@@ -195,7 +195,7 @@ async fn one_that_ends_at_any_write_of_its_other_duties_is_followed_by_one_that_
 /// The writes that rest on what was read: everything but creations, events and what is said of nodes and pools.
 const WITH_PRECONDITION: &[&str] = &[
     "delete StickyIP",
-    "rest claim",
+    "quarantine claim",
     "delete claim",
     "seal claim",
     "attach",

@@ -141,7 +141,7 @@ impl Meanwhile {
             Self::Nothing => (Comes::Same, &["attach"]),
             Self::Written => (Comes::Same, &["attach", "attach"]),
             Self::Deleted => {
-                (Comes::Same, &["attach", "create StickyIP", "rest claim", "seal claim", "attach"])
+                (Comes::Same, &["attach", "create StickyIP", "quarantine claim", "seal claim", "attach"])
             }
             Self::ClaimDeleted => (Comes::Same, &["attach", "detach", "create claim", "attach"]),
             Self::ClaimLost => (

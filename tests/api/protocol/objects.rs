@@ -76,7 +76,7 @@ async fn a_claim_is_its_address_and_moves_only_through_its_phases() {
     let case = server.case().await;
     let api = api(case.client(), "AddressClaim", "addressclaims", None);
     let address = case.range().hosts().next().unwrap().to_string();
-    let good = json!({"address": address, "phase": "Granted", "holder": {"namespace": "db", "name": "db-0"}});
+    let good = json!({"address": address, "phase": "Granted", "stickyRef": {"namespace": "db", "name": "db-0"}});
     refused(&api, "AddressClaim", "192.0.2.77", good.clone(), "the name must be the address").await;
     let six = with(&good, json!({"address": "fd00::9"}));
     refused(&api, "AddressClaim", "fd00--9", six, "the name must be the address").await;
@@ -94,7 +94,7 @@ async fn a_claim_is_its_address_and_moves_only_through_its_phases() {
     api.create(&PostParams::default(), &object("AddressClaim", &address, &good)).await.unwrap();
     let again = api.create(&PostParams::default(), &object("AddressClaim", &address, &good)).await;
     assert!(again.is_err(), "the lock was taken twice");
-    unchangeable(&api, &address, json!({"holder": {"name": "thief"}}), "holder cannot change").await;
+    unchangeable(&api, &address, json!({"stickyRef": {"name": "thief"}}), "stickyRef cannot change").await;
     unchangeable(&api, &address, json!({"phase": "Quarantined"}), "phases go").await;
     unchangeable(&api, &address, json!({"address": "192.0.2.78"}), "cannot change").await;
     let seal = Patch::Merge(json!({"spec": {"phase": "Bound", "stickyUid": "u1"}}));

@@ -56,7 +56,7 @@ async fn attach(case: &Case<'_>, name: &str) {
 
 async fn claim(case: &Case<'_>, address: IpAddr, holder: &str, phase: &str, sticky_uid: Option<&str>) {
     let api: Api<AddressClaim> = Api::all(case.client());
-    let mut spec = json!({"address": address, "phase": phase, "holder": {"namespace": case.namespace(), "name": holder}});
+    let mut spec = json!({"address": address, "phase": phase, "stickyRef": {"namespace": case.namespace(), "name": holder}});
     if let Some(uid) = sticky_uid {
         spec["stickyUid"] = Value::from(uid);
     }

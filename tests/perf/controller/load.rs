@@ -128,7 +128,7 @@ fn binding(hand: &mut Hand, namespace: &str, name: &str, set: &str, ordinal: usi
     let uid = hand.create(&stickies, &sticky);
     let label = of.block.replace('/', "-");
     let mut spec = json!({"address": address, "phase": "Bound", "stickyUid": uid, "block": of.block,
-                          "holder": {"namespace": namespace, "name": name}});
+                          "stickyRef": {"namespace": namespace, "name": name}});
     if let Some(home) = of.home {
         spec["homeNode"] = home.into();
     }

@@ -106,7 +106,8 @@ struct Metadata {
 
 #[derive(Clone, Default, Deserialize)]
 struct Spec {
-    holder: Option<StickyKey>,
+    #[serde(rename = "stickyRef")]
+    sticky_ref: Option<StickyKey>,
     phase: Option<String>,
 }
 
@@ -151,7 +152,7 @@ fn sticky(told: &mut Told, event: &WatchEvent<Seen>) {
 
 fn claim(told: &mut Told, event: &WatchEvent<Seen>) {
     let now = Instant::now();
-    let holder = |object: &Seen| object.spec.holder.as_ref().expect("every claim has one").to_string();
+    let holder = |object: &Seen| object.spec.sticky_ref.as_ref().expect("every claim has one").to_string();
     match event {
         WatchEvent::Added(object) => {
             told.decided.entry(holder(object)).or_insert(now);

@@ -258,7 +258,7 @@ async fn leave(client: &kube::Client, namespace: &str) {
     let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     let every = ListParams::default();
     let of_case = ListParams::default().labels(&format!("case={namespace}"));
-    let held = ListParams::default().fields(&format!("spec.holder.namespace={namespace}"));
+    let held = ListParams::default().fields(&format!("spec.stickyRef.namespace={namespace}"));
     // Kinds that no test has installed are not found.
     let _ = Api::<Pod>::namespaced(client.clone(), namespace).delete_collection(&at_once, &every).await;
     let _ = Api::<StickyIP>::namespaced(client.clone(), namespace).delete_collection(&at_once, &every).await;

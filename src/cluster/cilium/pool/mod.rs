@@ -247,7 +247,7 @@ pub async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode
 ///
 /// # Errors
 /// See [`PublishError`]; if the server left doubt, the write may have happened.
-pub async fn put(
+pub async fn publish(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
@@ -263,7 +263,7 @@ pub async fn put(
 ///
 /// # Errors
 /// See [`PublishError`].
-pub async fn remove(
+pub async fn unpublish(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
@@ -291,7 +291,7 @@ pub async fn change(
             },
         };
         let Some(patch) = decide(&object) else { return Ok(Some(())) };
-        match carry(api_writer, &patch).await {
+        match apply_patch(api_writer, &patch).await {
             Ok(()) => return Ok(Some(())),
             Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
             // Somebody was faster, or nobody knows: look again.
@@ -310,7 +310,7 @@ pub async fn change(
 ///
 /// # Errors
 /// The server's.
-pub async fn carry(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
+pub async fn apply_patch(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
     let api = api_writer.api().clone();
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let what = format!("patch CiliumNode {}", patch.node);

@@ -110,9 +110,9 @@ impl PodAdoption {
                 }
                 Kind::AddressClaim => {
                     let Some(claim) = index.claims.get(&key.name).map(|claim| &claim.spec) else { continue };
-                    pods.extend(self.asked.get(&claim.holder.to_string()).cloned());
+                    pods.extend(self.asked.get(&claim.sticky_ref.to_string()).cloned());
                     pods.extend(
-                        claim.pod.as_ref().map(|pod| format!("{}/{}", claim.holder.namespace, pod.name)),
+                        claim.pod.as_ref().map(|pod| format!("{}/{}", claim.sticky_ref.namespace, pod.name)),
                     );
                 }
                 Kind::StickyIP => pods.extend(self.asked.get(&key.name).cloned()),
@@ -522,7 +522,7 @@ mod tests {
         let pod = adoption().unadopted(&ClusterIndex::default(), &seen).unwrap().unwrap();
         let unanswered = |phase: &str, uid: &str| {
             let claim = serde_json::json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": phase,
-                "homeNode": "n1", "holder": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
+                "homeNode": "n1", "stickyRef": {"namespace": "db", "name": "a"}, "pod": {"name": "a", "uid": uid}}});
             let mut index = ClusterIndex::default();
             index
                 .claims

@@ -44,7 +44,7 @@ pub(crate) fn taken(
     if workloads.is_empty() {
         return all;
     }
-    for holder in index.claims.values().map(|claim| claim.spec.holder.to_string()) {
+    for holder in index.claims.values().map(|claim| claim.spec.sticky_ref.to_string()) {
         if let Some((workload, number)) = of_workload(&holder).filter(|(name, _)| workloads.contains(*name)) {
             all.entry(workload.to_owned()).or_default().add(number);
         }
@@ -74,7 +74,7 @@ pub(crate) fn claimed(
     addresses.iter().find_map(|address| {
         let claim = &index.claims.get(&ClaimName::of(*address).to_string())?.spec;
         let is_ours = claim.pod.as_ref().is_none_or(|pod| pod.uid == facts.uid);
-        let holder = Some(&claim.holder).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
+        let holder = Some(&claim.sticky_ref).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
         slot_number(&claimant.workload().name, &holder.name)
     })
 }
@@ -103,7 +103,7 @@ mod tests {
     fn claim(index: &mut ClusterIndex, address: &str, holder: &str, uid: Option<&str>) {
         let pod = uid.map(|uid| json!({"name": "any", "uid": uid}));
         let object = json!({"metadata": {"name": address}, "spec": {"address": address, "phase": "Requested",
-            "homeNode": "n1", "holder": {"namespace": "db", "name": holder}, "pod": pod}});
+            "homeNode": "n1", "stickyRef": {"namespace": "db", "name": holder}, "pod": pod}});
         index
             .claims
             .apply(CacheEvent::Applied((address.to_owned(), serde_json::from_value(object).unwrap())));

@@ -346,7 +346,7 @@ impl NodeBlocks {
         self.total.clear();
         for (pool, fill) in &plan.fill {
             let label = What { what: pool.clone() };
-            self.given.get_or_create(&label).set(i64::try_from(fill.given).unwrap_or(i64::MAX));
+            self.given.get_or_create(&label).set(i64::try_from(fill.allocated).unwrap_or(i64::MAX));
             self.total.get_or_create(&label).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
         }
         self.problems.clear();

@@ -38,8 +38,8 @@ pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(
             .any(|problem| matches!(problem, BlockProblem::NoRoom { pools, .. } if pools.contains(&name)));
         let verdict = match refused.get(name.as_str()) {
             Some(refused) => ("False", refused.reason, refused.why.clone()),
-            None if full || fill.is_some_and(|fill| fill.total > 0 && fill.given >= fill.total) => {
-                ("False", "Full", "everything is given out; add a range, or another IPPool".to_owned())
+            None if full || fill.is_some_and(|fill| fill.total > 0 && fill.allocated >= fill.total) => {
+                ("False", "Full", "everything is allocated; add a range, or another IPPool".to_owned())
             }
             None => ("True", "InUse", "it is used".to_owned()),
         };
@@ -49,7 +49,7 @@ pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(
         let version = pool.metadata.resource_version.clone();
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
         // A merge patch that leaves a key out keeps what stood there.
-        body["status"]["given"] = json!(status.given);
+        body["status"]["allocated"] = json!(status.allocated);
         body["status"]["total"] = json!(status.total);
         let what = format!("patch status of IPPool {name}");
         context.writer.write(&what, api.patch_status(&name, &params, &Patch::Merge(body))).await?;
@@ -77,7 +77,7 @@ fn changed(
     let mut conditions = before.conditions.clone();
     condition::set(&mut conditions, ready);
     let after = IPPoolStatus {
-        given: fill.map(|fill| number(fill.given)),
+        allocated: fill.map(|fill| number(fill.allocated)),
         total: fill.map(|fill| number(fill.total)),
         conditions,
     };
@@ -98,7 +98,7 @@ pub fn addresses(pool: &IPPool, kept: &TakenRanges) -> Fill {
         let single = range.max_prefix_len();
         let there = count_blocks(*range, single) - count_taken(*range, single, &excluded);
         fill.total = fill.total.saturating_add(there);
-        fill.given = fill.given.saturating_add(count_taken_besides(*range, single, kept, &excluded));
+        fill.allocated = fill.allocated.saturating_add(count_taken_besides(*range, single, kept, &excluded));
     }
     fill
 }
@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn a_status_is_written_when_it_changes_and_keeps_its_time_while_it_does_not() {
         let mut pool = pool(json!({"cidrs": ["10.1.0.0/16"], "use": "NodeBlocks"}));
-        let fill = |given| Some(Fill { given, total: 256 });
+        let fill = |allocated| Some(Fill { allocated, total: 256 });
         let used = |message: &str| ("True", "InUse", message.to_owned());
         let first = changed(&pool, fill(1), used("x")).unwrap();
-        assert_eq!((first.given, first.total), (Some(1), Some(256)));
+        assert_eq!((first.allocated, first.total), (Some(1), Some(256)));
         pool.status = Some(first.clone());
         assert_eq!(changed(&pool, fill(1), used("x")), None);
         pool.status.as_mut().unwrap().conditions[0].last_transition_time = Time(Timestamp::UNIX_EPOCH);
@@ -134,8 +134,8 @@ mod tests {
         );
         let kept: TakenRanges =
             ["10.1.0.5/32".parse().unwrap(), "10.9.0.5/32".parse().unwrap()].into_iter().collect();
-        assert_eq!(addresses(&pool, &kept), Fill { given: 1, total: 127 });
+        assert_eq!(addresses(&pool, &kept), Fill { allocated: 1, total: 127 });
         let excluded: TakenRanges = ["10.1.0.130/32".parse().unwrap()].into_iter().collect();
-        assert_eq!(addresses(&pool, &excluded), Fill { given: 0, total: 127 });
+        assert_eq!(addresses(&pool, &excluded), Fill { allocated: 0, total: 127 });
     }
 }

@@ -226,7 +226,7 @@ impl<'a> Recycle<'a> {
             }
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Precondition { uid, resource_version } };
-                match context.writer.api_writer().carry(&write, None, "").await {
+                match context.writer.api_writer().apply(&write, None, "").await {
                     Ok(Applied::Deleted) => {
                         released(context, sticky, reason).await;
                         LookupResult::Released

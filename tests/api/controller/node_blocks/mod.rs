@@ -96,7 +96,7 @@ async fn every_node_gets_a_block_of_its_pool_and_keeps_what_others_wrote() {
     // 16 blocks; the moved address takes one.
     let pools: Api<IPPool> = Api::all(case.client());
     let status = pools.get(&case.unique("p")).await.unwrap().status.unwrap();
-    assert_eq!((status.given, status.total), (Some(2), Some(16)));
+    assert_eq!((status.allocated, status.total), (Some(2), Some(16)));
     assert_eq!((status.conditions[0].kind.as_str(), status.conditions[0].status.as_str()), ("Ready", "True"));
     let events: Api<Event> = Api::namespaced(case.client(), "default");
     let told = events.list(&ListParams::default()).await.unwrap();

@@ -161,7 +161,7 @@ pub fn two_pools(stage: &Stage) {
         eventually(&format!("the status of {pool}"), || {
             let pool =
                 stage.api.get(named("sticky-ipam.io/v1alpha1", "IPPool", "", pool)).unwrap_or_default();
-            if pool["status"]["given"] == json!(1) { Ok(()) } else { Err(pool["status"].to_string()) }
+            if pool["status"]["allocated"] == json!(1) { Ok(()) } else { Err(pool["status"].to_string()) }
         });
     }
     // An address of the further block is as good as one of the first.

@@ -74,7 +74,7 @@ fn a_pool_holds_live_pods_cilium_itself_and_free_addresses_and_nothing_that_is_k
     );
     sticky(&mut index, "mysql-0", "10.1.0.5");
     let claim = json!({"metadata": {"name": "10.1.0.2"}, "spec": {"address": "10.1.0.2", "phase": "Granted",
-        "holder": {"namespace": "db", "name": "mysql-1"}}});
+        "stickyRef": {"namespace": "db", "name": "mysql-1"}}});
     index.claims.apply(CacheEvent::Applied(("10.1.0.2".into(), serde_json::from_value(claim).unwrap())));
     let (plans, obstacles) = into_crd(&index, Some(3));
     assert_eq!(obstacles, []);

@@ -1,0 +1,66 @@
+//! Live reads of StickyIPs and claims. Must never use a cache.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use futures_util::future::try_join_all;
+use kube::api::Api;
+
+use crate::cluster::api::client::ApiError;
+use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, StickyKey, Validate};
+use crate::cluster::protocol::apply::ApiWriter;
+use crate::cluster::protocol::local_node::BindError;
+use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
+
+/// Reads a StickyIP.
+///
+/// # Errors
+/// The request to the API server failed.
+pub async fn read_sticky(
+    api_writer: &ApiWriter<'_>,
+    key: &StickyKey,
+) -> Result<Option<StickyIP>, ApiError> {
+    let api: Api<StickyIP> = Api::namespaced(api_writer.api().client(), &key.namespace);
+    api_writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
+}
+
+/// Whether any of these addresses is claimed, for any StickyIP.
+///
+/// # Errors
+/// The request to the API server failed.
+pub async fn is_any_claimed(api_writer: &ApiWriter<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
+    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
+    for address in addresses {
+        let name = ClaimName::of(*address).to_string();
+        let what = format!("get AddressClaim {address}");
+        if api_writer.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads the claims on these addresses; those that exist.
+///
+/// # Errors
+/// The request to the API server failed, or a claim is invalid.
+pub async fn read_claims(
+    api_writer: &ApiWriter<'_>,
+    addresses: &BTreeSet<IpAddr>,
+) -> Result<ClaimsByAddress, BindError> {
+    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
+    let read = try_join_all(addresses.iter().map(async |address| {
+        let name = ClaimName::of(*address).to_string();
+        let what = format!("get AddressClaim {address}");
+        api_writer.api().read(&what, || api.get_opt(&name)).await
+    }));
+    let mut claims = ClaimsByAddress::new();
+    for claim in read.await?.into_iter().flatten() {
+        if let Some(why) = claim.validation_error() {
+            let name = claim.metadata.name.unwrap_or_default();
+            return Err(BindError::InvalidObject { what: "AddressClaim", name, why });
+        }
+        claims.insert(claim.spec.address, ClaimView::from(&claim));
+    }
+    Ok(claims)
+}
