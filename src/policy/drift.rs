@@ -1,8 +1,9 @@
-//! The drift audit: what the parts of a cluster say about the same addresses, and what breaks where they disagree.
+//! The drift audit: compares what the parts of a cluster say about the same addresses, and names what breaks
+//! if they disagree.
 //!
-//! A node's ranges stand in up to four places (Node, CiliumNode, two annotations), and everyone reads another one: Cilium's
-//! IPAM, its routes, its BGP speaker, a cloud's route table. Must never call something drift that is ours on purpose: the single
-//! routes of addresses away from home.
+//! A node's ranges are in up to four places (Node, CiliumNode, two annotations), and each reader uses another
+//! one: Cilium's IPAM, its routes, its BGP speaker, a cloud's route table. Must never report what is
+//! intended: the single routes of addresses outside their home block.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,7 @@ use crate::alloc::Family;
 use crate::alloc::block_map::BlockMap;
 use crate::policy::mode::CiliumMode;
 
-/// What is said of one node.
+/// The ranges and pods of one node, from all sources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeRanges {
     /// The node's name.
@@ -34,20 +35,20 @@ pub struct NodeRanges {
 pub struct ClusterRanges {
     /// How Cilium gets its addresses.
     pub mode: CiliumMode,
-    /// Whether its BGP speaker is to announce pod ranges.
+    /// Whether its BGP speaker is configured to announce pod ranges.
     pub announces: bool,
     /// Its nodes.
     pub nodes: Vec<NodeRanges>,
 }
 
-/// What will not work.
+/// What breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Breaks {
-    /// What the network's routers hear.
+    /// What the routers of the network learn.
     Bgp,
-    /// Who is reached from where.
+    /// Which pod is reachable from where.
     Routes,
-    /// Who gives out which address.
+    /// Which part allocates which address.
     Ipam,
 }
 
@@ -64,7 +65,7 @@ impl fmt::Display for Breaks {
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Drift {
-    /// Node and CiliumNode have other ranges.
+    /// Node and CiliumNode have different ranges.
     Disagree {
         /// What the Node says.
         node: Vec<IpNet>,
@@ -73,7 +74,8 @@ pub enum Drift {
         /// Ranges are announced by BGP.
         announced: bool,
     },
-    /// The Node's range is where another node's pods are: when this node goes, so does the other's route.
+    /// The Node's range contains the pods of another node: if this node is removed, the route of the other is
+    /// removed too.
     RangeOfAnotherNode {
         /// The range.
         range: IpNet,
@@ -96,34 +98,34 @@ pub enum Drift {
         /// The address.
         address: IpAddr,
     },
-    /// In `crd` mode the Node has no range, and Cilium invents one.
+    /// In `crd` mode the Node has no range, and Cilium chooses one itself.
     Invented,
-    /// In `kubernetes` mode Node and annotation have other ranges, or two annotations do.
+    /// In `kubernetes` mode the ranges of Node and annotation differ, or those of two annotations.
     Annotation {
         /// The annotation's key.
         key: String,
         /// What it says.
         says: Vec<IpNet>,
-        /// What Cilium goes by.
+        /// What Cilium uses.
         stands: Vec<IpNet>,
     },
     /// There is a CiliumNode without a Node.
     NoNode,
-    /// BGP is asked to announce ranges in a mode in which Cilium announces none.
+    /// BGP is configured to announce ranges in a mode in which Cilium announces none.
     NothingAnnounced,
 }
 
-/// One finding, for a person.
+/// One finding of the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftFinding {
-    /// The node; empty if it is the cluster's.
+    /// The node; empty if it concerns the cluster.
     pub node: String,
     /// What.
     pub drift: Drift,
 }
 
 impl DriftFinding {
-    /// What will break.
+    /// What breaks.
     #[must_use]
     pub fn breaks(&self) -> Breaks {
         match &self.drift {
@@ -135,7 +137,7 @@ impl DriftFinding {
         }
     }
 
-    /// A word for a metric's label and an event's reason.
+    /// The reason of the event and the value of the metric's label.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match &self.drift {
@@ -155,25 +157,25 @@ impl DriftFinding {
     pub fn advice(&self) -> &'static str {
         match &self.drift {
             Drift::Disagree { .. } => {
-                "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or have one hand out both: \
+                "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or let one part assign both: \
                  kube-controller-manager with --allocate-node-cidrs=false"
             }
             Drift::RangeOfAnotherNode { .. } => {
                 "do not remove this node before its Node range is corrected; the other node's pods become unreachable with it"
             }
             Drift::Overlap { .. } => {
-                "drain the younger node, delete its CiliumNode and let it register anew; look for two controllers that hand \
-                 out ranges"
+                "drain the younger node, delete its CiliumNode and let it register again; look for two controllers that assign \
+                 ranges"
             }
             Drift::Stray { .. } => {
-                "delete the pod if it may start anew with another address; for a sticky pod look at the events of its StickyIP"
+                "delete the pod if it may restart with another address; for a sticky pod see the events of its StickyIP"
             }
             Drift::Invented => "write spec.podCIDR of the Node: probes of its pods fail otherwise",
-            Drift::Annotation { .. } => "remove the annotation, or write what stands in Node.spec.podCIDRs",
+            Drift::Annotation { .. } => "remove the annotation, or set it to Node.spec.podCIDRs",
             Drift::NoNode => "delete the CiliumNode if the machine is gone for good",
             Drift::NothingAnnounced => {
-                "Cilium announces pod ranges in kubernetes and cluster-pool mode only: lead the pools' ranges to the nodes by \
-                 routes of the network, or turn the announcement off"
+                "Cilium announces pod ranges only in kubernetes and cluster-pool mode: route the pools' ranges to the nodes in the \
+                 network, or turn the announcement off"
             }
         }
     }
@@ -187,7 +189,7 @@ impl fmt::Display for DriftFinding {
                 write!(f, "node {node}: Node has {}, CiliumNode has {}", list(says), list(cilium))
             }
             Drift::RangeOfAnotherNode { range, other } => {
-                write!(f, "node {node}: its Node range {range} is where the pods of node {other} are")
+                write!(f, "node {node}: its Node range {range} contains the pods of node {other}")
             }
             Drift::Overlap { range, other, theirs } => {
                 write!(f, "node {node}: its range {range} overlaps {theirs} of node {other}")
@@ -195,18 +197,18 @@ impl fmt::Display for DriftFinding {
             Drift::Stray { pod, address } => {
                 write!(f, "node {node}: pod {pod} has {address}, which is in none of the node's ranges")
             }
-            Drift::Invented => write!(f, "node {node}: the Node has no range, so Cilium invents one"),
+            Drift::Invented => write!(f, "node {node}: the Node has no range, so Cilium chooses one itself"),
             Drift::Annotation { key, says, stands } => {
                 write!(
                     f,
-                    "node {node}: annotation {key} says {}, Cilium goes by {}",
+                    "node {node}: annotation {key} has {}, Cilium uses {}",
                     list(says),
                     list(stands)
                 )
             }
-            Drift::NoNode => write!(f, "node {node}: there is a CiliumNode and no Node"),
+            Drift::NoNode => write!(f, "node {node}: there is a CiliumNode but no Node"),
             Drift::NothingAnnounced => {
-                write!(f, "BGP is to announce pod ranges, and Cilium announces none in this mode")
+                write!(f, "BGP is configured to announce pod ranges, but Cilium announces none in this mode")
             }
         }
     }
@@ -217,7 +219,7 @@ fn list(ranges: &[IpNet]) -> String {
     if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
 }
 
-/// Compares everything with everything. In the order of the nodes, the cluster's own findings last.
+/// Compares all sources. The findings are in the order of the nodes, those of the cluster last.
 #[must_use]
 pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
     let mut found = Vec::new();
@@ -264,7 +266,7 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
                 }
             }
         }
-        // Without any range there is nothing that a pod could stray from.
+        // Without a range no pod can be outside of it.
         let annotated: Vec<IpNet> = node.annotated.values().flatten().copied().collect();
         let all = [
             node.cilium.as_deref().unwrap_or_default(),
@@ -290,8 +292,8 @@ fn blocks(ranges: &[IpNet]) -> Vec<IpNet> {
     ranges.iter().filter(|range| range.prefix_len() < range.max_prefix_len()).copied().collect()
 }
 
-/// Whether Node and CiliumNode contradict each other. Where Cilium does not copy the one from the other, a CiliumNode may have
-/// more: further blocks of a node that ran low.
+/// Whether Node and CiliumNode contradict each other. If Cilium does not copy one from the other, a
+/// CiliumNode may have more: further blocks of a node that ran low.
 fn disagree(mode: CiliumMode, node: &[IpNet], cilium: &[IpNet]) -> bool {
     if node.is_empty() || cilium.is_empty() {
         return false;
@@ -300,8 +302,8 @@ fn disagree(mode: CiliumMode, node: &[IpNet], cilium: &[IpNet]) -> bool {
     missing || (mode.copies_ranges_from_the_node() && !same(node, cilium))
 }
 
-/// What Cilium goes by instead of an annotation: the Node's ranges of that family, else what the CiliumNode shows, else the
-/// annotation of the newer spelling.
+/// What Cilium uses instead of an annotation: the Node's ranges of that family, else those of the CiliumNode,
+/// else the annotation with the newer key.
 fn stands(node: &NodeRanges, key: &str, own: &[IpNet], cilium: &[IpNet], says: &[IpNet]) -> Vec<IpNet> {
     let families: Vec<Family> = says.iter().map(|range| Family::of(range.addr())).collect();
     let of_family = |ranges: &[IpNet]| -> Vec<IpNet> {
@@ -413,7 +415,7 @@ mod tests {
         let found = audit(&ClusterRanges { nodes: vec![a.clone()], ..ClusterRanges::default() });
         assert_eq!(found.len(), 1);
         assert!(found[0].to_string().contains("db/x has 10.0.9.1"));
-        // Where nobody says a range, nobody strays.
+        // Without a range no pod is outside of it.
         a.cilium = None;
         a.node = Some(Vec::new());
         assert_eq!(told(CiliumMode::Delegated, vec![a]), []);
@@ -434,7 +436,7 @@ mod tests {
         a.annotated.insert("io.cilium.network.ipv4-pod-cidr".to_owned(), nets(&["10.9.0.0/24"]));
         assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), [("a".to_owned(), "AnnotationDisagrees")]);
         assert_eq!(told(CiliumMode::ClusterPool, vec![a.clone()]), []);
-        // Nobody but the annotations says anything: they still contradict each other, and a pod may be in none.
+        // Only the annotations have ranges: they can still contradict each other, and a pod may be in none.
         (a.node, a.cilium) = (Some(Vec::new()), None);
         a.pods = vec![("db/x".into(), "10.5.0.1".parse().unwrap())];
         let expected = [("a".to_owned(), "AnnotationDisagrees"), ("a".to_owned(), "StrayAddress")];

@@ -1,11 +1,11 @@
-//! Whether a pod may take the address that another pod was last seen with.
+//! Decides whether a pod may take over the address that another pod had last.
 //!
-//! Must never let go of invariant 1 (no address with two live pods) for the sake of speed. A node that is NotReady
-//! may be cut off and still run its pods, so NotReady by itself, and even the absence of the old Pod object
-//! (a forced delete removes the object, not the process), proves nothing. Proof is: the old node's own word
-//! (it cleared the attachment), its Node object deleted, or the out-of-service taint.
+//! Must never give up invariant 1 (no address with two live pods) for speed. A node that is NotReady may be
+//! cut off and still run its pods. So NotReady alone proves nothing, nor does a missing Pod object (a forced
+//! delete removes the object, not the process). Proof is one of these: the old node cleared the attachment
+//! itself, its Node object was deleted, or it has the out-of-service taint.
 
-/// Who is attached.
+/// An attached sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Attached {
     /// The node.
@@ -16,22 +16,22 @@ pub struct Attached {
     pub container_id: String,
 }
 
-/// What is known, by a live look, of the node that holds the attachment.
+/// The state of the node of the attachment, by a live read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NodeState {
     /// It reports Ready.
     Ready,
     /// It does not report, or reports that it is not ready.
     NotReady,
-    /// It carries the taint `node.kubernetes.io/out-of-service`: a person or machine vouches that it is off.
+    /// It has the taint `node.kubernetes.io/out-of-service`: an operator or a tool confirms that it is off.
     OutOfService,
     /// Its Node object does not exist.
     Gone,
-    /// The look failed.
+    /// The lookup failed.
     Unknown,
 }
 
-/// What is known, by a live look, of the pod that is attached, found by its uid.
+/// The state of the attached pod, found by its uid, by a live read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OldPod {
     /// It exists and is not being deleted.
@@ -42,35 +42,35 @@ pub enum OldPod {
     Finished,
     /// It does not exist: deleted, forcibly or not.
     Gone,
-    /// The look failed.
+    /// The lookup failed.
     Unknown,
 }
 
-/// What the node on which we run knows of an attachment that names this very node.
+/// What this node knows of an attachment that names this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OldSandbox {
-    /// Runtime and Cilium know nothing of the old container id any more.
+    /// Neither the runtime nor Cilium knows the old container id any more.
     Gone,
     /// One of them still does, or could not be asked.
     MayLive,
 }
 
-/// Everything the decision rests on.
+/// Everything that the decision depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Situation<'a> {
-    /// The attachment as the StickyIP shows it.
+    /// The attachment in the status of the StickyIP.
     pub attached: Option<&'a Attached>,
-    /// Who asks.
+    /// The sandbox that asks.
     pub asker: &'a Attached,
     /// The state of the attached node.
     pub old_node: NodeState,
     /// The state of the attached pod.
     pub old_pod: OldPod,
-    /// What our own node knows, when the attachment names it.
+    /// What this node knows, if the attachment names it.
     pub old_sandbox: OldSandbox,
 }
 
-/// Why an attachment changes hands; written to the StickyIP's history.
+/// Why an attachment is taken over; recorded in the StickyIP's handovers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Takeover {
     /// The same pod has a new sandbox on the same node.
@@ -92,20 +92,20 @@ pub enum WaitReason {
     OldNodeDetaches,
     /// The old node is NotReady, which proves nothing.
     NotReadyIsNoProof,
-    /// The old node's state could not be learnt.
+    /// The old node's state is unknown.
     NodeUnknown,
 }
 
 impl std::fmt::Display for WaitReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::LocalSandboxMayLive => "its sandbox may still live on this node",
+            Self::LocalSandboxMayLive => "its sandbox on this node may still be alive",
             Self::OldNodeDetaches => "that node is Ready, and detaches when the pod has ended",
             Self::NotReadyIsNoProof => {
                 "that node is NotReady, which does not prove that the pod has ended; delete the Node or taint it out-of-service once \
                  it is off"
             }
-            Self::NodeUnknown => "the state of that node could not be learnt",
+            Self::NodeUnknown => "the state of that node is unknown",
         })
     }
 }
@@ -115,20 +115,20 @@ impl std::fmt::Display for WaitReason {
 pub enum RefuseReason {
     /// A pod never moves: its uid is attached on another node, so one of the two reports is forged or broken.
     SameUidOnTwoNodes,
-    /// Another live pod holds it and nobody has asked that pod to go.
+    /// Another live pod is attached, and it is not being deleted.
     HeldByLivePod,
 }
 
 /// The decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Handover {
-    /// The very same attachment stands already: nothing to write.
+    /// Exactly this sandbox is attached already: nothing to write.
     AlreadyAttached,
-    /// Nobody is attached: attach.
+    /// Nothing is attached: attach.
     Attach,
-    /// Attach in the other's place, for this reason.
+    /// Attach instead of the old sandbox, for this reason.
     TakeOver(Takeover),
-    /// Ask again until the deadline.
+    /// Try again until the deadline.
     Wait(WaitReason),
     /// Fail now.
     Refuse(RefuseReason),
@@ -146,7 +146,8 @@ impl NodeState {
     }
 }
 
-/// Decides. The caller attaches with the StickyIP's resourceVersion, so a decision on stale facts writes nothing.
+/// Decides. The caller attaches with the StickyIP's resourceVersion, so a decision on stale facts writes
+/// nothing.
 #[must_use]
 pub fn decide(situation: &Situation<'_>) -> Handover {
     let Situation { attached, asker, old_node, old_pod, old_sandbox } = situation;
@@ -155,7 +156,7 @@ pub fn decide(situation: &Situation<'_>) -> Handover {
         return Handover::AlreadyAttached;
     }
     match (attached.pod_uid == asker.pod_uid, attached.node == asker.node) {
-        // kubelet makes a new sandbox for a pod only when the old one has stopped.
+        // The kubelet creates a new sandbox for a pod only after the old one has stopped.
         (true, true) => return Handover::TakeOver(Takeover::SandboxReplaced),
         (true, false) => return Handover::Refuse(RefuseReason::SameUidOnTwoNodes),
         (false, true) => {

@@ -1,8 +1,8 @@
-//! Who is sticky, under which name, with which addresses, and for how long. Pure.
+//! Decides which pods are sticky, under which name, with which addresses, and for how long. Pure functions.
 //!
-//! For plugin, agent, controller and the command line alike, so that all four give the same answer to the same
-//! facts. Must never know a clock, a disk or a network: time is handed in, and whoever looked something up says
-//! so in the facts it hands over. Every answer carries its reason as data, because a person will ask why.
+//! Plugin, agent, controller and command line share it, so all four give the same answer to the same facts.
+//! Must never use a clock, a disk or a network: the caller passes the time, and the caller's facts say what
+//! was looked up. Every answer carries its reason as data, because users ask why.
 
 pub mod drift;
 pub mod endpoint;
@@ -14,17 +14,17 @@ pub mod selection;
 
 use thiserror::Error;
 
-/// What a person or a workload asked for and we cannot follow, with the key and the value to correct.
+/// A request of an operator or a workload that cannot be followed, with the key and the value to correct.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PolicyError {
-    /// The selector's text is no JSON or YAML-like label selector.
+    /// The text is no label selector in JSON form.
     #[error(
         "label selector {text:?} cannot be read: {why}; write it as {{\"matchLabels\":{{\"app\":\"db\"}}}}"
     )]
     SelectorText {
         /// The text as given.
         text: String,
-        /// What the reader stumbled over.
+        /// What the parser found.
         why: String,
     },
     /// One requirement of a selector breaks the rules of label selectors.

@@ -344,9 +344,9 @@ impl TestNode {
         let claims = claims(case).await;
         for look in self.store().walk().unwrap() {
             let Some(binding) = look.record.and_then(|record| record.binding) else { continue };
-            let claimed = claims
-                .iter()
-                .any(|claim| claim.spec.address == look.address && claim.spec.sticky_ref.name == binding.name);
+            let claimed = claims.iter().any(|claim| {
+                claim.spec.address == look.address && claim.spec.sticky_ref.name == binding.name
+            });
             assert!(
                 claimed,
                 "{} keeps {} for {binding:?}, which has no claim on it",
@@ -474,8 +474,9 @@ pub async fn assert_in_step(case: &Case<'_>, nodes: &[&TestNode]) {
         }
     }
     for claim in &claims {
-        let holder =
-            stickies.iter().find(|sticky| sticky.metadata.name.as_deref() == Some(&claim.spec.sticky_ref.name));
+        let holder = stickies
+            .iter()
+            .find(|sticky| sticky.metadata.name.as_deref() == Some(&claim.spec.sticky_ref.name));
         let holder = holder.unwrap_or_else(|| panic!("claim {} has no StickyIP", claim.spec.address));
         assert!(
             holder.spec.addresses.contains(&claim.spec.address),

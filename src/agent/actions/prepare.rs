@@ -274,8 +274,14 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
                         // What was seen before the turn says nothing of key and route, which a DEL may have taken out since: both are put,
                         // and a route only if nobody wrote the list since.
                         let seen = node.clone().map(|node| pool::without(node, &addresses));
-                        pool::publish(&mut api_writer, &self.settings.node, &self.options.shape, &shown, seen)
-                            .await?;
+                        pool::publish(
+                            &mut api_writer,
+                            &self.settings.node,
+                            &self.options.shape,
+                            &shown,
+                            seen,
+                        )
+                        .await?;
                     }
                     let StickyKey { namespace, name } = key;
                     let prepared = PreparedSticky { namespace, name, addresses, resource, attachment_id };

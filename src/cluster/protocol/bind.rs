@@ -150,7 +150,9 @@ impl Binder {
             StickyRead::NotRead => (read_sticky(api_writer, &self.key).await?, None),
             StickyRead::Absent => (None, None),
             // The claims of a pin are not among those that were read before.
-            StickyRead::Found { sticky, claims } => (Some(*sticky), claims.filter(|_| self.pinned.is_empty())),
+            StickyRead::Found { sticky, claims } => {
+                (Some(*sticky), claims.filter(|_| self.pinned.is_empty()))
+            }
         };
         self.run(api_writer, local_node, Progress { sticky, claims, ..Progress::default() }, false).await
     }
@@ -174,9 +176,7 @@ impl Binder {
                 sources: Some(sources),
                 ..Progress::default()
             },
-            None => {
-                Progress { sticky: read_sticky(api_writer, &self.key).await?, ..Progress::default() }
-            }
+            None => Progress { sticky: read_sticky(api_writer, &self.key).await?, ..Progress::default() },
         };
         self.run(api_writer, local_node, start, true).await
     }
@@ -234,8 +234,7 @@ impl Binder {
                 old_sandbox: old_state.sandbox,
             };
             let step = step::next(&input, &state);
-            let step =
-                progress.stale_nodes.before(step, &state, api_writer.api(), local_node.node()).await?;
+            let step = progress.stale_nodes.before(step, &state, api_writer.api(), local_node.node()).await?;
             match step {
                 NextStep::Done(_) => return progress.sticky.ok_or_else(|| self.too_many_conflicts()),
                 NextStep::Refuse { undo, why } => {

@@ -16,10 +16,7 @@ use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
 ///
 /// # Errors
 /// The request to the API server failed.
-pub async fn read_sticky(
-    api_writer: &ApiWriter<'_>,
-    key: &StickyKey,
-) -> Result<Option<StickyIP>, ApiError> {
+pub async fn read_sticky(api_writer: &ApiWriter<'_>, key: &StickyKey) -> Result<Option<StickyIP>, ApiError> {
     let api: Api<StickyIP> = Api::namespaced(api_writer.api().client(), &key.namespace);
     api_writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
 }

@@ -350,7 +350,8 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
                     || (claim.released && !ask.pinned) =>
             {
                 avoid.insert(address);
-                refusal = refusal.or(Some(Refusal::HeldByAnother { address, sticky_ref: claim.sticky_ref.clone() }));
+                refusal = refusal
+                    .or(Some(Refusal::HeldByAnother { address, sticky_ref: claim.sticky_ref.clone() }));
             }
             Some(claim) => {
                 let home = claim.home_node.clone().unwrap_or_default();

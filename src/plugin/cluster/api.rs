@@ -153,10 +153,11 @@ async fn bind_pod<D: Disk>(
     let uid = pod.uid().unwrap_or(&facts.uid).to_owned();
     for _ in 0..MAX_SLOT_TRIES {
         let (key, reference, read) = match claimant.fixed_name() {
-            Some(name) if name == itself.name => {
-                (itself.clone(), sticky_identity::reference(&claimant, None),
-                    StickyRead::of(sticky.clone()).with_claims(claims.clone()))
-            }
+            Some(name) if name == itself.name => (
+                itself.clone(),
+                sticky_identity::reference(&claimant, None),
+                StickyRead::of(sticky.clone()).with_claims(claims.clone()),
+            ),
             Some(name) => (
                 StickyKey { name: name.to_owned(), ..itself.clone() },
                 sticky_identity::reference(&claimant, None),
@@ -192,9 +193,7 @@ async fn bind_pod<D: Disk>(
                 here.draft = draft;
                 Ok(object)
             }
-            None => {
-                walker.bind(api_writer, &mut here, read).await
-            }
+            None => walker.bind(api_writer, &mut here, read).await,
         };
         if walked.is_err() {
             here.discard_draft();

@@ -7,8 +7,8 @@ use crate::cluster::api::cached;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{StickyIP, StickyKey, Validate};
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
-use crate::cluster::protocol::detach;
 use crate::cluster::protocol::bind::{LocalNode, after_sending};
+use crate::cluster::protocol::detach;
 use crate::cluster::protocol::step;
 use crate::cluster::protocol::sticky_identity::reference;
 use crate::cluster::protocol::view::StickyView;
@@ -117,7 +117,9 @@ impl OptimisticAttach {
         // ended it.
         // What cannot be taken back the runtime's DEL takes back.
         let container = attachment.container.as_str();
-        let sticky = detach::detach_container(api_writer, &self.key, container).await.map_err(AddError::WriteInDoubt)?;
+        let sticky = detach::detach_container(api_writer, &self.key, container)
+            .await
+            .map_err(AddError::WriteInDoubt)?;
         let shown = crate::plugin::list(&self.before.spec.addresses);
         tracing::info!(pod = %errand.pod, sticky_ip = %self.key, addresses = shown, container, "not attached ahead of the reads: they do not call for it, or its state is over");
         let version = |sticky: &StickyIP| StickyView::from(sticky).resource_version;

@@ -1,32 +1,34 @@
-//! The keeper of CiliumEndpoints: what a pod's endpoint lacks, and when it is time to do something about it.
+//! Tracks CiliumEndpoints: what is wrong with a pod's endpoint, and when to act.
 //!
-//! Times are those at which this process saw something first, handed in; a restart loses them and everything takes longer.
-//! Must never touch an endpoint whose pod may still need it: only one that is being deleted, for longer than the operator's patience,
-//! or one that says nothing true of its pod.
+//! Times are those at which this process saw something first; the caller passes the clock. A restart loses
+//! them and everything takes longer. Must never touch an endpoint that its pod may still need: only one whose
+//! deletion takes longer than the operator's timeout, or one that has none of its pod's addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::policy::selection::facts::TimePoint;
 
-/// Between two tries of something that should have worked at once, in seconds.
+/// Seconds between two tries of something that should have worked at once.
 pub const RETRY_SECONDS: u64 = 60;
-/// Between two removals of a wrong endpoint of one pod, in seconds: whoever writes it wrong again needs a person, not a fight.
+/// Seconds between two removals of a wrong endpoint of one pod: if it is written wrong again, it needs manual
+/// action.
 pub const REPLACE_INTERVAL_SECONDS: u64 = 3600;
 
-/// How long is long enough, in seconds.
+/// Timeouts, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointTimeouts {
-    /// A running pod without an endpoint is nudged after this, and again after each such time.
+    /// A running pod without an endpoint is nudged after this, and again each time it passes.
     pub missing: u64,
-    /// The most nudges of one pod: whatever does not help three times helps a fourth time neither.
+    /// The maximum number of nudges per pod: if three do not help, a fourth does not either.
     pub nudges: u32,
-    /// An endpoint that is being deleted is freed after this, and again after [`RETRY_SECONDS`] if that did not help.
+    /// The finalizers of an endpoint that is being deleted are removed after this, and again after
+    /// [`RETRY_SECONDS`].
     pub terminating: u64,
-    /// A disagreement is told after this: objects are written one after the other.
+    /// A disagreement is reported after this: objects are written one after the other.
     pub disagreeing: u64,
-    /// An endpoint with none of its sticky pod's addresses is removed after this: it was told before, and Cilium, which looks at its
-    /// endpoints every ten seconds, has not corrected it.
+    /// An endpoint with none of its sticky pod's addresses is removed after this: it was reported before, and
+    /// Cilium, which checks its endpoints every ten seconds, has not corrected it.
     pub wrong: u64,
 }
 
@@ -37,7 +39,7 @@ impl Default for EndpointTimeouts {
 }
 
 impl EndpointTimeouts {
-    /// How long a name is seen in this state before something is done for the next time; none if never again.
+    /// After how many seconds in this state the next action is due; none if there is no further action.
     fn due(&self, state: &EndpointState, done: u32) -> Option<u64> {
         match state {
             EndpointState::Missing { .. } => {
@@ -62,9 +64,9 @@ pub struct EndpointFacts {
     pub uid: String,
     /// It is being deleted.
     pub deleting: bool,
-    /// Something holds the deletion up.
+    /// It has finalizers.
     pub held: bool,
-    /// The uid of the pod that it was made for; none if it does not say.
+    /// The uid of the pod that it was created for, if it says so.
     pub made_for: Option<String>,
     /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
@@ -76,14 +78,14 @@ impl EndpointFacts {
     }
 }
 
-/// What is said of one name by the pod, its endpoint, its binding and its node's pool.
+/// What pod, endpoint, StickyIP and the node's pool say about one pod name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EndpointView {
     /// The pod's uid; none if there is no pod of this name.
     pub pod: Option<String>,
-    /// It runs, on the pod network.
+    /// It is running, on the pod network.
     pub running: bool,
-    /// The addresses that the pod shows.
+    /// The addresses in the pod's status.
     pub pod_addresses: BTreeSet<IpAddr>,
     /// The endpoint, if there is one.
     pub endpoint: Option<EndpointFacts>,
@@ -94,9 +96,9 @@ pub struct EndpointView {
 }
 
 impl EndpointView {
-    /// Whether the endpoint says nothing true of its pod, and the pod is proved right by its binding. One that shares an address with
-    /// the pod still carries that one's traffic; of a pod that is not sticky, or has another address than its binding, nobody
-    /// can say from here who is right.
+    /// Whether the endpoint has none of its pod's addresses, while the pod agrees with its StickyIP. An
+    /// endpoint that shares an address with the pod still carries traffic of that address. If a pod is not
+    /// sticky, or disagrees with its StickyIP, it cannot be decided here which side is right.
     fn is_wrong(&self) -> bool {
         let Some(endpoint) = self.endpoint.as_ref().filter(|endpoint| !endpoint.deleting) else {
             return false;
@@ -115,37 +117,38 @@ impl EndpointView {
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndpointAction {
-    /// Put a label on the pod, so that Cilium looks at it again.
+    /// Put a label on the pod, so that Cilium processes it again.
     Nudge {
         /// The pod's uid, the precondition.
         uid: String,
-        /// The how manieth.
+        /// How many nudges this makes.
         number: u32,
     },
-    /// Take the finalizers off an endpoint whose deletion does not end.
+    /// Remove the finalizers of an endpoint whose deletion does not end.
     Free {
         /// The endpoint's uid, the precondition.
         uid: String,
     },
-    /// Delete an endpoint that was made for an earlier pod of the name: Cilium makes the running pod's own in its place.
+    /// Delete an endpoint that was created for an earlier pod of the name: Cilium creates one for the running
+    /// pod.
     Remove {
         /// The endpoint's uid, the precondition.
         uid: String,
     },
-    /// Delete an endpoint that has none of the addresses of its sticky pod, which has its own: Cilium makes it anew.
+    /// Delete an endpoint that has none of the addresses of its sticky pod: Cilium creates it again.
     Replace {
         /// The endpoint's uid, the precondition.
         uid: String,
-        /// The pod's uid; both must be as they were seen.
+        /// The pod's uid; both must be as they were read.
         pod: String,
-        /// The pod's addresses; they must be as they were seen.
+        /// The pod's addresses; they must be as they were read.
         addresses: BTreeSet<IpAddr>,
     },
-    /// Tell that two disagree.
+    /// Report that two sources disagree.
     Tell(Disagreement),
 }
 
-/// Who disagrees.
+/// Which sources disagree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disagreement {
     /// The endpoint has other addresses than the pod.
@@ -154,7 +157,7 @@ pub enum Disagreement {
         endpoint: BTreeSet<IpAddr>,
         /// The pod's.
         pod: BTreeSet<IpAddr>,
-        /// The endpoint is removed if it stays so; else it is for a person.
+        /// The endpoint is removed if it stays so; otherwise it needs manual action.
         removed: bool,
     },
     /// The pod has other addresses than its StickyIP.
@@ -174,7 +177,7 @@ pub enum Disagreement {
 }
 
 impl Disagreement {
-    /// A word for a metric's label and an event's reason.
+    /// The reason of the event and the value of the metric's label.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -185,7 +188,7 @@ impl Disagreement {
     }
 }
 
-/// What a name was seen with, and since when.
+/// A problem of one name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointState {
     Missing {
@@ -197,30 +200,31 @@ enum EndpointState {
     LeftOver {
         uid: String,
     },
-    /// By the pod: an endpoint that is written wrong again is no new thing.
+    /// By the pod: an endpoint that is written wrong again is the same problem.
     Wrong {
         pod: String,
     },
     Disagreeing(Disagreement),
 }
 
-/// The keeper's memory, by namespace and name.
+/// What was seen and done so far, by namespace and name.
 #[derive(Debug, Default)]
 pub struct EndpointTracker {
     patience: EndpointTimeouts,
     seen: BTreeMap<String, BTreeMap<EndpointState, (TimePoint, u32)>>,
-    /// Whose wrong endpoint was removed: the pod's uid, and when. For as long as that pod is there.
+    /// Whose wrong endpoint was removed: the pod's uid, and when. Kept as long as that pod exists.
     replaced: BTreeMap<String, (String, TimePoint)>,
 }
 
 impl EndpointTracker {
-    /// A keeper with this patience.
+    /// A tracker with these timeouts.
     #[must_use]
     pub fn new(patience: EndpointTimeouts) -> Self {
         Self { patience, seen: BTreeMap::new(), replaced: BTreeMap::new() }
     }
 
-    /// Looks at one name and tells what to do now. What was done is told back by [`EndpointTracker::done`], and not repeated before its time.
+    /// Looks at one name and returns what to do now. The caller reports what it did by
+    /// [`EndpointTracker::done`]; it is not repeated before it is due again.
     pub fn look(&mut self, name: &str, said: &EndpointView, now: TimePoint) -> Vec<EndpointAction> {
         let states = states(said);
         if self.replaced.get(name).is_some_and(|(pod, _)| Some(pod) != said.pod.as_ref()) {
@@ -254,7 +258,7 @@ impl EndpointTracker {
         actions
     }
 
-    /// A deed was carried out. One that came to nothing does not count: it is due again.
+    /// An action succeeded. A failed one is not reported: it is due again.
     pub fn done(&mut self, name: &str, action: &EndpointAction, now: TimePoint) {
         if let EndpointAction::Replace { pod, .. } = action {
             self.replaced.insert(name.to_owned(), (pod.clone(), now));
@@ -271,14 +275,14 @@ impl EndpointTracker {
         }
     }
 
-    /// How many seconds until this name must be looked at again, whatever happens; none if nothing is awaited.
+    /// How many seconds until this name must be looked at again, even if nothing changes.
     #[must_use]
     pub fn next_look(&self, name: &str, now: TimePoint) -> Option<u64> {
         let states = self.seen.get(name)?.iter();
         states.filter_map(|(state, seen)| self.due_in(name, state, *seen, now)).min()
     }
 
-    /// How many seconds until something is to be done about a state that is seen since then, after so many times; none if never.
+    /// How many seconds until the next action for this state is due; none if there is none.
     fn due_in(
         &self,
         name: &str,
@@ -300,7 +304,7 @@ fn states(said: &EndpointView) -> Vec<EndpointState> {
             states.push(EndpointState::Terminating { uid: endpoint.uid.clone() });
         }
         (Some(endpoint), Some(uid)) if said.running && endpoint.is_left_over(uid) => {
-            // Whatever it says is of another pod.
+            // It describes another pod.
             return vec![EndpointState::LeftOver { uid: endpoint.uid.clone() }];
         }
         (None, Some(uid)) if said.running => states.push(EndpointState::Missing { uid: uid.clone() }),
@@ -325,7 +329,7 @@ fn states(said: &EndpointView) -> Vec<EndpointState> {
         });
     }
     if let Some(bound) = &said.bound {
-        // A pod may have an address of another family that nobody keeps.
+        // A pod may have an address of another family that is not sticky.
         if !bound.is_subset(&said.pod_addresses) {
             disagree(Disagreement::PodAndBinding { pod: said.pod_addresses.clone(), bound: bound.clone() });
         }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// The longest duration that can be written: a hundred years, beyond which only a slip of the pen goes.
+/// The longest duration: a hundred years. Anything longer is a typing error.
 const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
-/// Reads a duration, or says nothing sensible was there. Negative ones are not sensible.
+/// Parses a duration; none if the text is no duration, or a negative one.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -39,7 +39,7 @@ fn unit_nanos(unit: &str) -> Option<u128> {
     })
 }
 
-/// A decimal number of units in nanoseconds, what is below one cut off.
+/// A decimal number of units in nanoseconds, rounded down.
 fn amount(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || number.len() > 24 {

@@ -1,21 +1,21 @@
-//! The chain of owners above a workload: what made it, what made that, and so on. Must never go round in circles, nor say of a
-//! chain that was seen in part that it is the whole.
+//! The chain of owners above a workload: its owner, the owner of that, and so on. Must never loop, and never
+//! report a chain that is known in part as the whole one.
 
 use crate::policy::selection::facts::Owner;
 
-/// How many owners above a workload are remembered. Real chains have one or two.
+/// How many owners above a workload are recorded. Real chains have one or two.
 pub const MAX_OWNERS: usize = 8;
 
-/// What is known of one object of a chain.
+/// The result of looking up one object of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OwnerLookup {
-    /// Its kind has not been listed yet: ask again.
+    /// Its kind has not been listed yet: try again.
     Unlisted,
-    /// Its kind cannot be seen: unknown to the server, or not allowed.
+    /// Its kind cannot be read: unknown to the API server, or forbidden.
     Hidden,
-    /// It is not there.
+    /// It does not exist.
     Absent,
-    /// It is there.
+    /// It exists.
     There {
         /// Its uid.
         uid: String,
@@ -24,8 +24,9 @@ pub enum OwnerLookup {
     },
 }
 
-/// The owners above a workload that is there, nearest first. None if that cannot be said: the workload is not there or cannot be
-/// seen, or a link of the chain has yet to be listed. An owner that is gone or cannot be seen ends the chain, and is part of it.
+/// The owners above an existing workload, nearest first. None if they are not known: the workload does not
+/// exist or cannot be read, or an object of the chain has not been listed yet. An owner that is gone or
+/// cannot be read ends the chain, and is part of it.
 pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> OwnerLookup) -> Option<Vec<Owner>> {
     let OwnerLookup::There { owner: mut next, .. } = look(workload) else { return None };
     let mut chain: Vec<Owner> = Vec::new();
@@ -38,7 +39,7 @@ pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> OwnerLookup) -> O
         }
         next = match look(&owner) {
             OwnerLookup::Unlisted => return None,
-            // Another of the same name has made nothing of what is below.
+            // Another object of the same name is not the owner of what is below.
             OwnerLookup::There { uid, owner: above } if uid == owner.uid => above,
             OwnerLookup::There { .. } | OwnerLookup::Hidden | OwnerLookup::Absent => None,
         };
@@ -47,9 +48,9 @@ pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> OwnerLookup) -> O
     Some(chain)
 }
 
-/// Whether a claimant of this name can come again once its workload was made anew. `named_by_workload`: its name is the
-/// workload's and a number, and not one of chance. Some kinds are themselves named anew each time, so that nobody ever asks for
-/// the old name.
+/// Whether a claimant of this name can return when its workload is created again. `named_by_workload`: its
+/// name is the workload's name and a number, not a random one. Some kinds get a new name each time, so no pod
+/// asks for the old name again.
 #[must_use]
 pub fn can_return(named_by_workload: bool, workload_kind: &str) -> bool {
     named_by_workload && workload_kind != "ReplicaSet" && workload_kind != "Job"
@@ -61,7 +62,7 @@ mod tests {
     use crate::policy::selection::facts::fixture::owner;
     use std::collections::BTreeMap;
 
-    /// Who owns whom, by name; every kind is listed.
+    /// Owners by name; every kind is listed.
     fn world(links: &[(&str, Option<&str>)]) -> impl Fn(&Owner) -> OwnerLookup {
         let links: BTreeMap<String, Option<String>> =
             links.iter().map(|(name, above)| ((*name).to_owned(), above.map(str::to_owned))).collect();

@@ -1,42 +1,43 @@
-//! When a kept address is let go: the proof of absence. Must never act on one look, on a cache, or on doubt.
+//! Decides when a retained address is released: the proof of absence. Must never act on a single lookup, on a
+//! cache, or on doubt.
 //!
-//! One live look that finds a reason to let go is remembered as an [`Absence`]; a second one, far enough from the
-//! first and with the StickyIP unchanged between them, is the proof. The memory is the caller's: a restart loses
-//! it and the proof begins anew, which is slower and never wrong.
+//! A live lookup that finds a reason to release is kept as an [`Absence`]. A second one, long enough after
+//! the first and with the StickyIP unchanged between them, is the proof. The caller keeps the absences: if a
+//! restart loses them, the proof starts again, which is slower but never wrong.
 
 use crate::policy::lifetime::retention::{Keep, OnScaleDown, Retention};
 use crate::policy::selection::facts::TimePoint;
 
-/// What a live look (never a cache) found of the workload.
+/// What a live lookup (never a cache) found of the workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkloadLookup {
-    /// It is not there.
+    /// It does not exist.
     Absent,
-    /// It is there, under this uid.
+    /// It exists, with this uid.
     Present {
         /// Its uid.
         uid: String,
-        /// The ordinals that it asks for, as (first, count); none if it does not number its pods.
+        /// The ordinals of its pods, as (first, count); none if it does not number its pods.
         ordinals: Option<(u32, u32)>,
     },
-    /// It is not there, but something above it in its chain of owners is, and may make it anew.
+    /// It does not exist, but an owner above it does, and may create it again.
     Owned {
-        /// What, for a person.
+        /// The owner, for messages.
         by: String,
     },
-    /// It is not there, and what is above it could not be looked at.
+    /// It does not exist, and its owners could not be looked up.
     OwnerUnknown {
         /// Why.
         why: String,
     },
-    /// The look failed: no permission, no such kind, no answer.
+    /// The lookup failed: no permission, no such kind, no answer.
     Unknown {
         /// Why.
         why: String,
     },
 }
 
-/// The StickyIP as this decision sees it.
+/// The part of a StickyIP that this decision needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     /// Its uid: precondition of the release.
@@ -45,35 +46,35 @@ pub struct Kept {
     pub resource_version: String,
     /// It is attached to a pod.
     pub attached: bool,
-    /// The uid of the workload it was made for; empty if that was never looked up.
+    /// The uid of its workload; empty if that was never looked up.
     pub workload_uid: String,
     /// The ordinal or slot of its claimant.
     pub ordinal: Option<u32>,
     /// Its retention.
     pub retention: Retention,
-    /// When its pod was last seen, by the clock of whoever wrote it.
+    /// When its pod was last seen, by the clock of the writer.
     pub last_seen: Option<TimePoint>,
 }
 
-/// What a live look found of the claimant's pod.
+/// What a live lookup found of the claimant's pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodLookup {
     /// No pod of this claimant exists.
     Absent,
-    /// One exists, in whatever state.
+    /// One exists, in any state.
     Present,
-    /// The look failed.
+    /// The lookup failed.
     Unknown,
 }
 
 /// The first half of a proof.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absence {
-    /// The StickyIP's uid at the first look.
+    /// The StickyIP's uid at the first lookup.
     pub uid: String,
-    /// Its resourceVersion then: any write since means that somebody lives.
+    /// Its resourceVersion then: any write since means that it is in use.
     pub resource_version: String,
-    /// When the first look was, by this process's own clock.
+    /// When the first lookup was, by the clock of this process.
     pub first_look: TimePoint,
 }
 
@@ -86,48 +87,48 @@ pub enum KeepReason {
     PodExists,
     /// Its retention says forever.
     Forever,
-    /// Its workload is there and asks for it, or retains it.
+    /// Its workload exists and needs it, or retains it.
     WorkloadWantsIt,
-    /// Its time is not over.
+    /// Its TTL is not over.
     TtlRunning {
         /// Seconds left.
         seconds_left: u64,
     },
-    /// Its workload is gone, and what made that is there.
+    /// Its workload is gone, but an owner of that exists.
     OwnerExists {
-        /// What, for a person.
+        /// The owner, for messages.
         by: String,
-        /// Seconds left in which the workload may be made anew.
+        /// Seconds left in which the workload may be created again.
         seconds_left: u64,
     },
-    /// A look failed; doubt keeps.
+    /// A lookup failed; in doubt the address is kept.
     Doubt {
-        /// Which look, and why.
+        /// Which lookup, and why.
         why: String,
     },
 }
 
-/// Why an address is let go.
+/// Why an address is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseReason {
     /// The workload is gone.
     WorkloadGone,
-    /// The workload is gone, and another of the same name has taken its place.
+    /// The workload is gone, and another one of the same name exists.
     WorkloadReplaced,
     /// The workload was scaled below this pod.
     ScaledDown,
-    /// Its time is over.
+    /// Its TTL is over.
     TtlOver,
 }
 
 /// The decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recycle {
-    /// Keep it, and forget any earlier absence.
+    /// Keep it, and drop any earlier absence.
     Keep(KeepReason),
-    /// Remember this absence and look again after the gap.
+    /// Keep this absence and look it up again after the gap.
     CheckAgain(Absence),
-    /// Delete the StickyIP with these preconditions; its claims then rest.
+    /// Delete the StickyIP with these preconditions; its claims are then quarantined.
     Release {
         /// Precondition.
         uid: String,
@@ -141,11 +142,11 @@ pub enum Recycle {
 /// How the proof is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// Seconds between the two looks, at least: longer than a delete-and-recreate by a deployment tool.
+    /// Minimum seconds between the two lookups: longer than a delete-and-recreate by a deployment tool.
     pub gap_seconds: u64,
     /// A workload recreated under the same name inherits the addresses of the one it replaces.
     pub inherit: bool,
-    /// Seconds since its pod was last seen in which a workload that is gone may be made anew by its owner.
+    /// Seconds since its pod was last seen in which the owner may create a deleted workload again.
     pub owner_grace_seconds: u64,
 }
 
@@ -155,7 +156,7 @@ impl Default for Proof {
     }
 }
 
-/// Decides about one StickyIP after one live look at its workload and its pod.
+/// Decides about one StickyIP after one live lookup of its workload and its pod.
 #[must_use]
 pub fn decide(
     kept: &Kept,
@@ -216,7 +217,7 @@ fn reason_to_release(
             0 => whole(ReleaseReason::WorkloadGone),
             seconds_left => Err(KeepReason::OwnerExists { by: by.clone(), seconds_left }),
         },
-        // Once the owner's time is over it does not matter whether it lives.
+        // Once the owner's grace period is over, it does not matter whether the owner exists.
         WorkloadLookup::OwnerUnknown { why } => match seconds_left(kept, proof.owner_grace_seconds, now)? {
             0 => whole(ReleaseReason::WorkloadGone),
             _ => Err(KeepReason::Doubt { why: why.clone() }),
@@ -240,7 +241,7 @@ fn reason_to_release(
     }
 }
 
-/// A TTL without its time or without a last sight never runs out: doubt keeps.
+/// A TTL without a duration or without a last sight never ends: in doubt the address is kept.
 fn ttl_over(kept: &Kept, ttl: Option<u32>, now: TimePoint) -> Result<(), KeepReason> {
     let Some(ttl) = ttl else { return Err(KeepReason::Doubt { why: "the TTL has no time".into() }) };
     match seconds_left(kept, ttl.into(), now)? {
@@ -249,7 +250,7 @@ fn ttl_over(kept: &Kept, ttl: Option<u32>, now: TimePoint) -> Result<(), KeepRea
     }
 }
 
-/// What is left of a time that runs from the last sight of the pod.
+/// Seconds left of a time that starts when the pod was last seen.
 fn seconds_left(kept: &Kept, time: u64, now: TimePoint) -> Result<u64, KeepReason> {
     match kept.last_seen {
         Some(last_seen) => Ok(time.saturating_sub(now.seconds_since(last_seen))),
@@ -257,8 +258,8 @@ fn seconds_left(kept: &Kept, time: u64, now: TimePoint) -> Result<u64, KeepReaso
     }
 }
 
-/// Whether a resting claim may go to another owner: it rested long enough, measured from when **this** process
-/// first saw it rest, and no pod shows the address.
+/// Whether the quarantine of a claim is over: it lasted long enough, measured from when **this** process
+/// first saw it, and no pod shows the address.
 #[must_use]
 pub fn quarantine_over(
     first_seen_quarantined: TimePoint,
@@ -289,7 +290,7 @@ mod tests {
         WorkloadLookup::Present { uid: "w".into(), ordinals }
     }
 
-    /// Two looks, far enough apart.
+    /// Two lookups, far enough apart.
     fn after_proof(kept: &Kept, look: &WorkloadLookup, at: i64) -> Recycle {
         let proof = Proof::default();
         match decide(kept, look, PodLookup::Absent, None, TimePoint(at), proof) {

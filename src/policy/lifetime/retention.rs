@@ -1,4 +1,4 @@
-//! How long an address is kept once its pod is gone. Must never shorten what the object says.
+//! How long an address is kept after its pod is gone. Must never shorten what the object says.
 
 use std::fmt;
 
@@ -11,28 +11,28 @@ use crate::policy::selection::facts::PodFacts;
 /// The annotation, on a pod or its namespace, that says for how long its address is kept.
 pub const RETENTION: &str = "sticky-ipam.io/retention";
 
-/// What ends the keeping of an address.
+/// When an address is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub enum Keep {
-    /// The end of the workload.
+    /// When the workload is gone.
     #[default]
     WithWorkload,
-    /// A time after the pod was last seen, or the end of the workload and then that time.
+    /// A time after the pod was last seen, once the workload or the pod's ordinal is gone.
     #[serde(rename = "TTL")]
     Ttl,
-    /// Nothing but a person.
+    /// Only when its StickyIP is deleted by hand.
     Forever,
 }
 
-/// What becomes of an address whose ordinal the workload no longer asks for.
+/// What happens to an address whose ordinal the workload no longer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub enum OnScaleDown {
     /// It is kept as long as the workload.
     #[default]
     Retain,
-    /// It is let go at once.
+    /// It is released at once.
     Release,
-    /// It is let go a time after the pod was last seen.
+    /// It is released a time after the pod was last seen.
     #[serde(rename = "TTL")]
     Ttl,
 }
@@ -42,14 +42,14 @@ pub enum OnScaleDown {
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
-    /// What ends the keeping of the address.
+    /// When the address is released.
     #[serde(default)]
     pub keep: Keep,
     /// Seconds after the pod was last seen; needed with `keep: TTL`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000))]
     pub ttl_seconds: Option<u32>,
-    /// What becomes of the address when the workload is scaled below this pod.
+    /// What happens to the address when the workload is scaled below this pod.
     #[serde(default)]
     pub on_scale_down: OnScaleDown,
     /// Seconds after the pod was last seen; needed with `onScaleDown: TTL`.
@@ -58,21 +58,21 @@ pub struct Retention {
     pub scale_down_ttl_seconds: Option<u32>,
 }
 
-/// As a person is told.
+/// For events and logs.
 impl fmt::Display for Retention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let after =
             |seconds: Option<u32>| format!("{} s after its pod was last seen", seconds.unwrap_or_default());
         match self.keep {
             Keep::WithWorkload => f.write_str("kept as long as its workload")?,
-            Keep::Ttl => write!(f, "let go {}", after(self.ttl_seconds))?,
-            Keep::Forever => f.write_str("kept until a person deletes its StickyIP")?,
+            Keep::Ttl => write!(f, "released {}", after(self.ttl_seconds))?,
+            Keep::Forever => f.write_str("kept until its StickyIP is deleted by hand")?,
         }
         match self.on_scale_down {
             OnScaleDown::Retain => Ok(()),
-            OnScaleDown::Release => f.write_str("; after a scale-down let go at once"),
+            OnScaleDown::Release => f.write_str("; after a scale-down released at once"),
             OnScaleDown::Ttl => {
-                write!(f, "; after a scale-down let go {}", after(self.scale_down_ttl_seconds))
+                write!(f, "; after a scale-down released {}", after(self.scale_down_ttl_seconds))
             }
         }
     }
@@ -100,7 +100,8 @@ impl Retention {
 /// The longest TTL that an object takes: ten years.
 pub const LONGEST_TTL: u64 = 315_360_000;
 
-/// What an annotation says: `WithWorkload`, `Forever`, or a time after the pod was last seen. Scale-down stays as `default` has it.
+/// Parses an annotation: `WithWorkload`, `Forever`, or a time after the pod was last seen. The rule for
+/// scale-down is taken from `default`.
 ///
 /// # Errors
 /// Names the annotation and its value.
@@ -120,8 +121,8 @@ pub fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Rete
     Ok(Retention { keep, ttl_seconds, ..default })
 }
 
-/// What a pod asks for, else its namespace as far as that was read. The default if nobody says anything that can be understood: a
-/// pod does not fail for it, and the controller tells of it.
+/// What the pod asks for, else its namespace as far as that was read. The default if neither has a valid
+/// annotation: a pod does not fail because of it, and the controller reports it.
 #[must_use]
 pub fn asked_by(facts: &PodFacts) -> Retention {
     let said = facts.annotations.get(RETENTION).or(facts.namespace_annotations.get(RETENTION));

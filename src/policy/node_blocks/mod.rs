@@ -1,10 +1,10 @@
-//! Which node gets which block of which pool, when it gets another, and when a block is free again.
+//! Decides which node gets which block of which pool, when it gets another one, and when a block is released.
 //!
-//! A block is given under a lock that the API server keeps: [`BlockLock`]. The lock is taken (made, or written again with its
-//! version) after the node's object was read, and the node is written only if it has not changed since: so a block that
-//! another replica gives back, because the node was gone, is never written on a node that came again meanwhile.
-//! Must never give a block of which one address is taken, by whatever is said anywhere, and never give one back while an
-//! address of it is kept for somebody.
+//! A block is assigned under a lock in the API server: [`BlockLock`]. The lock is taken (created, or written
+//! again with its version) after the node's object was read, and the node is written only if it has not
+//! changed since. So a block that another replica releases, because the node was gone, is never written to a
+//! node that came back in the meantime. Must never assign a block of which any source says that one address
+//! is taken, and never release one while an address of it is claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,11 +29,11 @@ pub struct Pool {
     pub ipv4: u8,
     /// The prefix length of an IPv6 block.
     pub ipv6: u8,
-    /// The nodes that it serves; all, if there is none.
+    /// The nodes that it serves; all nodes if it is not set.
     pub selector: Option<Selector>,
     /// The highest is used first, then by name.
     pub priority: i32,
-    /// Never given out.
+    /// Never assigned.
     pub excluded: Vec<IpNet>,
 }
 
@@ -57,7 +57,8 @@ impl Pool {
         self.ranges.iter().any(|range| range.contains(&block))
     }
 
-    /// How many blocks were given of how many: what was taken out is not counted as there, nor as given.
+    /// How many blocks are allocated, of how many. Excluded ranges count neither as allocated nor in the
+    /// total.
     #[must_use]
     pub fn fill(&self, given: &TakenRanges) -> Fill {
         let excluded: TakenRanges = self.excluded.iter().copied().collect();
@@ -66,7 +67,8 @@ impl Pool {
             let size = self.size(Family::of(range.addr()));
             let there = count_blocks(*range, size) - count_taken(*range, size, &excluded);
             fill.total = fill.total.saturating_add(there);
-            fill.allocated = fill.allocated.saturating_add(count_taken_besides(*range, size, given, &excluded));
+            fill.allocated =
+                fill.allocated.saturating_add(count_taken_besides(*range, size, given, &excluded));
         }
         fill
     }
@@ -75,7 +77,7 @@ impl Pool {
 /// How full a pool is, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fill {
-    /// Given out.
+    /// Allocated.
     pub allocated: u128,
     /// In all.
     pub total: u128,
@@ -86,15 +88,15 @@ pub struct Fill {
 pub struct NodeFacts {
     /// Its name.
     pub name: String,
-    /// The uid of its Node; none if there is none, and then it gets nothing.
+    /// The uid of its Node; a node without a Node object gets no block.
     pub uid: Option<String>,
     /// The labels of its Node.
     pub labels: BTreeMap<String, String>,
-    /// The object on which blocks are written is there.
+    /// The object to which blocks are written exists.
     pub writable: bool,
-    /// The blocks that stand on that object.
+    /// The blocks in that object.
     pub blocks: Vec<IpNet>,
-    /// What is said of it elsewhere: the Node's own ranges, annotations.
+    /// Ranges of the node from other sources: the Node's own ranges, annotations.
     pub said: Vec<IpNet>,
     /// How many addresses of its blocks are in use, by family.
     pub used: BTreeMap<Family, u128>,
@@ -105,7 +107,7 @@ pub struct NodeFacts {
 pub struct BlockLock {
     /// The block.
     pub block: IpNet,
-    /// The node that it is for.
+    /// The node of the lock.
     pub node: String,
     /// The uid of the lock's object.
     pub uid: String,
@@ -113,7 +115,8 @@ pub struct BlockLock {
     pub version: String,
 }
 
-/// A lock whose object cannot be read: nobody knows for which node it stands, but nobody can make another. So its block is taken.
+/// A lock whose object cannot be read: its node is unknown, but no other lock of this name can be created. So
+/// its block counts as taken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnreadableLock {
     /// The block, by the object's name.
@@ -126,31 +129,31 @@ pub struct UnreadableLock {
     pub why: String,
 }
 
-/// Everything that a decision rests on.
+/// Everything that a decision depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BlockFacts {
-    /// The pools that may be used: sound, and none overlapping another.
+    /// The pools that may be used: valid ones that do not overlap.
     pub pools: Vec<Pool>,
-    /// Everyone of whom there is a Node or a CiliumNode.
+    /// Every node that has a Node or a CiliumNode.
     pub nodes: Vec<NodeFacts>,
-    /// Every lock, as the API server has told: one that was not read would be taken for one that is not there.
+    /// Every lock of the API server. It must be complete: a lock that is missing here counts as not existing.
     pub locks: Vec<BlockLock>,
     /// The locks that cannot be read.
     pub broken: Vec<UnreadableLock>,
-    /// Addresses that are kept for somebody: those under a claim.
+    /// Addresses that are claimed.
     pub kept: BTreeSet<IpAddr>,
-    /// Ranges of which no block is given: those of Sticky pools, and the addresses of nodes themselves.
+    /// Ranges from which no block is assigned: those of Sticky pools, and the addresses of the nodes.
     pub closed: Vec<IpNet>,
 }
 
-/// The operator's choices.
+/// The limits that the operator sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockLimits {
     /// A node with fewer free addresses gets another block. Zero: never.
     pub low: u128,
-    /// The most blocks of one family that a node gets.
+    /// The maximum number of blocks per family and node.
     pub most: usize,
-    /// How long, in seconds, a node must be gone before its blocks are free again.
+    /// How many seconds a node must be gone before its blocks are released.
     pub quarantine: u64,
 }
 
@@ -160,14 +163,14 @@ impl Default for BlockLimits {
     }
 }
 
-/// Why a block is given.
+/// Why a block is assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockReason {
     /// The node has none of this family.
     First,
     /// It has few addresses left.
     Low,
-    /// It is locked for this node already: somebody ended between two writes, or the node came again.
+    /// It is already locked for this node: a writer stopped between two writes, or the node came back.
     Locked,
 }
 
@@ -176,7 +179,7 @@ impl fmt::Display for BlockReason {
         f.write_str(match self {
             Self::First => "the node had none of this family",
             Self::Low => "few addresses were left in its blocks",
-            Self::Locked => "it was kept for this node",
+            Self::Locked => "it was locked for this node",
         })
     }
 }
@@ -184,7 +187,7 @@ impl fmt::Display for BlockReason {
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockStep {
-    /// Make the lock of a block that the node has already.
+    /// Create the lock of a block that the node already has.
     BlockLock {
         /// The block.
         block: IpNet,
@@ -197,21 +200,21 @@ pub enum BlockStep {
         block: IpNet,
         /// The node.
         node: String,
-        /// The lock to take again; none if there is none yet.
+        /// The lock to take again, if there is one.
         lock: Option<BlockLock>,
-        /// The pool that it is of; none if none is any more.
+        /// Its pool, if it is still in one.
         pool: Option<String>,
         /// Why.
         why: BlockReason,
     },
-    /// Remove the lock, after one more live look that the node is gone and no address of the block is kept.
+    /// Remove the lock, after another live read that the node is gone and no address of the block is claimed.
     Return {
         /// The lock.
         lock: BlockLock,
     },
 }
 
-/// What a person must know.
+/// Problems to report.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockProblem {
     /// Every pool that serves the node is full.
@@ -228,13 +231,13 @@ pub enum BlockProblem {
         /// The node.
         node: String,
     },
-    /// A block that is locked for one node stands on another.
+    /// Another node has a block that is locked for this one.
     Contested {
         /// The block.
         block: IpNet,
-        /// The node that it is for.
+        /// The node of the lock.
         node: String,
-        /// The other node, and what it has of it.
+        /// The other node.
         other: String,
     },
     /// A lock cannot be read.
@@ -242,7 +245,7 @@ pub enum BlockProblem {
 }
 
 impl BlockProblem {
-    /// A word for a metric's label and an event's reason.
+    /// The reason of the event and the value of the metric's label.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -268,12 +271,12 @@ impl fmt::Display for BlockProblem {
             ),
             Self::Contested { block, node, other } => write!(
                 f,
-                "block {block} is kept for node {node}, but node {other} says that it has addresses of it; correct \
+                "block {block} is locked for node {node}, but node {other} has addresses of it; correct \
                  one of them, or delete the Lease of the block"
             ),
             Self::Broken(UnreadableLock { block, object, why, .. }) => write!(
                 f,
-                "{object} cannot be read: {why}; block {block} is not given and not returned until the Lease is corrected \
+                "{object} cannot be read: {why}; block {block} is neither assigned nor released until the Lease is corrected \
                  or deleted (a node that has the block gets a new Lease)"
             ),
         }
@@ -285,15 +288,15 @@ impl fmt::Display for BlockProblem {
 pub struct Plan {
     /// What to do, in this order.
     pub steps: Vec<BlockStep>,
-    /// What a person must know.
+    /// Problems to report.
     pub problems: Vec<BlockProblem>,
     /// How full each pool was before the steps, by name.
     pub fill: BTreeMap<String, Fill>,
-    /// In how many seconds to decide again, whatever happens; none if nothing is awaited.
+    /// In how many seconds to decide again, even if nothing changes.
     pub again: Option<u64>,
 }
 
-/// Since when nodes are gone, by the uid of the lock. A restart loses it at no harm: blocks come back later.
+/// Since when nodes are gone, by the uid of the lock. If a restart loses it, blocks are released later.
 #[derive(Debug, Clone, Default)]
 pub struct GoneNodes {
     gone: BTreeMap<String, TimePoint>,
@@ -315,13 +318,13 @@ pub fn decide(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, no
 
 struct BlockAllocator<'a> {
     pools: Vec<&'a Pool>,
-    /// What nodes have, for the count.
+    /// The blocks of the nodes, for the count.
     given: TakenRanges,
-    /// That, and everything else that must not be given.
+    /// These, and everything else that must not be assigned.
     taken: TakenRanges,
     owned: BlockMap,
     locks: BTreeMap<IpNet, &'a BlockLock>,
-    /// The blocks whose locks cannot be read: making or taking one would come to nothing, over and over.
+    /// The blocks whose locks cannot be read: creating or taking one would fail every time.
     broken: TakenRanges,
     locked_for: BTreeMap<&'a str, Vec<&'a BlockLock>>,
 }
@@ -364,7 +367,7 @@ impl<'a> BlockAllocator<'a> {
         self.pools.iter().copied().find(|pool| pool.contains(block))
     }
 
-    /// Blocks that somebody gave before there were locks: they get theirs, so that they come back one day.
+    /// Blocks that were assigned before there were locks get one, so that they are released one day.
     fn lock_what_stands(&self, node: &NodeFacts, plan: &mut Plan) {
         if node.uid.is_none() {
             return;
@@ -461,8 +464,8 @@ impl<'a> BlockAllocator<'a> {
         low.then_some(BlockReason::Low)
     }
 
-    /// The block that the Node says it has, so that the two never disagree; else the first free one of the first pool that
-    /// has one.
+    /// The block that the Node already has, so that the two never disagree; else the first free block of the
+    /// first pool that has one.
     fn choose(&self, node: &NodeFacts, family: Family, serving: &[&Pool], why: BlockReason) -> Option<IpNet> {
         let said = node.said.iter().copied().find(|range| {
             why == BlockReason::First
@@ -493,7 +496,7 @@ fn returns(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: 
         let kept = view.kept.range(lock.block.network()..=lock.block.broadcast()).next();
         let waited = now.seconds_since(since);
         if kept.is_some() {
-            // The last claim that goes is seen by a watch.
+            // A watch reports when the last claim is deleted.
         } else if waited >= limits.quarantine {
             plan.steps.push(BlockStep::Return { lock: lock.clone() });
         } else {
@@ -504,7 +507,7 @@ fn returns(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: 
     memory.gone = gone;
 }
 
-/// The addresses of a block that pods may have: not the first, not the last, and not the router's.
+/// How many addresses of a block pods may have: not the first, not the last, and not the router's.
 fn usable(block: IpNet) -> u128 {
     let bits = u32::from(block.max_prefix_len() - block.prefix_len());
     1u128.checked_shl(bits).unwrap_or(u128::MAX).saturating_sub(3)

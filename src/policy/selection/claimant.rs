@@ -1,5 +1,5 @@
-//! Under which name a pod holds its address: the claimant. Must never depend on a pod's random suffix where its
-//! workload gives a name that outlives the pod.
+//! The claimant: the name under which a pod keeps its address. Must never depend on a pod's random suffix if
+//! its workload gives a name that outlives the pod.
 
 use crate::policy::selection::facts::{Owner, PodFacts};
 
@@ -11,7 +11,7 @@ const TEMPLATE_HASH: &str = "pod-template-hash";
 const VM_NAME: &str = "vm.kubevirt.io/name";
 const KUBEVIRT_GROUP: &str = "kubevirt.io";
 
-/// Who holds an address.
+/// Who keeps an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimant {
     /// The pod by its own name: StatefulSet pods (with their ordinal), bare pods, pods of Jobs.
@@ -52,7 +52,7 @@ impl Claimant {
             return Self::Pod { name: pod.name.clone(), ordinal: None, workload: itself };
         };
         let top = pod.owners.last().unwrap_or(owner).clone();
-        // Any kind that calls itself StatefulSet numbers its pods, whichever group it comes from.
+        // Any kind named StatefulSet numbers its pods, whatever its API group.
         if owner.kind == "StatefulSet" {
             return Self::Pod { name: pod.name.clone(), ordinal: ordinal(pod, &owner.name), workload: top };
         }
@@ -63,7 +63,7 @@ impl Claimant {
             && replica_set.kind == "ReplicaSet"
             && let Some(name) = replica_set.name.strip_suffix(hash.as_str()).and_then(|n| n.strip_suffix('-'))
         {
-            // The ReplicaSet was not looked up: its name tells the Deployment's, its uid does not.
+            // The ReplicaSet was not looked up: its name contains the Deployment's, its uid does not.
             let deployment = Owner {
                 api_version: replica_set.api_version.clone(),
                 kind: "Deployment".into(),
@@ -75,7 +75,7 @@ impl Claimant {
         Self::Slot { workload: top }
     }
 
-    /// The workload whose life decides how long the address is kept.
+    /// The workload that decides how long the address is kept.
     #[must_use]
     pub fn workload(&self) -> &Owner {
         match self {
@@ -102,7 +102,8 @@ fn virtual_machine(pod: &PodFacts) -> Option<Owner> {
     if let Some(machine) = chain.find(|owner| owner.kind == "VirtualMachine") {
         return Some(machine.clone());
     }
-    // A VirtualMachine's instance has the machine's name; the label wins where a machine was renamed by clone.
+    // A VirtualMachine's instance has the machine's name; the label wins where a machine was renamed by
+    // clone.
     let name = pod.labels.get(VM_NAME).unwrap_or(&instance.name).clone();
     Some(Owner { name, ..instance.clone() })
 }
@@ -127,7 +128,7 @@ pub fn slot_number(workload: &str, name: &str) -> Option<u32> {
     (slot_name(workload, slot) == name).then_some(slot)
 }
 
-/// A slot that exists, as far as the choice of one needs it.
+/// An existing slot, for the choice of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot<'a> {
     /// Its number.
@@ -136,10 +137,10 @@ pub struct Slot<'a> {
     pub held_by: Option<&'a str>,
 }
 
-/// The slot for a pod: the one it already holds, else the lowest that no pod holds, existing or not.
+/// The slot for a pod: the one it already has, else the lowest that no pod has, existing or not.
 ///
-/// Two pods may choose the same: attaching with the StickyIP's resourceVersion lets one of them through, and the
-/// other chooses again.
+/// Two pods may choose the same slot: attaching with the StickyIP's resourceVersion succeeds for one of them,
+/// and the other chooses again.
 #[must_use]
 pub fn choose_slot(slots: &[Slot<'_>], pod_uid: &str) -> u32 {
     if let Some(own) = slots.iter().filter(|slot| slot.held_by == Some(pod_uid)).map(|slot| slot.number).min()

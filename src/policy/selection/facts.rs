@@ -1,20 +1,21 @@
-//! The facts about a pod that decisions rest on, free of any client library. Must never look anything up.
+//! The facts about a pod that decisions depend on, without any client library. Must never look anything up.
 
 use std::collections::BTreeMap;
 
-/// A point in time as seconds, handed in by whoever has a clock. Only differences are ever used.
+/// A point in time in seconds, passed by the caller. Only differences are ever used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TimePoint(pub i64);
 
 impl TimePoint {
-    /// Seconds from `earlier` to this moment; zero if `earlier` lies ahead (another machine's clock may).
+    /// Seconds since `earlier`; zero if `earlier` is in the future (it may come from another machine's
+    /// clock).
     #[must_use]
     pub fn seconds_since(self, earlier: TimePoint) -> u64 {
         u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0)
     }
 }
 
-/// An owner reference, as it stands on an object.
+/// An owner reference of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Owner {
     /// Group and version, such as `apps/v1`.

@@ -1,12 +1,13 @@
-//! Whether a pod keeps its MAC, and what a MAC looks like. Must never decide by anything but the pod, its namespace and the
-//! operator's flag.
+//! Whether a pod keeps its MAC, and what a MAC looks like. Must never decide by anything but the pod, its
+//! namespace and the operator's flag.
 
 use crate::policy::PolicyError;
 use crate::policy::selection::facts::PodFacts;
 
-/// On a pod or a namespace: `true` or `false`. The pod's word counts before the namespace's, that before the flag.
+/// On a pod or a namespace: `true` or `false`. The pod's annotation wins over the namespace's, that over the
+/// flag.
 pub const KEEP_MAC: &str = "sticky-ipam.io/keep-mac";
-/// What Cilium reads of a pod when it makes its endpoint.
+/// The annotation that Cilium reads when it creates the pod's endpoint.
 pub const CILIUM_MAC_ANNOTATION: &str = "cni.cilium.io/mac-address";
 
 /// Whether the pod's next incarnation has the same MAC.
@@ -27,7 +28,7 @@ pub fn keeps_mac(by_flag: bool, facts: &PodFacts) -> Result<bool, PolicyError> {
     }
 }
 
-/// Whether this is a MAC that an interface can have: six bytes in lower case, of one station, and not all zero.
+/// Whether an interface can have this MAC: six bytes in lower case, unicast, not all zero.
 #[must_use]
 pub fn is_mac(text: &str) -> bool {
     let bytes: Vec<&str> = text.split(':').collect();

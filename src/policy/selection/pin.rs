@@ -1,11 +1,11 @@
 //! Pins: addresses that a pod or its workload's template asks for by annotation.
 //!
-//! Must never ignore a pin that it cannot read: the pod would start with an address that nobody asked for.
+//! Must never ignore a pin that it cannot parse: the pod would start with an unexpected address.
 //!
-//! On a pod without an ordinal the annotation holds one address a family. On a pod with an ordinal it came from
-//! the workload's template, and is a list by ordinal: the first address of each family is that of ordinal 0, whatever the workload's
-//! first ordinal is (`spec.ordinals.start`). So nobody has to be asked for the workload, and a start that is changed later gives no pod
-//! another address.
+//! On a pod without an ordinal the annotation has one address per family. On a pod with an ordinal it comes
+//! from the workload's template and is a list by ordinal: the first address of each family is that of ordinal
+//! 0, whatever the workload's first ordinal is (`spec.ordinals.start`). So the workload need not be read, and
+//! a start that is changed later gives no pod another address.
 
 use std::net::IpAddr;
 
@@ -17,20 +17,20 @@ pub const PIN: &str = "sticky-ipam.io/ips";
 /// Calico's annotation: a JSON list of addresses.
 pub const CALICO_ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
 
-/// The addresses that one pod asks for: one a family, at least one, IPv4 first.
+/// The addresses that one pod asks for: one per family, at least one, IPv4 first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pin {
     /// The annotation that asks.
     pub annotation: &'static str,
-    /// The addresses, at most one a family.
+    /// The addresses, at most one per family.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Reads the pin of a pod with this ordinal; none for pods that have no ordinal.
 ///
 /// # Errors
-/// Names annotation and value for anything that is not a usable address, for two of one family, and for a list
-/// too short for this pod.
+/// Names annotation and value if an address is not usable, if two are of one family, or if the list is too
+/// short for this pod.
 pub fn pin_of(pod: &PodFacts, ordinal: Option<u32>) -> Result<Option<Pin>, PolicyError> {
     let read = |key: &'static str| -> Result<Option<(Vec<IpAddr>, String)>, PolicyError> {
         let Some(value) = pod.annotations.get(key) else { return Ok(None) };

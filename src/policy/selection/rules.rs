@@ -1,10 +1,9 @@
-//! Who is sticky, and why. Must never say yes for a pod that has no address of its own.
+//! Decides which pods are sticky, and why. Must never say yes for a pod that has no address of its own.
 //!
-//! The first rule that speaks wins:
-//! host network (no) → excluded (no) → the pod's annotation (yes or no) → a pin (yes) → the `fixed-ip` mark (yes)
-//! → the namespace's annotation (yes or no) → the selector (yes) → no.
-//! Exclusion stands above annotation and pin: a copy of a workload made for a test branch carries the same
-//! template, and with it the same annotations and the same pins as the one it must not disturb.
+//! The first rule that applies wins: host network (no) → excluded (no) → the pod's annotation (yes or no) → a
+//! pin (yes) → the `fixed-ip` label or annotation (yes) → the namespace's annotation (yes or no) → the
+//! selector (yes) → no. Exclusion wins over annotation and pin: a copy of a workload for a test branch has
+//! the same template, and with it the same annotations and pins as the one it must not disturb.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +14,7 @@ use crate::policy::selection::selector::Selector;
 
 /// The annotation, on a pod or its namespace, that says yes (`"true"`) or no (`"false"`).
 pub const STICKY: &str = "sticky-ipam.io/sticky";
-/// The older mark, as label or annotation of a pod, that says yes when it is `"true"`.
+/// The older label or annotation of a pod that says yes if it is `"true"`.
 pub const FIXED_IP: &str = "fixed-ip";
 /// The label whose value's prefix excludes a pod, unless configured otherwise.
 pub const DEFAULT_EXCLUDE_KEY: &str = "dbbranch";
@@ -23,11 +22,12 @@ pub const DEFAULT_EXCLUDE_KEY: &str = "dbbranch";
 /// The operator's rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
-    /// Pods picked by label; none picks nobody.
+    /// Selects pods by label; without it no pod is selected.
     pub selector: Option<Selector>,
     /// The label whose value is compared with the prefixes.
     pub exclude_key: String,
-    /// A value that starts with one of these excludes the pod. Empty prefixes are ignored: they would exclude all.
+    /// A value that starts with one of these excludes the pod. Empty prefixes are ignored: they would exclude
+    /// all.
     pub exclude_prefixes: Vec<String>,
 }
 
@@ -58,13 +58,13 @@ pub enum StickyReason {
         /// The annotation's key.
         key: &'static str,
     },
-    /// It carries the `fixed-ip` mark.
+    /// It has `fixed-ip` as label or annotation.
     FixedIp,
     /// Its namespace's annotation says so.
     NamespaceAnnotation,
-    /// The selector picks it.
+    /// The selector selects it.
     Selected,
-    /// No rule speaks of it.
+    /// No rule applies to it.
     NothingAsksForIt,
 }
 
@@ -77,10 +77,10 @@ impl std::fmt::Display for StickyReason {
             }
             Self::PodAnnotation => write!(f, "its annotation {STICKY} says so"),
             Self::Pinned { key } => write!(f, "its annotation {key} asks for an address"),
-            Self::FixedIp => write!(f, "it carries {FIXED_IP}: \"true\""),
+            Self::FixedIp => write!(f, "it has {FIXED_IP}: \"true\""),
             Self::NamespaceAnnotation => write!(f, "its namespace's annotation {STICKY} says so"),
-            Self::Selected => write!(f, "the label selector picks it"),
-            Self::NothingAsksForIt => write!(f, "no annotation and no selector asks for it"),
+            Self::Selected => write!(f, "the label selector selects it"),
+            Self::NothingAsksForIt => write!(f, "no annotation and no selector applies to it"),
         }
     }
 }
@@ -98,8 +98,8 @@ impl Rules {
     /// Decides for one pod.
     ///
     /// # Errors
-    /// An annotation that is neither `"true"` nor `"false"` is refused and named: a guess would give a database a
-    /// foreign address.
+    /// An annotation that is neither `"true"` nor `"false"` is refused and named: a guess could give a
+    /// database a wrong address.
     pub fn judge(&self, pod: &PodFacts) -> Result<Verdict, PolicyError> {
         let yes = |reason| Ok(Verdict { sticky: true, reason });
         let no = |reason| Ok(Verdict { sticky: false, reason });

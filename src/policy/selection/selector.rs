@@ -58,7 +58,7 @@ impl Selector {
         let refuse = |why: String| PolicyError::SelectorText { text: text.into(), why };
         let value: serde_json::Value =
             serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
-        // A derived reader takes `[]` for a struct with nothing in it, which would match every pod.
+        // A derived parser accepts `[]` as an empty struct, which would match every pod.
         if !value.is_object() {
             return Err(refuse("it must be a JSON object".into()));
         }
@@ -99,7 +99,7 @@ impl Selector {
         Ok(Self { tests })
     }
 
-    /// The selector as it could be written; read again, it is the same one.
+    /// The selector in its written form; parsed again, it is the same one.
     #[must_use]
     pub fn written(&self) -> LabelSelector {
         let expression = |(key, test): &(String, Test)| {

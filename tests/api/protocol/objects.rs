@@ -76,7 +76,8 @@ async fn a_claim_is_its_address_and_moves_only_through_its_phases() {
     let case = server.case().await;
     let api = api(case.client(), "AddressClaim", "addressclaims", None);
     let address = case.range().hosts().next().unwrap().to_string();
-    let good = json!({"address": address, "phase": "Granted", "stickyRef": {"namespace": "db", "name": "db-0"}});
+    let good =
+        json!({"address": address, "phase": "Granted", "stickyRef": {"namespace": "db", "name": "db-0"}});
     refused(&api, "AddressClaim", "192.0.2.77", good.clone(), "the name must be the address").await;
     let six = with(&good, json!({"address": "fd00::9"}));
     refused(&api, "AddressClaim", "fd00--9", six, "the name must be the address").await;

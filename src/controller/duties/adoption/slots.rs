@@ -74,7 +74,8 @@ pub(crate) fn claimed(
     addresses.iter().find_map(|address| {
         let claim = &index.claims.get(&ClaimName::of(*address).to_string())?.spec;
         let is_ours = claim.pod.as_ref().is_none_or(|pod| pod.uid == facts.uid);
-        let holder = Some(&claim.sticky_ref).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
+        let holder =
+            Some(&claim.sticky_ref).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
         slot_number(&claimant.workload().name, &holder.name)
     })
 }

@@ -74,7 +74,9 @@ fn deleted(stage: &Stage) {
     });
     for (_, address) in &had {
         eventually(&format!("{address} to leave its former holder"), || match claim_of(stage, address) {
-            Some(claim) if claim["spec"]["stickyRef"]["name"] != json!("next") => Err(claim["spec"].to_string()),
+            Some(claim) if claim["spec"]["stickyRef"]["name"] != json!("next") => {
+                Err(claim["spec"].to_string())
+            }
             _ => Ok(()),
         });
     }
