@@ -33,7 +33,7 @@ pub async fn runs(case: &Case<'_>, pod: &str, address: IpAddr) {
 /// What the controller asks.
 pub async fn ask(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: IpAddr) {
     let claim = json!({"metadata": {"name": address.to_string()}, "spec": {"address": address, "phase": "Requested",
-        "homeNode": node.name, "holder": {"namespace": case.namespace(), "name": sandbox.pod},
+        "homeNode": node.name, "stickyRef": {"namespace": case.namespace(), "name": sandbox.pod},
         "pod": {"name": sandbox.pod, "uid": sandbox.uid}}});
     claims(case).create(&Default::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
 }

@@ -353,7 +353,7 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
         })
         .await;
         assert_eq!(retention("odd").await, json!({"keep": "WithWorkload", "onScaleDown": "Retain"}));
-        let word = "let go 5400 s after its pod was last seen; after a scale-down let go at once: by its pod's annotation, instead of: let go 5400 s after its pod was last seen";
+        let word = "released 5400 s after its pod was last seen; after a scale-down released at once: by its pod's annotation, instead of: released 5400 s after its pod was last seen";
         until("the event", || async { !desk.told("RetentionSet").await.is_empty() }).await;
         assert_eq!(desk.told("RetentionSet").await, [word], "what the flags say of all is not told of each");
     })
