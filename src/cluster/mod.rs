@@ -1,7 +1,8 @@
-//! What is remembered in the API server: our objects, the little we touch of Cilium's, and the claim protocol.
+//! Everything that is kept in the API server: our objects, the few fields that we use of Cilium's, and the
+//! claim protocol.
 //!
-//! Decisions here are functions from what was read to the next write; carrying a write out belongs to a thin shell.
-//! Must never hold a truth of its own: whatever is not in the API server is lost with the process.
+//! Decisions are pure functions from what was read to the next write; thin callers send the writes. Must
+//! never keep state of its own: what is not in the API server is lost with the process.
 
 pub mod api;
 pub mod cilium;

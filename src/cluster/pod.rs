@@ -1,4 +1,4 @@
-//! What a Pod, a Node and the pod before it say, as the facts that decisions rest on. Must never decide anything.
+//! Turns Pods and Nodes into the facts that decisions depend on. Must never decide anything.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kube::core::ObjectMeta;
 use crate::policy::handover::{NodeState, OldPod};
 use crate::policy::selection::facts::{Owner, PodFacts};
 
-/// The taint by which a person or machine vouches that a node is off.
+/// The taint by which an operator or a tool confirms that a node is off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// A static pod's real uid, on the mirror that the API server has of it.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -68,7 +68,7 @@ pub fn node_state(node: Option<&Node>) -> NodeState {
     if ready { NodeState::Ready } else { NodeState::NotReady }
 }
 
-/// The state of the pod with this uid, from what stands under its name now.
+/// The state of the pod with this uid, from the pod that has its name now.
 #[must_use]
 pub fn old_pod(found: Option<&Pod>, uid: &str) -> OldPod {
     let Some(pod) = found.filter(|pod| is_meant(pod, uid)) else { return OldPod::Gone };

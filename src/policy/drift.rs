@@ -199,12 +199,7 @@ impl fmt::Display for DriftFinding {
             }
             Drift::Invented => write!(f, "node {node}: the Node has no range, so Cilium chooses one itself"),
             Drift::Annotation { key, says, stands } => {
-                write!(
-                    f,
-                    "node {node}: annotation {key} has {}, Cilium uses {}",
-                    list(says),
-                    list(stands)
-                )
+                write!(f, "node {node}: annotation {key} has {}, Cilium uses {}", list(says), list(stands))
             }
             Drift::NoNode => write!(f, "node {node}: there is a CiliumNode but no Node"),
             Drift::NothingAnnounced => {

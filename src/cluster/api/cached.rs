@@ -1,8 +1,9 @@
-//! What the API server remembers, without a look into etcd: a fraction of the cost of a live read, and perhaps a moment old.
+//! Reads from the API server's watch cache, without etcd: a fraction of the cost of a live read, but perhaps
+//! slightly stale.
 //!
-//! It counts only where a moment does not matter: a StickyIP that nobody has, because whoever attaches to it does so by its
-//! resourceVersion; claims that are sealed to it, because a seal stands as long as its StickyIP; the word of a namespace
-//! where it says yes. Must never be the ground for a "no".
+//! It is used only where that does not matter: for a StickyIP to which nothing is attached, because attaching
+//! uses its resourceVersion; for claims that are sealed to it, because a seal lasts as long as its StickyIP;
+//! for a namespace's annotation that says yes. Must never decide a "no".
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -19,7 +20,7 @@ use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
 /// One object.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn object<K: Clone + DeserializeOwned + Debug>(
     api: &Connection,
     what: &str,
@@ -39,14 +40,15 @@ pub async fn object<K: Clone + DeserializeOwned + Debug>(
 /// The annotations of a namespace.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn annotations(api: &Connection, namespace: &str) -> Result<BTreeMap<String, String>, ApiError> {
     let namespaces: Api<Namespace> = Api::all(api.client());
     let read = object(api, &format!("get Namespace {namespace}"), &namespaces, namespace).await?;
     Ok(read.and_then(|found| found.metadata.annotations).unwrap_or_default())
 }
 
-/// The claims on these addresses; none if one is not there or cannot be read: whoever reads it live has words for it.
+/// The claims on these addresses; none if one does not exist or cannot be read: the live read reports the
+/// error.
 pub async fn claims(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<ClaimsByAddress> {
     let all: Api<AddressClaim> = Api::all(api.client());
     let mut claims = ClaimsByAddress::new();
@@ -62,7 +64,7 @@ pub async fn claims(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<Cl
     Some(claims)
 }
 
-/// Whether nobody has this StickyIP.
+/// Whether nothing is attached to this StickyIP.
 #[must_use]
 pub fn is_free(sticky: &StickyIP) -> bool {
     sticky.status.as_ref().is_none_or(|status| status.attachment.is_none())

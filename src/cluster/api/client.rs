@@ -1,5 +1,5 @@
-//! The way to the API server: a client from a kubeconfig file, a deadline over everything that is asked of it, and errors
-//! that say what was asked and what to do.
+//! The connection to the API server: a client from a kubeconfig file, a deadline for all requests, and errors
+//! that say what was requested and what to do.
 //!
 //! Must never be built before it is needed, and never outlive its deadline: the runtime waits for the plugin.
 
@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use crate::cluster::api::connection::Wire;
 
-/// How often a read is tried when the connection breaks. A server that is away refuses at once; waiting for it longer is
-/// the runtime's business, which comes again.
+/// How often a read is tried when the connection breaks. A server that is away refuses at once; waiting for
+/// it longer is the runtime's business, which comes again.
 const TRIES: u32 = 3;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Why the API server was of no help.
+/// Why a request to the API server failed.
 #[derive(Debug, Error)]
 pub enum ApiError {
     /// There is no usable kubeconfig.
@@ -50,7 +50,7 @@ pub enum ApiError {
         what: String,
         /// The kubeconfig.
         path: PathBuf,
-        /// The server's words.
+        /// The server's message.
         why: String,
     },
     /// The server cannot be reached, or breaks off.
@@ -76,7 +76,7 @@ pub enum ApiError {
         what: String,
         /// The status.
         code: u16,
-        /// The server's words.
+        /// The server's message.
         why: String,
     },
     /// The object is there and cannot be read, or the answer is none.
@@ -102,16 +102,16 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// Whether the server says that the object of this name is not there. A kind that it does not serve right now, of which it
-    /// says 404 as well, is something else.
+    /// Whether the server says that the object of this name is not there. A kind that it does not serve right
+    /// now, of which it says 404 as well, is something else.
     #[must_use]
     pub fn says_gone(&self, name: &str) -> bool {
         matches!(self, Self::Refused { code: 404, why, .. } if why.contains(&format!("\"{name}\" not found")))
     }
 }
 
-/// A kubeconfig as the agent writes it, which is read in a tenth of the time that YAML takes. None if it is of another kind, or names
-/// files by the way from its own folder, which kube follows.
+/// A kubeconfig as the agent writes it, which is read in a tenth of the time that YAML takes. None if it is
+/// of another kind, or names files by the way from its own folder, which kube follows.
 fn written_as_json(path: &Path) -> Option<Kubeconfig> {
     let read: Kubeconfig = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     let authorities =
@@ -169,8 +169,8 @@ impl Connection {
         Ok(Self { wire, ..Self::with_client(client, kubeconfig, timeout) })
     }
 
-    /// Waits, within the time that is left, for a connection that is being opened, and tells whether there is one. One that fails is told
-    /// to the first who asks.
+    /// Waits, within the time that is left, for a connection that is being opened, and returns whether there
+    /// is one. If it fails, the first request gets the error.
     pub async fn settled(&self) -> bool {
         match &self.wire {
             Some(wire) => tokio::time::timeout_at(self.deadline, wire.settled()).await.unwrap_or(false),
@@ -191,7 +191,7 @@ impl Connection {
         self.client.clone()
     }
 
-    /// Starts the time anew: waiting for another pod is not the server's fault.
+    /// Restarts the time: waiting for another pod is not the server's fault.
     pub fn restart_time(&mut self) {
         self.deadline = Instant::now() + self.timeout;
     }

@@ -1,9 +1,10 @@
-//! The plugin's one connection to the API server: a handshake, and everything that is asked at once goes over it side by side.
-//! A client with a pool would open a connection for each of several parallel requests, and a handshake costs more than
-//! most answers.
+//! The plugin's one connection to the API server: a handshake, and everything that is asked at once goes over
+//! it side by side. A client with a pool would open a connection for each of several parallel requests, and a
+//! handshake costs more than most answers.
 //!
-//! Must never repeat a request that broke: whether it may be sent again is the asker's to know. What the server answers with "not now" (429, 503,
-//! 504) is sent again after a while, as kube's own client does; of a write that was done all the same the precondition tells.
+//! Must never repeat a request that broke: whether it may be sent again is the asker's to know. What the
+//! server answers with "not now" (429, 503, 504) is sent again after a while, as kube's own client does; of a
+//! write that was done all the same the precondition tells.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -29,8 +30,8 @@ use tower::{BoxError, Layer, Service};
 /// What TLS calls the second version of HTTP.
 const HTTP_2: &[u8] = b"h2";
 
-/// A client that asks over one connection, which is opened at once, while the asker sees to other things. Where there is no TLS,
-/// or a proxy between, it is kube's own.
+/// A client that asks over one connection, which is opened at once, while the asker sees to other things.
+/// Where there is no TLS, or a proxy between, it is kube's own.
 ///
 /// # Errors
 /// The credentials are of no use.
@@ -79,7 +80,7 @@ impl Target {
         let stream = self.tls.connect(self.name.clone(), stream).await?;
         let two = stream.get_ref().1.alpn_protocol() == Some(HTTP_2);
         let stream = TokioIo::new(stream);
-        // What becomes of the connection is told to those who ask over it.
+        // Requests over the connection report its errors.
         if two {
             let (line, connection) = http2::handshake(TokioExecutor::new(), stream).await?;
             tokio::spawn(connection);
@@ -117,7 +118,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A call that fails is made again by the first who asks, and he is told why.
+    /// If it fails, the first request tries again and gets the error.
     async fn call_ahead(self) {
         let mut kept = self.line.lock().await;
         if kept.is_none() {
@@ -125,9 +126,9 @@ impl Wire {
         }
     }
 
-    /// Waits until the call that was made ahead has come through, or has failed. Whoever asks several things at once after that
-    /// sends them together; those who wait for a connection go one after the other.
-    /// Tells whether there is a connection.
+    /// Waits until the call that was made ahead has come through, or has failed. Whoever asks several things
+    /// at once after that sends them together; those who wait for a connection go one after the other. Tells
+    /// whether there is a connection.
     pub async fn settled(&self) -> bool {
         self.line.lock().await.as_ref().is_some_and(Line::is_open)
     }
@@ -194,8 +195,8 @@ mod tests {
 
     use super::*;
 
-    /// A server that speaks the first version of HTTP, and tells each asker on which connection he is. Every connection ends after
-    /// `answers` answers.
+    /// A server that speaks the first version of HTTP, and tells each asker on which connection he is. Every
+    /// connection ends after `answers` answers.
     async fn of_the_first_version(answers: usize) -> kube::Config {
         let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
         let (certificate, key) = (made.cert.der().clone(), made.signing_key.serialize_der());

@@ -1,5 +1,5 @@
-//! Events: what a person who looks at a pod or a StickyIP should know. Best effort, after the write that decides. Must
-//! never fail or hold up what they tell of: whoever tells goes on whatever becomes of it.
+//! Kubernetes Events on pods, StickyIPs, nodes and pools. Best effort, after the write that they report. Must
+//! never fail or delay that work: the caller continues whether or not the event was sent.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use crate::cluster::objects::{IPPool, Skipped, StickyIP};
 use crate::cluster::protocol::apply::{ApiWriter, FIELD_MANAGER, SentWrite};
 use crate::policy::selection::facts::PodFacts;
 
-/// How long a told event may take away from a verb.
+/// How long sending an event may delay a verb.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The longest message that the API server takes.
 const LONGEST_MESSAGE: usize = 1024;
 /// The longest start of an event's name that is an object's.
 const LONGEST_NAME: usize = 200;
 
-/// What is told, and of what.
+/// An event to send.
 #[derive(Debug, Clone)]
 pub struct Told {
     /// The object.
     pub about: ObjectReference,
-    /// One word for machines.
+    /// The reason, for programs.
     pub reason: &'static str,
-    /// A sentence for people.
+    /// The message, for operators.
     pub message: String,
     /// Something is wrong.
     pub warning: bool,
@@ -106,8 +106,8 @@ pub fn skipped(object: &Skipped) -> ObjectReference {
     }
 }
 
-/// What is told when this very attachment moved the address from another node: from, to, and why. `before` is the
-/// StickyIP as it was read before, where it was: two attachments of one second look alike.
+/// The message if this attachment moved the address from another node: from, to, and why. `before` is the
+/// StickyIP as it was read before, if it was: two attachments within one second look alike.
 #[must_use]
 pub fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
     let status = object.status.as_ref()?;
@@ -132,7 +132,7 @@ pub fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Option<Stri
     })
 }
 
-/// Tells whoever looks at the StickyIP or at the pod that the address came from another node, if it did.
+/// Sends an event on the StickyIP and on the pod if the address came from another node.
 pub async fn emit_move_events(
     api_writer: &mut ApiWriter<'_>,
     before: Option<&StickyIP>,
@@ -148,7 +148,7 @@ pub async fn emit_move_events(
 }
 
 impl Told {
-    /// The name of the event: the same thing told again bears the same one, so that it stands there once.
+    /// The name of the event: the same event has the same name, so that it exists once.
     #[must_use]
     pub fn name(&self) -> String {
         let object = self.about.name.as_deref().unwrap_or_default();
@@ -158,7 +158,8 @@ impl Told {
         format!("{}.{digest}", &object[..object.floor_char_boundary(LONGEST_NAME)])
     }
 
-    /// Where the event stands: with its object, or where Kubernetes keeps those of objects without a namespace.
+    /// The namespace of the event: that of its object, or the one that Kubernetes uses for cluster-scoped
+    /// objects.
     fn namespace(&self) -> &str {
         self.about.namespace.as_deref().unwrap_or("default")
     }
@@ -185,7 +186,7 @@ impl Told {
     }
 }
 
-/// Tells it, if that is quickly done. Whether it stands there now.
+/// Sends it within a short time. Returns whether it exists now.
 pub async fn tell(api_writer: &mut ApiWriter<'_>, told: &Told) -> bool {
     let api = api_writer.api().clone();
     let events: Api<Event> = Api::namespaced(api.client(), told.namespace());
@@ -200,10 +201,10 @@ pub async fn tell(api_writer: &mut ApiWriter<'_>, told: &Told) -> bool {
         }
     };
     match api_writer.observed(SentWrite::Event(&name), create).await {
-        // It stands there already.
+        // It exists already.
         Ok(()) | Err(ApiError::Refused { code: 409, .. }) => true,
         Err(error) => {
-            tracing::warn!(%error, message = told.message, "cannot tell an event");
+            tracing::warn!(%error, message = told.message, "cannot send an event");
             false
         }
     }

@@ -1,8 +1,9 @@
-//! Leader election on a Lease: one of several replicas works, the others wait. Must never be what safety rests on: every write
-//! has a precondition of its own, and two leaders at once only get in each other's way.
+//! Leader election on a Lease: one of several replicas works, the others wait. Must never be what safety
+//! depends on: every write has its own precondition, and two leaders at once only cause conflicts.
 //!
-//! [`ElectionCandidate`] decides from what was read and a time of this machine's own that is handed in; times written by other
-//! machines are never compared. [`LeaderElection`] carries it out, each write with the resourceVersion that was read.
+//! [`ElectionCandidate`] decides from what was read and a time of this machine's own that is handed in; times
+//! written by other machines are never compared. [`LeaderElection`] sends the writes, each with the
+//! resourceVersion that was read.
 
 use std::future::Future;
 use std::path::Path;
@@ -20,11 +21,11 @@ use crate::cluster::api::client::{ApiError, Connection};
 /// The times of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTimes {
-    /// How long a lease that nobody renews is respected.
+    /// How long a lease that is not renewed stays valid.
     pub lease_duration: Duration,
     /// How long a leader that cannot renew goes on; shorter, so that it has stopped before another begins.
     pub renew_deadline: Duration,
-    /// Between two looks or renewals.
+    /// Between two reads or renewals.
     pub retry_period: Duration,
 }
 
@@ -87,18 +88,18 @@ impl LeaseTimes {
 /// A Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseState {
-    /// Who holds it; nobody, if it was given back.
+    /// Who holds it; empty if it was released.
     pub holder: Option<String>,
     /// The state that it was read in: uid and resourceVersion.
     pub version: String,
-    /// For how long its holder asks to be respected.
+    /// How long it is valid.
     pub duration: Duration,
 }
 
 /// What to write next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseAction {
-    /// There is no Lease: create it, which fails if somebody else does.
+    /// There is no Lease: create it, which fails if another replica does.
     Create,
     /// Take it over.
     Take,
@@ -136,10 +137,11 @@ impl ElectionCandidate {
             }
         };
         match seen.holder.as_deref() {
-            // Also a lease that this very name held in an earlier life: names are unique to a process.
+            // Names are unique per process, so a lease with this name is our own.
             Some(holder) if holder == self.me => LeaseAction::Renew,
             None | Some("") => LeaseAction::Take,
-            // Its own word counts, but never less than ours: a leader of shorter times must not be overtaken early.
+            // Its own duration counts, but never less than ours: a leader with shorter times must not be
+            // overtaken early.
             Some(_) if now.saturating_sub(since) >= seen.duration.max(self.lease_times.lease_duration) => {
                 LeaseAction::Take
             }
@@ -170,7 +172,7 @@ impl ElectionCandidate {
     }
 }
 
-/// Where the election takes place, and who stands for it.
+/// The Lease of the election, and this replica's name.
 pub struct LeaderElection {
     api: Connection,
     namespace: String,
@@ -210,8 +212,8 @@ impl LeaderElection {
         Api::namespaced(self.api.client(), &self.namespace)
     }
 
-    /// Waits until this replica leads, then does `work` until it ends by itself or the lease is lost. The lease is given back when
-    /// `work` ends by itself.
+    /// Waits until this replica leads, then does `work` until it ends by itself or the lease is lost. The
+    /// lease is given back when `work` ends by itself.
     ///
     /// # Errors
     /// [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
@@ -220,7 +222,8 @@ impl LeaderElection {
         self.hold(term, work).await
     }
 
-    /// Waits until this replica leads. Whoever stops waiting calls [`LeaderElection::give_back`]: the last write may have won.
+    /// Waits until this replica leads. Whoever stops waiting calls [`LeaderElection::give_back`]: the last
+    /// write may have won.
     pub async fn win(&mut self) -> Leadership {
         let started = Instant::now();
         let mut candidate = ElectionCandidate::new(&self.me, self.lease_times);
@@ -231,7 +234,8 @@ impl LeaderElection {
         Leadership { candidate, started }
     }
 
-    /// Does `work` until it ends by itself or the lease is lost. The lease is given back when `work` ends by itself.
+    /// Does `work` until it ends by itself or the lease is lost. The lease is given back when `work` ends by
+    /// itself.
     ///
     /// # Errors
     /// [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
@@ -241,7 +245,8 @@ impl LeaderElection {
         work: impl Future<Output = T>,
     ) -> Result<T, LeaseLost> {
         let outcome = tokio::select! {
-            // Looked at first: work that is always busy must not keep the process from seeing that its time is over.
+            // Looked at first: work that is always busy must not keep the process from seeing that its time
+            // is over.
             biased;
             why = self.renew(&mut term.candidate, term.started) => Err(LeaseLost::Lost { lease: self.lease(), why }),
             done = work => Ok(done),
@@ -256,7 +261,7 @@ impl LeaderElection {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Renews for as long as it can; tells why it cannot any more.
+    /// Renews as long as possible; returns why it failed.
     async fn renew(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> String {
         loop {
             let until = started + candidate.leads_until().unwrap_or_default();
@@ -273,7 +278,7 @@ impl LeaderElection {
         }
     }
 
-    /// One look and at most one write. Whether the lease is this replica's now, by this very write.
+    /// One read and at most one write. Returns whether this write made the lease this replica's.
     async fn attempt(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> bool {
         self.api.restart_time();
         let leases = self.leases();
@@ -281,7 +286,7 @@ impl LeaderElection {
         let read = match self.api.once(&what, leases.get_opt(&self.name)).await {
             Ok(read) => read,
             Err(error) => {
-                tracing::warn!(lease = %self.lease(), %error, "cannot look at the lease");
+                tracing::warn!(lease = %self.lease(), %error, "cannot read the lease");
                 return false;
             }
         };
@@ -431,7 +436,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two candidates with clocks of their own, looks at any time, writes that may be lost: never two leaders.
+        /// Two candidates with clocks of their own, looks at any time, writes that may be lost: never two
+        /// leaders.
         #[test]
         fn two_candidates_never_lead_at_once(steps in proptest::collection::vec((0u8..2, 1u64..9, prop::bool::ANY), 1..200)) {
             let lease_times = LeaseTimes::default();

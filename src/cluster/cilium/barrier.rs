@@ -1,28 +1,31 @@
-//! A sign in the pool of a CiliumNode: a key that no pod can have, put there in one write with the owner of another key.
+//! A barrier entry in the pool of a CiliumNode: an address that no pod can have, added in one write with the
+//! owner of another entry.
 //!
-//! Cilium's agent does not tell which version of its CiliumNode it knows. But its socket tells whether a key stands in the pool as it
-//! knows it, and it knows an object whole: once it knows the sign, it knows the owner too (docs/decisions/0026). Must
-//! never be taken for an address, and never vouch for another write than the one that put it there.
+//! cilium-agent does not report which version of its CiliumNode it has seen. But its socket reports whether
+//! an entry is in the pool that it has seen, and it sees an object as a whole: once it has the barrier entry,
+//! it has the owner too (docs/decisions/0026). Must never be used as an address, and never prove another
+//! write than the one that added it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 
-/// Whose a sign is. No namespace can have a dot in its name, so no pod is ever given it.
+/// The owner of a barrier entry. No namespace can have a dot in its name, so no pod ever gets it.
 const OWNER: &str = "sticky-ipam.io/sign";
-/// 240.0.0.0/4, which nobody uses: reserved, and routed nowhere.
+/// 240.0.0.0/4, which is unused: reserved, and routed nowhere.
 const V4: u32 = 0xf000_0000;
-/// 100::/64, which nobody uses: what is sent there is discarded.
+/// 100::/64, which is unused: what is sent there is discarded.
 const V6: u128 = 0x0100 << 112;
 
-/// Whether a key of the pool is a sign.
+/// Whether a pool entry is a barrier entry.
 #[must_use]
 pub fn is_barrier(entry: &PoolEntry) -> bool {
     entry.owner == OWNER
 }
 
-/// A new sign for the owner of this address, if it is put in place of the object as it was read. Another one for every
-/// version of the object, and a version is followed by one write only: no two writes have the same sign.
+/// A new barrier entry for the owner of this address, for a write with the resourceVersion that was read. It
+/// differs for every version of the object, and only one write follows a version: no two writes have the same
+/// barrier entry.
 #[must_use]
 pub fn fresh(node: &CiliumNode, owned: IpAddr) -> (IpAddr, PoolEntry) {
     let version = node.metadata.resource_version.as_deref().unwrap_or_default();
@@ -39,7 +42,7 @@ pub fn fresh(node: &CiliumNode, owned: IpAddr) -> (IpAddr, PoolEntry) {
     (sign, PoolEntry { owner: OWNER.into(), resource: owned.to_string() })
 }
 
-/// The sign that stands for the owner of this address.
+/// The barrier entry for the owner of this address.
 #[must_use]
 pub fn of(node: &CiliumNode, owned: IpAddr) -> Option<IpAddr> {
     let owned = owned.to_string();
@@ -47,7 +50,7 @@ pub fn of(node: &CiliumNode, owned: IpAddr) -> Option<IpAddr> {
     standing.and_then(|(key, _)| key.parse().ok())
 }
 
-/// The keys of all signs that stand.
+/// The addresses of all barrier entries.
 pub fn keys(node: &CiliumNode) -> impl Iterator<Item = &String> {
     node.spec.ipam.pool.iter().filter(|(_, entry)| is_barrier(entry)).map(|(key, _)| key)
 }

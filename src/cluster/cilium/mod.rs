@@ -1,5 +1,5 @@
-//! What is read from and written to Cilium: its objects, the pool of a CiliumNode, the sync barrier, its socket.
-//! Must never decide who is sticky.
+//! What is read from and written to Cilium: its objects, the pool of a CiliumNode, the sync barrier, its
+//! socket. Must never decide who is sticky.
 
 pub mod barrier;
 pub mod objects;

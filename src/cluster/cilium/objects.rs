@@ -1,7 +1,7 @@
 //! The little that we touch of Cilium's objects.
 //!
-//! Only what is read is named; everything else is passed over on reading. Must never be sent back whole: writes
-//! are merge patches of single keys, so fields that we do not know are never lost.
+//! Only what is read is named; everything else is passed over on reading. Must never be sent back whole:
+//! writes are merge patches of single keys, so fields that we do not know are never lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -95,8 +95,8 @@ impl CiliumNode {
         self.status.as_ref().is_some_and(|status| status.ipam.used.contains_key(address))
     }
 
-    /// The addresses that Cilium may have given to others than `owner`: what stands in the pool for anybody else, or is used. That
-    /// lags behind: the owner's own old sandbox may still stand there.
+    /// The addresses that Cilium may have given to others than `owner`: pool entries of other owners, and
+    /// used addresses. The status lags behind: the owner's own old sandbox may still be in it.
     #[must_use]
     pub fn barred_to(&self, owner: &str) -> BTreeSet<IpAddr> {
         let pool = &self.spec.ipam.pool;
@@ -184,7 +184,7 @@ impl Validate for CiliumEndpoint {
     }
 }
 
-/// The merge patch that puts these entries into a node's pool and takes those out, and touches nothing else.
+/// The merge patch that adds these entries to a node's pool and removes those, and touches nothing else.
 #[must_use]
 pub fn pool_patch<'a>(
     put: impl IntoIterator<Item = (&'a str, &'a PoolEntry)>,
@@ -205,7 +205,7 @@ fn text(value: &str) -> Value {
     if value.is_empty() { Value::Null } else { value.into() }
 }
 
-/// The merge patch that replaces a node's podCIDRs if nobody wrote the object since it was read.
+/// The merge patch that replaces a node's podCIDRs if the object was not written since it was read.
 ///
 /// The list has two writers, so both send the resourceVersion that they read.
 #[must_use]

@@ -1,8 +1,8 @@
-//! Cilium's agent on this node, asked over its socket whether it still has an endpoint with an address, and whether an address
-//! stands in the pool as it knows it.
+//! Cilium's agent on this node, asked over its socket whether it still has an endpoint with an address, and
+//! whether an entry is in the pool that it has seen.
 //!
-//! A question of one line and an answer of a few, so a few lines of HTTP are enough. Must never wait longer than a
-//! moment: Cilium's agent may hang, and the runtime waits for the plugin.
+//! A question of one line and an answer of a few, so a few lines of HTTP are enough. Must never wait longer
+//! than a moment: Cilium's agent may hang, and the runtime waits for the plugin.
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -88,20 +88,20 @@ fn look_up(socket: &Path, id: &str) -> io::Result<EndpointAnswer> {
     }
 }
 
-/// Whether a key that no pod can have stands in the pool as Cilium's agent knows it. To find out it is taken for a moment, and given
-/// back: never ask so for an address that a pod may have.
+/// Whether a barrier entry is in the pool that cilium-agent has seen. To find out, it is allocated for a
+/// moment and released: never use this for an address that a pod may have.
 ///
 /// # Errors
 /// As [`endpoint`].
 pub fn knows(socket: &Path, key: IpAddr) -> io::Result<bool> {
-    // Nobody misses it if this fails.
+    // Nothing depends on it if this fails.
     let give_back = || drop(ask(socket, "DELETE", &format!("/v1/ipam/{key}?pool=default")));
     let asked = ask(socket, "POST", &format!("/v1/ipam/{key}?owner=sticky-ipam&pool=default"));
     // Without an answer it may have been taken all the same.
     let (status, body) = asked.inspect_err(|_| give_back())?;
     let is_there = match status {
         200 => true,
-        // Whoever asked before ended before it was given back.
+        // An earlier caller stopped before it released the address.
         500 if body.contains("already in use") => true,
         500 if body.contains("not available") || body.contains("No IPs available") => false,
         other => return Err(io::Error::other(format!("Cilium's agent answered {other} for {key}: {body}"))),

@@ -96,12 +96,12 @@ pub struct AddressClaimSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub reason: Option<String>,
-    /// The pod on the home node that had the address before it was claimed. Until the StickyIP was attached once,
-    /// only this pod can be attached. The home node removes this field when the pod is gone.
+    /// The pod on the home node that had the address before it was claimed. Until the StickyIP was attached
+    /// once, only this pod can be attached. The home node removes this field when the pod is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ClaimedPod>,
-    /// The address was released for good: its former claimant does not get it back during the quarantine, except by
-    /// a pin.
+    /// The address was released for good: its former claimant does not get it back during the quarantine,
+    /// except by a pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<bool>,
 }

@@ -38,7 +38,8 @@ impl Condition {
     }
 }
 
-/// Puts a condition in the place of the one of its kind. One whose status is as it was keeps the time at which that changed.
+/// Puts a condition in the place of the one of its kind. One whose status is as it was keeps the time at
+/// which that changed.
 pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) {
     match conditions.iter_mut().find(|condition| condition.kind == new.kind) {
         Some(old) => {

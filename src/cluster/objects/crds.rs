@@ -1,4 +1,5 @@
-//! The CustomResourceDefinitions as the YAML that is checked in. Must never differ from the types: a test compares.
+//! The CustomResourceDefinitions as the YAML that is checked in. Must never differ from the types: a test
+//! compares.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

@@ -162,7 +162,8 @@ impl IPPool {
         self.excluded().any(|range| range.contains(&address))
     }
 
-    /// Whether all that two ranges share is never allocated. Two ranges share nothing, or one lies in the other.
+    /// Whether all that two ranges share is never allocated. Two ranges share nothing, or one lies in the
+    /// other.
     #[must_use]
     pub fn excludes_shared(&self, a: IpNet, b: IpNet) -> bool {
         let shared = if a.prefix_len() > b.prefix_len() { a } else { b };

@@ -1,10 +1,10 @@
-//! Labels by which an agent asks for what concerns its node alone. Must never be a decision's ground: they repeat
-//! what the object says, for the API server's selection.
+//! Labels by which an agent asks for what concerns its node alone. Must never be a decision's ground: they
+//! repeat what the object says, for the API server's selection.
 //!
-//! - `sticky-ipam.io/block` on a claim: the block, `10.1.2.0/24` as `10.1.2.0-24`, `fd00:1::/112` written out in
-//!   full with dashes, `fd00-0001-…-0000-112`.
-//! - `sticky-ipam.io/node` on a StickyIP: the node's name as it is; a name longer than a label's 63 characters is
-//!   cut and ends in 16 hexadecimal digits of its SHA-256.
+//! - `sticky-ipam.io/block` on a claim: the block, `10.1.2.0/24` as `10.1.2.0-24`, `fd00:1::/112` written out
+//!   in full with dashes, `fd00-0001-…-0000-112`.
+//! - `sticky-ipam.io/node` on a StickyIP: the node's name as it is; a name longer than a label's 63
+//!   characters is cut and ends in 16 hexadecimal digits of its SHA-256.
 
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
@@ -18,7 +18,8 @@ pub const NODE: &str = "sticky-ipam.io/node";
 
 /// The most characters that a label's value may have.
 const LONGEST: usize = 63;
-/// Hexadecimal digits of the hash in a shortened name: 64 bits, enough to tell the nodes of one cluster apart.
+/// Hexadecimal digits of the hash in a shortened name: 64 bits, enough to tell the nodes of one cluster
+/// apart.
 const HASH_DIGITS: usize = 16;
 
 /// The label value for a block.
@@ -38,7 +39,8 @@ pub fn node_value(node: &str) -> String {
     }
     let digest = Sha256::digest(node.as_bytes());
     let hash: String = digest.iter().take(HASH_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
-    // Node names are DNS names, so any cut falls between characters; one must not leave a dot before the dash.
+    // Node names are DNS names, so any cut falls between characters; one must not leave a dot before the
+    // dash.
     let head: String = node.chars().take(LONGEST - HASH_DIGITS - 1).collect();
     format!("{}-{hash}", head.trim_end_matches(['.', '-']))
 }

@@ -1,4 +1,5 @@
-//! Reading objects that may be broken: made by hand before the schema was there, by a newer version, by a bug.
+//! Reading objects that may be broken: made by hand before the schema was there, by a newer version, by a
+//! bug.
 //!
 //! A watch of `DeserializeGuard<K>` never ends over one object; [`readable`] turns each into the object or a
 //! [`Skipped`] to report as an event. Must never repair by guess.

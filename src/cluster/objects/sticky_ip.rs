@@ -18,7 +18,8 @@ use crate::policy::selection::facts::Owner;
 pub const RELEASING: &str = "Releasing";
 /// The condition of an address that nobody has and that is kept because its workload cannot be looked at.
 pub const RELEASE_BLOCKED: &str = "ReleaseBlocked";
-/// The annotation of a StickyIP with the retention that one of us wrote: another one in its spec is a person's word.
+/// The annotation of a StickyIP with the retention that one of us wrote: another one in its spec is a
+/// person's word.
 pub const RETENTION_SET: &str = "sticky-ipam.io/retention-set";
 /// How many handovers a StickyIP remembers.
 pub const HANDOVERS_KEPT: usize = 10;
@@ -72,8 +73,8 @@ pub struct StickyIPSpec {
     pub claimant: ClaimantRef,
     /// The workload whose life decides how long they are kept.
     pub workload: WorkloadRef,
-    /// What made the workload, what made that, and so on, nearest first, as last seen while the workload was there. Written by the
-    /// controller: a workload that is gone may be made anew by them.
+    /// What made the workload, what made that, and so on, nearest first, as last seen while the workload was
+    /// there. Written by the controller: a workload that is gone may be made anew by them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
@@ -125,7 +126,8 @@ pub struct WorkloadRef {
     /// Name, in the StickyIP's namespace.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Its uid, once it was looked up; changes when a workload of the same name takes its predecessor's place.
+    /// Its uid, once it was looked up; changes when a workload of the same name takes its predecessor's
+    /// place.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub uid: String,

@@ -1,4 +1,4 @@
-//! Carrying out one write with exactly its precondition. Must never decide anything, and never write without the
+//! Sends one write with exactly its precondition. Must never decide anything, and never write without the
 //! precondition that the write names.
 
 use std::future::Future;
@@ -20,10 +20,10 @@ use crate::cluster::protocol::write::{Precondition, Write};
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::lifetime::retention::Retention;
 
-/// Who we are, in the fields that the API server keeps of every writer.
+/// The field manager of our writes.
 pub const FIELD_MANAGER: &str = "sticky-ipam";
 
-/// The condition of a StickyIP whose address another holds.
+/// The condition of a StickyIP whose address is claimed for another.
 const CONFLICT: &str = "Conflict";
 /// Conditions that end when a pod is attached.
 const OF_UNATTACHED: &[&str] = &[CONFLICT, RELEASE_BLOCKED, RELEASING];
@@ -37,11 +37,11 @@ pub enum SentWrite<'a> {
     Node(&'a NodePatch),
     /// One to a pod of this name: what it asks of Cilium.
     Pod(&'a str),
-    /// An event of this name: nothing rests on it.
+    /// An event of this name: nothing depends on it.
     Event(&'a str),
 }
 
-/// Told of every write, by number from 1. Tests stop a process there.
+/// Observes every write, by number from 1. Tests stop a process there.
 pub trait WriteObserver {
     /// The write is about to be sent.
     fn before(&self, number: usize, write: SentWrite<'_>) {
@@ -53,7 +53,7 @@ pub trait WriteObserver {
     }
 }
 
-/// Watches nothing.
+/// Observes nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoObserver;
 
@@ -62,17 +62,17 @@ impl WriteObserver for NoObserver {}
 /// What came of a write.
 #[derive(Debug)]
 pub enum Applied {
-    /// A StickyIP was written; this is how it stands now.
+    /// A StickyIP was written; this is its new state.
     Sticky(Box<StickyIP>),
-    /// A claim was written; this is how it stands now.
+    /// A claim was written; this is its new state.
     Claim(Box<AddressClaim>),
     /// The object is gone, or going.
     Deleted,
-    /// The world has moved on: the precondition did not hold. Read again.
+    /// The precondition did not hold. Read again.
     Conflict,
 }
 
-/// Carries writes out, one at a time.
+/// Sends writes, one at a time.
 pub struct ApiWriter<'a> {
     api: Connection,
     observer: &'a dyn WriteObserver,
@@ -80,7 +80,7 @@ pub struct ApiWriter<'a> {
 }
 
 impl<'a> ApiWriter<'a> {
-    /// A carrier over this connection.
+    /// A writer over this connection.
     #[must_use]
     pub fn new(api: Connection, observer: &'a dyn WriteObserver) -> Self {
         Self { api, observer, count: 0 }
@@ -98,16 +98,16 @@ impl<'a> ApiWriter<'a> {
         &self.api
     }
 
-    /// The connection, to start its time anew.
+    /// The connection, to restart its time.
     pub fn api_mut(&mut self) -> &mut Connection {
         &mut self.api
     }
 
-    /// Sends one write. `known` is the StickyIP as it was read, for the part of its status that grows; `pod` is the name
-    /// of the pod that is attached.
+    /// Sends one write. `known` is the StickyIP as it was read, for the part of its status that grows; `pod`
+    /// is the name of the pod that is attached.
     ///
     /// # Errors
-    /// The server is of no help; if [`ApiError::leaves_doubt`], the write may have happened.
+    /// The request to the API server failed. If [`ApiError::leaves_doubt`], it may have been applied.
     pub async fn apply(
         &mut self,
         write: &Write,
@@ -123,13 +123,13 @@ impl<'a> ApiWriter<'a> {
         let sent = self.send(write, known, pod).await;
         self.observer.after(self.count, SentWrite::Protocol(write));
         match sent {
-            // Exists already, or changed; gone; not as the rules of the object's life want it: somebody was faster.
+            // Exists already, or changed; gone; or against the validation of its phases: a conflict.
             Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Applied::Conflict),
             other => other,
         }
     }
 
-    /// Sends a write of another kind under the witness's eyes.
+    /// Sends a write of another kind, observed.
     ///
     /// # Errors
     /// The request's.
@@ -149,7 +149,7 @@ impl<'a> ApiWriter<'a> {
         self.observer.before(self.count, write);
     }
 
-    /// A live look whether the StickyIP with this uid exists.
+    /// Whether the StickyIP with this uid exists, by a live read.
     async fn is_there(&self, sticky_ref: &StickyKey, uid: &str) -> Result<bool, ApiError> {
         let api: Api<StickyIP> = Api::namespaced(self.api.client(), &sticky_ref.namespace);
         let what = format!("get StickyIP {sticky_ref}");
@@ -221,7 +221,8 @@ impl<'a> ApiWriter<'a> {
                 };
                 let mut object = StickyIP::new(&key.name, spec);
                 if *retention != Retention::default() {
-                    // Or the controller would take it for a person's word, and leave it for ever.
+                    // Without it the controller would treat the retention as set by hand, and never change
+                    // it.
                     object.metadata.annotations = Some(retention_set(*retention));
                 }
                 let what = format!("create StickyIP {key}");
@@ -239,7 +240,7 @@ impl<'a> ApiWriter<'a> {
                 self.put_status(key, known, attached_status(status, attached, *takeover, pod, now())).await
             }
             Write::Detach { key, at, proof } => {
-                // A merge patch takes a key out by null.
+                // A merge patch removes a field by null.
                 let mut status =
                     json!({"attachment": null, "phase": StickyPhase::Retained, "lastSeen": Time(now())});
                 if let Some(proof) = proof {
@@ -266,7 +267,8 @@ impl<'a> ApiWriter<'a> {
     ) -> Result<Applied, ApiError> {
         let name = ClaimName::of(address).to_string();
         let mut metadata = metadata(at);
-        // Nobody but us writes claims, and keeping who wrote which field would be a quarter of the write (docs/decisions/0024).
+        // Only we write claims, and recording the owner of each field would be a quarter of the write
+        // (docs/decisions/0024).
         metadata["managedFields"] = json!([{}]);
         let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
         let what = format!("patch AddressClaim {address}");
@@ -274,16 +276,16 @@ impl<'a> ApiWriter<'a> {
         Ok(Applied::Claim(Box::new(made)))
     }
 
-    /// Writes the whole status of an object as it was read, if it still stands so. Cheaper for the server than a patch, and every start
-    /// of a pod waits for it (docs/decisions/0024).
+    /// Writes the whole status of an object, if it is still as it was read. Cheaper for the server than a
+    /// patch, and every start of a pod waits for it (docs/decisions/0024).
     async fn put_status(
         &self,
         key: &StickyKey,
         known: &StickyIP,
         status: StickyIPStatus,
     ) -> Result<Applied, ApiError> {
-        // By this path the server takes the status alone. All else is there as it was read, with uid and resourceVersion: before 1.36, what
-        // a body lacks of the metadata would be nobody's any more.
+        // By this path the server takes the status alone. All else is there as it was read, with uid and
+        // resourceVersion: before 1.36, what a body lacks of the metadata would lose its owner.
         let mut object = StickyIP { status: Some(status), ..known.clone() };
         object.metadata.managed_fields = None;
         let what = format!("update the status of StickyIP {key}");
@@ -347,7 +349,7 @@ fn clip(text: &str) -> &str {
     &text[..text.floor_char_boundary(LONGEST_REASON)]
 }
 
-/// The object on which the write rests; none if another state of it is known.
+/// The object, if it is in the state that the write requires.
 fn read_at<'a>(known: Option<&'a StickyIP>, at: &Precondition) -> Option<&'a StickyIP> {
     known.filter(|known| {
         known.metadata.resource_version.as_deref() == Some(&at.resource_version)
@@ -367,7 +369,7 @@ fn attached_status(
     now: Timestamp,
 ) -> StickyIPStatus {
     let from = status.attachment.as_ref().map(|old| old.node.clone());
-    // Away from a dead node, and to nobody yet: this is where it goes.
+    // It left a dead node and was not attached since: this completes the move.
     let begun = status.handovers.first().filter(|last| last.to.is_empty()).cloned();
     if let Some(begun) = begun {
         let reason = takeover.map_or(begun.reason, |why| reason_of(why).to_owned());
@@ -375,7 +377,7 @@ fn attached_status(
         status.handovers[0] = HandoverRecord { from: from.unwrap_or(begun.from), to, reason, at };
     } else {
         let last = status.handovers.first().map(|last| last.to.clone());
-        // The sandbox made anew on the same node is no move.
+        // A new sandbox on the same node is no move.
         let moved = last.as_deref() != Some(&attached.node)
             || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
         if moved {
@@ -396,12 +398,13 @@ fn attached_status(
     });
     status.phase = Some(StickyPhase::Attached);
     status.last_seen = Some(Time(now));
-    // What was said of an address that nobody had is no longer so.
+    // Conditions of an unattached StickyIP no longer apply.
     status.conditions.retain(|condition| !OF_UNATTACHED.contains(&condition.kind.as_str()));
     status
 }
 
-/// The status of a StickyIP that is taken off a dead node: the next attachment is a move from there, for this reason.
+/// The status of a StickyIP that is detached from a dead node: the next attachment is a move from there, for
+/// this reason.
 fn left_behind(mut status: StickyIPStatus, proof: Takeover, now: Timestamp) -> StickyIPStatus {
     if let Some(attachment) = status.attachment.take() {
         let reason = reason_of(proof).to_owned();

@@ -33,8 +33,8 @@ const SOON: Duration = Duration::from_secs(4);
 /// Between two reads then.
 const LONG_PAUSE: Duration = Duration::from_millis(500);
 
-/// How often the other tasks of this thread may run until a request that was just made has been sent: through the queue
-/// of the client, then through that of the connection.
+/// How often the other tasks of this thread may run until a request that was just made has been sent: through
+/// the queue of the client, then through that of the connection.
 const YIELDS_UNTIL_SENT: usize = 4;
 
 /// Does something that blocks this thread, once the request that is under way in parallel has been sent.
@@ -57,8 +57,8 @@ pub enum StickyRead {
     Found {
         /// The StickyIP.
         sticky: Box<StickyIP>,
-        /// The claims of its addresses, if they were read after it, or in parallel and are sealed to it: a seal lasts as
-        /// long as its StickyIP.
+        /// The claims of its addresses, if they were read after it, or in parallel and are sealed to it: a
+        /// seal lasts as long as its StickyIP.
         claims: Option<ClaimsByAddress>,
     },
 }
@@ -157,10 +157,10 @@ impl Binder {
         self.run(api_writer, local_node, Progress { sticky, claims, ..Progress::default() }, false).await
     }
 
-    /// Binds a pod that is already running, and stops at any attachment of that pod: the one of its own sandbox is
-    /// better than the adopted one. `unclaimed` are the candidate sources if the caller's watches know neither a
-    /// StickyIP of this name nor a claim on these addresses. If the watches are stale, the first write is a conflict and
-    /// everything is read live.
+    /// Binds a pod that is already running, and stops at any attachment of that pod: the one of its own
+    /// sandbox is better than the adopted one. `unclaimed` are the candidate sources if the caller's watches
+    /// know neither a StickyIP of this name nor a claim on these addresses. If the watches are stale, the
+    /// first write is a conflict and everything is read live.
     ///
     /// # Errors
     /// As [`Binder::bind`].
@@ -278,7 +278,8 @@ impl Binder {
         }
     }
 
-    /// The pin without origins, only to be compared with the addresses of a StickyIP: nothing is claimed by it.
+    /// The pin without origins, only to be compared with the addresses of a StickyIP: nothing is claimed by
+    /// it.
     fn plain_pin(&self) -> Vec<Candidate> {
         let plain = |address: &IpAddr| Candidate { address: *address, origin: Origin::Nowhere };
         self.pinned.iter().map(plain).collect()
@@ -311,8 +312,8 @@ impl Binder {
         })
     }
 
-    /// Finds the origins of the addresses of a StickyIP whose claim was lost or never created. This is rare, so they are
-    /// looked up only then: the origins of this run's own candidates are known.
+    /// Finds the origins of the addresses of a StickyIP whose claim was lost or never created. This is rare,
+    /// so they are looked up only then: the origins of this run's own candidates are known.
     async fn find_origins(
         &self,
         api_writer: &ApiWriter<'_>,
@@ -403,8 +404,9 @@ impl Binder {
             _ => sent.await,
         };
         match applied {
-            // The answer is as good as a read. Everything else is as it was read, or the precondition of the next write
-            // fails: a name that is free, a claim that is unchanged; and a seal lasts as long as its StickyIP.
+            // The answer is as good as a read. Everything else is as it was read, or the precondition of the
+            // next write fails: a name that is free, a claim that is unchanged; and a seal lasts as long as
+            // its StickyIP.
             Ok(Applied::Sticky(object)) => {
                 progress.claims = Some(claims);
                 progress.sticky = Some(*object);

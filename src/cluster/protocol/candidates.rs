@@ -1,5 +1,5 @@
-//! Which addresses a claimant without a StickyIP could have: those that its earlier attempts hold, those that it is
-//! pinned to, then a Sticky pool's, then the node's own. Must never propose an address of the node's block before the
+//! Which addresses a claimant without a StickyIP could have: those of its earlier attempts, those of its pin,
+//! then a Sticky pool's, then the node's own. Must never propose an address of the node's block before the
 //! node's store has reserved it, and never one of any node's block as a Sticky pool's.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,25 +21,26 @@ use crate::cluster::protocol::step::Candidate;
 use crate::cluster::protocol::view::Origin;
 use crate::policy::selection::selector::Selector;
 
-/// How many addresses of a pool's range are looked at: more than anybody claims, and the end of a search in a /64.
+/// How many addresses of a pool's range are tried: more than any cluster claims, and the end of a search in a
+/// /64.
 const MAX_TRIED: u128 = 1 << 17;
 
-/// What the cluster has to offer: read once an ADD, and only for a claimant that has nothing yet.
+/// Where candidates come from: read once per ADD, and only for a claimant that has no address yet.
 #[derive(Debug, Default)]
 pub struct CandidateSources {
     pools: Vec<IPPool>,
     /// The labels of this node, read only if a pool asks for them.
     labels: BTreeMap<String, String>,
     own: Vec<AddressClaim>,
-    /// The blocks of all nodes, read only for an address of a Sticky pool and for one that nobody else knows.
+    /// The blocks of all nodes, read only for an address of a Sticky pool and for one of unknown origin.
     blocks: Option<Vec<(String, IpNet)>>,
 }
 
 impl CandidateSources {
-    /// Reads the Sticky pools and what the claimant's earlier attempts left.
+    /// Reads the Sticky pools and the claims of the claimant's earlier attempts.
     ///
     /// # Errors
-    /// The server is of no help.
+    /// The request to the API server failed.
     pub async fn read(api: &Connection, key: &StickyKey, node: &str) -> Result<Self, BindError> {
         let pools: Api<IPPool> = Api::all(api.client());
         let claims: Api<AddressClaim> = Api::all(api.client());
@@ -60,8 +61,9 @@ impl CandidateSources {
         Ok(Self { pools, labels, own: own.items, blocks: None })
     }
 
-    /// What these pools have to offer to a claimant of which nothing is known. For a pin alone, of which `blocks` are those nodes'
-    /// blocks in which it lies: the node's labels, by which pools are chosen, and other blocks are not in it.
+    /// The sources for a claimant of which nothing exists, from these pools alone. For a pin alone, of which
+    /// `blocks` are those nodes' blocks in which it lies: the node's labels, by which pools are chosen, and
+    /// other blocks are not in it.
     #[must_use]
     pub fn of_pools_alone(pools: Vec<IPPool>, blocks: Vec<(String, IpNet)>) -> Self {
         Self { pools: usable(pools), blocks: Some(blocks), ..Self::default() }
@@ -70,7 +72,7 @@ impl CandidateSources {
     /// Where an address comes from.
     ///
     /// # Errors
-    /// The server is of no help, or the node's store is not, or somebody on this node has it.
+    /// The request to the API server or the node's store failed, or the address is used on this node.
     pub async fn origin(
         &mut self,
         api: &Connection,
@@ -104,7 +106,7 @@ impl CandidateSources {
         }))
     }
 
-    /// The blocks of all nodes, by one live look.
+    /// The blocks of all nodes, by one live read.
     async fn blocks(&mut self, api: &Connection) -> Result<&[(String, IpNet)], BindError> {
         Ok(match &mut self.blocks {
             Some(blocks) => blocks,
@@ -134,8 +136,8 @@ impl CandidateSources {
         Ok(candidates)
     }
 
-    /// One candidate a family that the node's pods have. `kept` are those of an earlier choice, which are as good as before unless they
-    /// are to be avoided.
+    /// One candidate per family of the node's pods. `kept` are those of an earlier choice, which are used
+    /// again unless they must be avoided.
     pub async fn candidates(
         &mut self,
         api: &Connection,
@@ -169,7 +171,7 @@ impl CandidateSources {
         Ok(candidates)
     }
 
-    /// Whether a pool is for the pods of this node. A selector that cannot be read picks nobody.
+    /// Whether a pool is for the pods of this node. An invalid selector selects no node.
     fn serves(&self, pool: &IPPool) -> bool {
         pool.spec.node_selector.as_ref().is_none_or(|written| {
             Selector::check(written).is_ok_and(|selector| selector.matches(&self.labels))
@@ -180,8 +182,8 @@ impl CandidateSources {
         self.own.iter().find(|claim| claim.spec.address == address)
     }
 
-    /// A free address of a Sticky pool. Where the search starts depends on the claimant, so that claimants that come at
-    /// once do not all try the same.
+    /// A free address of a Sticky pool. Where the search starts depends on the claimant, so that claimants
+    /// that come at once do not all try the same.
     async fn of_pools(
         &mut self,
         api: &Connection,
@@ -231,8 +233,8 @@ impl CandidateSources {
     }
 }
 
-/// Where an address comes from by the pools that may be used alone; none if it is of no pool. Whoever asks has made sure that it is of
-/// no node's block.
+/// Where an address comes from by the pools that may be used alone; none if it is of no pool. The caller has
+/// checked that it is in no node's block.
 pub fn of_sticky_pool(pools: &[IPPool], address: IpAddr) -> Option<Origin> {
     pools.iter().find_map(|pool| {
         let range = *pool.spec.cidrs.iter().find(|range| range.contains(&address))?;
@@ -267,13 +269,14 @@ async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, BindError>
     Ok(blocks.collect())
 }
 
-/// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been lost since.
+/// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been
+/// lost since.
 fn again(claim: &AddressClaim, local_node: &mut dyn LocalNode) -> Result<Candidate, BindError> {
     let mut origin = origin_of(claim, local_node.node());
     if matches!(origin, Origin::OwnBlock { .. }) {
         match local_node.reserve_this(claim.spec.address)? {
             Origin::Nowhere => {}
-            // Whoever is not the node itself asks it again, should the claim be gone by now.
+            // If the claim is gone by now, another node asks the home node again.
             as_reserved => origin = as_reserved,
         }
     }
@@ -295,7 +298,8 @@ fn start(key: &StickyKey) -> u128 {
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u128::from(*byte))
 }
 
-/// The first address from `start` on, going round, that is free. Network and broadcast address are none of them.
+/// The first address from `start` on, going round, that is free. Network and broadcast address are none of
+/// them.
 fn search(range: IpNet, start: u128, free: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
     let bits = u32::from(range.max_prefix_len() - range.prefix_len());
     let (first, last) = match (range, bits) {

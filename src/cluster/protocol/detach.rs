@@ -1,8 +1,8 @@
-//! The way out of the cluster's memory for a sandbox that has ended: nothing of its addresses is shown on the node's
-//! CiliumNode any more, then its StickyIP is detached.
+//! Detaches a sandbox that has ended: its addresses are unpublished from the node's CiliumNode, then its
+//! StickyIP is detached.
 //!
-//! Whoever calls has the claimant's pool turn on the node. Must never hide an address whose attachment, read live under
-//! that turn, is another sandbox's.
+//! The caller has the pool lock of the claimant on the node. Must never unpublish an address whose
+//! attachment, read live under that lock, is another sandbox's.
 
 use thiserror::Error;
 
@@ -19,17 +19,17 @@ use kube::api::{Api, ListParams};
 /// How often others may change the StickyIP between our read and our write.
 const MAX_TRIES: usize = 64;
 
-/// Why a sandbox is still attached, or still shown.
+/// Why a sandbox is still attached or published.
 #[derive(Debug, Error)]
 pub enum DetachError {
-    /// The server was of no help.
+    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// The CiliumNode still shows it.
+    /// The CiliumNode still publishes it.
     #[error(transparent)]
     Projection(#[from] PublishError),
-    /// Others were faster every time.
-    #[error("others changed StickyIP {key} {MAX_TRIES} times in a row")]
+    /// Every write was a conflict.
+    #[error("StickyIP {key} was changed by others {MAX_TRIES} times in a row; try again")]
     TooManyConflicts {
         /// The StickyIP.
         key: StickyKey,
@@ -41,12 +41,12 @@ pub enum DetachError {
 pub struct Detached {
     /// The uid of its pod.
     pub pod_uid: String,
-    /// Its StickyIP as it stands now.
+    /// Its StickyIP as it is now.
     pub object: StickyIP,
 }
 
-/// Hides and detaches the sandbox that the API server knows under one of these container ids. None: the StickyIP does not exist, or
-/// another sandbox is attached.
+/// Unpublishes and detaches the sandbox that the API server knows under one of these container ids. None if
+/// the StickyIP does not exist or another sandbox is attached.
 ///
 /// # Errors
 /// See [`DetachError`]; it can be tried again at any time.
@@ -73,7 +73,7 @@ pub async fn detach(
             }
             Ok(_) => {}
             Err(error) if error.leaves_doubt() => {
-                tracing::warn!(sticky_ip = %key, %error, "in doubt about a write; looking again")
+                tracing::warn!(sticky_ip = %key, %error, "write in doubt; reading again")
             }
             Err(error) => return Err(error.into()),
         }
@@ -84,7 +84,7 @@ pub async fn detach(
 /// The StickyIP that is attached to this node under this container id.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn find(
     api_writer: &ApiWriter<'_>,
     node: &str,
@@ -100,8 +100,8 @@ pub async fn find(
     Ok(listed.items.iter().find(attached).map(|object| StickyView::from(object).key))
 }
 
-/// Detaches a sandbox by its container id, if it is attached, and publishes nothing. Returns the StickyIP as it is then,
-/// if it exists.
+/// Detaches a sandbox by its container id, if it is attached, and publishes nothing. Returns the StickyIP as
+/// it is then, if it exists.
 ///
 /// # Errors
 /// The request to the API server failed.

@@ -1,5 +1,6 @@
-//! The pure half of the repair loop: finds what breaks "a StickyIP has exactly one claim per family, and a claim
-//! exactly one StickyIP", and the write that repairs it. Must never release an address that a pod could still use.
+//! The pure half of the repair loop: finds what breaks "a StickyIP has exactly one claim per family, and a
+//! claim exactly one StickyIP", and the write that repairs it. Must never release an address that a pod could
+//! still use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -75,7 +76,8 @@ impl fmt::Display for FoundFault {
 pub struct RepairTimes {
     /// An unsealed claim without a StickyIP is an orphan after this: an ADD may be between the two writes.
     pub orphan: u64,
-    /// A claim whose StickyIP is gone is quarantined for this long before another claimant may have the address.
+    /// A claim whose StickyIP is gone is quarantined for this long before another claimant may have the
+    /// address.
     pub quarantine: u64,
 }
 
@@ -85,8 +87,9 @@ impl Default for RepairTimes {
     }
 }
 
-/// Seconds after which an unsealed claim beside its StickyIP is sealed for its claimant, and a missing claim is made.
-/// Sooner, the plugin or agent that starts the pod would find its own next write done by another, and would retry.
+/// Seconds after which an unsealed claim beside its StickyIP is sealed for its claimant, and a missing claim
+/// is made. Sooner, the plugin or agent that starts the pod would find its own next write done by another,
+/// and would retry.
 const STALLED: u64 = 5;
 
 /// What the repair loop knows beside the objects themselves, as plain values.
@@ -94,7 +97,8 @@ const STALLED: u64 = 5;
 pub struct RepairFacts {
     /// How long is long enough.
     pub times: RepairTimes,
-    /// By uid: for how many seconds an object has been exactly as it is. One that is not named has just changed.
+    /// By uid: for how many seconds an object has been exactly as it is. One that is not named has just
+    /// changed.
     pub unchanged_for: BTreeMap<String, u64>,
     /// The addresses that a pod may still use.
     pub in_use: BTreeSet<IpAddr>,
@@ -104,8 +108,8 @@ pub struct RepairFacts {
     pub unreadable: BTreeSet<StickyKey>,
     /// Where addresses come from that have no claim. One that is not named comes from nowhere.
     pub origins: BTreeMap<IpAddr, Origin>,
-    /// A claimant whose StickyIP is gone does not get the address back, unless a pod still uses it: then a person
-    /// deleted the StickyIP.
+    /// A claimant whose StickyIP is gone does not get the address back, unless a pod still uses it: then a
+    /// person deleted the StickyIP.
     pub release_for_good: bool,
 }
 
@@ -119,7 +123,8 @@ impl RepairFacts {
         self.times.orphan.min(STALLED)
     }
 
-    /// The claim has been unsealed beside its StickyIP for longer than a pod's start takes between the two writes.
+    /// The claim has been unsealed beside its StickyIP for longer than a pod's start takes between the two
+    /// writes.
     pub(super) fn is_stalled(&self, claim: &ClaimView) -> bool {
         self.unchanged_for(&claim.uid, self.stalled_after())
     }

@@ -1,5 +1,5 @@
-//! What binding needs from the node on which the pod runs, and why binding fails. Must never decide anything: the
-//! node's store does.
+//! What binding needs from the node on which the pod runs, and why binding fails. Must never decide anything:
+//! the node's store does.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use crate::cluster::protocol::step::{Candidate, Refusal};
 use crate::cluster::protocol::view::Origin;
 use crate::policy::handover::{OldPod, OldSandbox};
 
-/// The maximum number of writes of one bind. Each is either progress or a conflict; after this many the others get time
-/// to finish.
+/// The maximum number of writes of one bind. Each is either progress or a conflict; after this many the
+/// others get time to finish.
 pub(crate) const MAX_STEPS: usize = 64;
 
 /// The node of the pod: its name, its ranges and its store.
@@ -31,8 +31,8 @@ pub trait LocalNode {
     /// # Errors
     /// The store fails.
     fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, BindError>;
-    /// Called while the write that attaches these addresses is under way. The node may use the time for slow work that
-    /// reserves nothing. Most likely the write succeeds.
+    /// Called while the write that attaches these addresses is under way. The node may use the time for slow
+    /// work that reserves nothing. Most likely the write succeeds.
     fn attaching(&mut self, _addresses: &[IpAddr]) {}
     /// Reserves any address of the node's own ranges for the claimant, durably; none if nothing is free.
     ///

@@ -1,5 +1,5 @@
-//! A small world: an API server with resourceVersions, pods that come and go, a repairer and a recycler, all of
-//! which may read stale, lose races and crash between any two steps. Every reachable state is visited.
+//! A small world: an API server with resourceVersions, pods that come and go, a repairer and a recycler, all
+//! of which may read stale, lose races and crash between any two steps. Every reachable state is visited.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -380,7 +380,8 @@ impl ModelState {
                 continue;
             }
             worlds.extend(self.act(index));
-            // A pod that lives is not an actor that can crash: its node is, and that is what `Leaving` is for.
+            // A pod that lives is not an actor that can crash: its node is, and that is what `Leaving` is
+            // for.
             if self.crashes > 0 && !matches!(self.actors[index].pc, Pc::Idle | Pc::Live(_)) {
                 let mut world = self.clone();
                 world.crashes -= 1;

@@ -1,7 +1,8 @@
-//! The repair loop: finds the faults among the objects that its caller read, and applies one write per fault. A write
-//! conflict is no error: the next pass looks again.
+//! The repair loop: finds the faults among the objects that its caller read, and applies one write per fault.
+//! A write conflict is no error: the next pass looks again.
 //!
-//! Must never write without the precondition of [`super::write::Write`], and never release an address that a pod uses.
+//! Must never write without the precondition of [`super::write::Write`], and never release an address that a
+//! pod uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,15 +26,16 @@ pub enum RepairOutcome {
     Failed(ApiError),
 }
 
-/// Remembers since when objects have been exactly as they are. Lost with its process at no harm: repairs then take longer.
+/// Remembers since when objects have been exactly as they are. Lost with its process at no harm: repairs then
+/// take longer.
 #[derive(Debug, Default)]
 pub struct Repairer {
     first_seen: BTreeMap<(String, String), TimePoint>,
 }
 
 impl Repairer {
-    /// Finds every fault; `facts` without the ages, which are filled in here. Objects that break their own rules are
-    /// left alone: they say nothing that could be relied on.
+    /// Finds every fault; `facts` without the ages, which are filled in here. Objects that break their own
+    /// rules are left alone: they say nothing that could be relied on.
     pub fn find<'a>(
         &mut self,
         stickies: impl Iterator<Item = &'a StickyIP>,
@@ -57,7 +59,8 @@ impl Repairer {
         find_faults(&stickies, &claims, &facts)
     }
 
-    /// By uid, the seconds for which each object that is not in its final state has been as it is. Forgets all others.
+    /// By uid, the seconds for which each object that is not in its final state has been as it is. Forgets
+    /// all others.
     fn unchanged_for(
         &mut self,
         stickies: &[StickyView],

@@ -1,7 +1,8 @@
-//! Which other node still shows an address with which nobody is attached. Whoever deletes a StickyIP by hand while it is attached takes
-//! the attachment with it; but the node of its pod shows the address until that pod has ended.
+//! Finds another node that still publishes an address although nothing is attached. If a StickyIP is deleted
+//! by hand while it is attached, the attachment is lost with it; but the node of its pod publishes the
+//! address until that pod has ended.
 //!
-//! Must never be the ground of a right: it only has the claimant's next pod wait.
+//! Must never give a right to an address: it only makes the claimant's next pod wait.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,30 +18,31 @@ use crate::cluster::pod;
 use crate::cluster::protocol::step::{LiveState, NextStep, Waiting};
 use crate::cluster::protocol::write::Write;
 
-/// What a walk knows of those who may live with its addresses though no object says so.
+/// What one bind knows of pods that may use its addresses although no object says so.
 #[derive(Debug, Default)]
 pub struct StaleNodeCheck {
-    /// Addresses whose claims this walk itself has made, or sealed when it had looked where that was due. Of these nobody else has
-    /// had a right since.
+    /// Addresses whose claims this bind created, or sealed after the check where it was needed. No other pod
+    /// has had a right to them since.
     own: BTreeSet<IpAddr>,
-    /// The node that was found last, and what it showed.
+    /// The node that was found last, and the address that it published.
     found: Option<(String, IpAddr)>,
 }
 
 impl StaleNodeCheck {
-    /// Told of a write of this walk that has succeeded.
+    /// Records a write of this bind that succeeded.
     pub fn has_written(&mut self, write: &Write) {
         if let Write::CreateClaim { address, .. } | Write::SealClaim { address, .. } = write {
             self.own.insert(*address);
         }
     }
 
-    /// The step, or what is to be waited for before it: a node other than this one that shows an address for somebody, unless there is
-    /// the proof that its pods are gone which a takeover needs. By a live look, so only where a StickyIP may have vanished: neither
-    /// where the StickyIP was attached before, nor where this walk has made all.
+    /// Returns the step, or what to wait for before it: another node that publishes an address for a pod,
+    /// unless there is the proof that a takeover needs that its pods are gone. It reads live, so only if a
+    /// StickyIP may have been deleted: neither if the StickyIP was attached before, nor if this bind created
+    /// everything.
     ///
     /// # Errors
-    /// The server is of no help.
+    /// The request to the API server failed.
     pub async fn before(
         &mut self,
         step: NextStep,
@@ -52,7 +54,7 @@ impl StaleNodeCheck {
         if in_question.is_empty() {
             return Ok(step);
         }
-        // As long as it shows the address, all others say nothing new.
+        // As long as it publishes the address, the others need not be read.
         let known = self.found.take().filter(|(_, address)| in_question.contains(address));
         self.found = match known {
             Some((known, address)) if still_shows(api, &known, address).await? => Some((known, address)),
@@ -64,12 +66,13 @@ impl StaleNodeCheck {
         })
     }
 
-    /// The addresses that this step is about to make usable, or brings nearer to it, and that may be with somebody.
+    /// The addresses that this step makes usable, or brings closer to it, and that a pod may still use.
     fn in_question(&self, step: &NextStep, seen: &LiveState<'_>) -> Vec<IpAddr> {
         let NextStep::Do(write) = step else { return Vec::new() };
         match write {
             Write::QuarantineClaim { address, .. } => vec![*address],
-            // Somebody else has rested it: the pod's own node may, whose agent is about to attach the pod again.
+            // Another writer quarantined it: perhaps the pod's own node, whose agent is about to attach the
+            // pod again.
             Write::SealClaim { address, .. } => {
                 let rests =
                     seen.claims.get(address).is_some_and(|claim| claim.phase == ClaimPhase::Quarantined);
@@ -85,7 +88,7 @@ impl StaleNodeCheck {
     }
 }
 
-/// A node other than this one that shows one of the addresses for somebody who may live.
+/// Another node that publishes one of the addresses for a pod that may be alive.
 async fn showing(
     api: &Connection,
     node: &str,
@@ -94,7 +97,7 @@ async fn showing(
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let every = ListParams::default();
     let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
-        // Without Cilium's kinds nothing is shown.
+        // Without Cilium's kinds nothing is published.
         Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
         listed => listed?,
     };
@@ -115,7 +118,7 @@ async fn still_shows(api: &Connection, node: &str, address: IpAddr) -> Result<bo
     Ok(lives && found.is_some_and(|found| shows(&found, address)))
 }
 
-/// Whether the pods of a node may live.
+/// Whether the pods of a node may be alive.
 async fn may_live(api: &Connection, node: &str) -> Result<bool, ApiError> {
     let nodes: Api<Node> = Api::all(api.client());
     let found = api.read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;

@@ -1,4 +1,4 @@
-//! The next step of a pod on its way to its address. Must never look further than one write: after each the shell
+//! The next step that binds a pod to its address. Must never plan more than one write: after each the caller
 //! reads again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,18 +32,19 @@ pub struct BindInput {
     pub asker: Attached,
     /// The StickyIP's namespace and name.
     pub key: StickyKey,
-    /// What the name stands for.
+    /// The claimant of that name.
     pub claimant: ClaimantRef,
     /// The workload.
     pub workload: WorkloadRef,
     /// How long the addresses are to be kept.
     pub retention: Retention,
-    /// One address a family, for the case that there is no StickyIP yet. Addresses whose claims name this very
-    /// StickyIP as holder come first: resting ones, and those of an attempt that crashed.
+    /// One address per family, if there is no StickyIP yet. Addresses whose claims name this StickyIP come
+    /// first: quarantined ones, and those of an attempt that crashed.
     pub candidates: Vec<Candidate>,
     /// The candidates are a pin: these addresses or none.
     pub pinned: bool,
-    /// Where the addresses of an existing StickyIP come from, for a claim that is yet to be made or was lost. Absent means nowhere.
+    /// Where the addresses of an existing StickyIP come from, for a claim that is yet to be made or was lost.
+    /// Absent means nowhere.
     pub origins: BTreeMap<IpAddr, Origin>,
     /// The asker itself, if it runs already with the addresses that it asks for.
     pub running: Option<ClaimedPod>,
@@ -76,7 +77,7 @@ pub struct LiveState<'a> {
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextStep {
-    /// Carry out this write, then read again, whether it succeeded or not.
+    /// Send this write, then read again, whether it succeeded or not.
     Do(Write),
     /// The pod has these addresses.
     Done(Vec<IpAddr>),
@@ -86,7 +87,7 @@ pub enum NextStep {
     TryAnother {
         /// Unsealed claims of ours.
         undo: Vec<Write>,
-        /// Addresses that others hold.
+        /// Addresses that others have.
         avoid: BTreeSet<IpAddr>,
     },
     /// Undo these, as far as they succeed, and fail.
@@ -110,14 +111,14 @@ pub enum Waiting {
     },
     /// The StickyIP is being deleted.
     Deletion,
-    /// The end of a pod whose StickyIP is gone, and whose address another node still shows.
+    /// The end of a pod whose StickyIP is gone, and whose address another node still publishes.
     StillPublished {
         /// The address.
         address: IpAddr,
         /// The node.
         node: String,
     },
-    /// The old holder.
+    /// The old pod.
     Handover(WaitReason),
 }
 
@@ -168,7 +169,7 @@ pub enum Refusal {
         /// Its reason.
         reason: String,
     },
-    /// An attached StickyIP's address is another's: a person must look.
+    /// The address of an attached StickyIP is claimed for another: it needs manual action.
     #[error(
         "StickyIP {key} is attached and its address {address} is claimed for {sticky_ref}; delete one of the two"
     )]
@@ -180,7 +181,7 @@ pub enum Refusal {
         /// Who holds the claim.
         sticky_ref: StickyKey,
     },
-    /// The old holder stands in the way.
+    /// The old pod is still attached.
     #[error("StickyIP {key} is with another pod: {why:?}")]
     Handover {
         /// The StickyIP.
@@ -251,8 +252,9 @@ fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> Ne
     }
 }
 
-/// The attachment of a sandbox to a StickyIP that nobody has and somebody had. Its claims were sealed then and are as long as it stands;
-/// whoever attaches by this state alone must look all the same, beside it: people delete claims by hand.
+/// The attachment of a sandbox to a StickyIP to which nothing is attached and something was. Its claims were
+/// sealed then and stay so as long as it exists. A caller that attaches by this state alone must still check
+/// them in parallel: claims can be deleted by hand.
 #[must_use]
 pub fn attach_again(sticky: &StickyView, asker: &Attached) -> Option<Write> {
     let is_free = sticky.attached.is_none() && sticky.was_attached && !sticky.deleting && !sticky.in_conflict;
@@ -263,8 +265,8 @@ fn attach(sticky: &StickyView, asker: &Attached, takeover: Option<Takeover>) -> 
     Write::Attach { key: sticky.key.clone(), at: at_sticky(sticky), attached: asker.clone(), takeover }
 }
 
-/// The running pod for which a StickyIP was made and to which it has yet to be attached, as the attachment that it will be.
-/// Whoever else asks comes after it: it may live with the address.
+/// The running pod for which a StickyIP was made and to which it has yet to be attached, as the attachment
+/// that it will be. Every other pod comes after it: it may be using the address.
 #[must_use]
 pub fn awaited<'a>(
     sticky: &StickyView,
@@ -290,13 +292,14 @@ fn is_lost(claim: &ClaimView, sticky: &StickyView) -> bool {
 fn give_way(sticky: &StickyView, claim: &ClaimView) -> NextStep {
     let (key, address, sticky_ref) = (sticky.key.clone(), claim.address, claim.sticky_ref.clone());
     match &sticky.attached {
-        // Nobody is attached, so this StickyIP is an attempt that lost: undo it.
+        // Nothing is attached, so this StickyIP is an attempt that lost: undo it.
         None => NextStep::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
         Some(_) => NextStep::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, sticky_ref } },
     }
 }
 
-/// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to it.
+/// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to
+/// it.
 fn seal(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView, address: IpAddr) -> Option<NextStep> {
     let Some(claim) = seen.claims.get(&address) else {
         let origin = ask.origins.get(&address).cloned().unwrap_or(Origin::Nowhere);
@@ -313,8 +316,8 @@ fn seal(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView, address: IpA
         ClaimPhase::Requested => {
             NextStep::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
         }
-        // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply replaced:
-        // the claim rests first, which needs the live proof that the other uid is gone.
+        // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply
+        // replaced: the claim is quarantined first, which needs the live proof that the other uid is gone.
         ClaimPhase::Bound => NextStep::Do(Write::QuarantineClaim {
             address,
             at: at_claim(claim),
@@ -336,14 +339,14 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
     for Candidate { address, origin } in &ask.candidates {
         let address = *address;
         match seen.claims.get(&address) {
-            // It is claimed when the StickyIP stands, and sealed to it by the same write.
+            // It is claimed once the StickyIP exists, and sealed to it by the same write.
             None if origin.needs_no_grant() => {}
             None => match create(ask, address, origin, None) {
                 Some(write) => missing = missing.or(Some(write)),
                 None => refusal = refusal.or(Some(Refusal::OutsideEveryPool { address })),
             },
-            // The pod that it was claimed for may live with it, and nothing that is attached keeps it from us.
-            // Or it was let go for good, and only who names it gets it.
+            // The pod for which it was claimed may be using it, and no attachment says so. Or it was released
+            // for good, and only a pin gets it.
             Some(claim)
                 if claim.sticky_ref != ask.key
                     || claim.is_with_another(&ask.asker.pod_uid)
@@ -362,7 +365,8 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
                         refusal = refusal.or(Some(Refusal::HomeRefused { address, home, reason }));
                     }
                     ClaimPhase::Requested => waiting = waiting.or(Some(Waiting::Grant { address, home })),
-                    // Bound without a StickyIP, or resting: this claimant's own, from an earlier life.
+                    // Bound without a StickyIP, or quarantined: this claimant's own, from an earlier
+                    // StickyIP.
                     ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {}
                 }
             }
@@ -395,16 +399,16 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
     })
 }
 
-/// The home node's answer to a claim, once its store has said whether it could reserve the address for the holder.
-/// None if it is not this node's to answer.
+/// The home node's answer to a claim, once its store has said whether it could reserve the address for the
+/// claimant. None if it is not this node's to answer.
 #[must_use]
 pub fn answer(node: &str, claim: &ClaimView, reserved: Result<(), String>) -> Option<Write> {
     (claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(node))
         .then(|| Write::AnswerClaim { address: claim.address, at: at_claim(claim), refused: reserved.err() })
 }
 
-/// What a DEL writes: nothing, unless this very sandbox is attached. A late or repeated DEL of an old one frees
-/// nothing that a newer pod holds.
+/// What a DEL writes: nothing, unless exactly this sandbox is attached. A late or repeated DEL of an old one
+/// releases nothing that a newer pod has.
 #[must_use]
 pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
     let ours = sticky.attached.as_ref().is_some_and(|attached| attached.container_id == container_id);
@@ -423,7 +427,7 @@ pub(crate) fn at_claim(claim: &ClaimView) -> Precondition {
     Precondition { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
 }
 
-/// The state of a StickyIP on which a write rests.
+/// The state of a StickyIP that a write requires.
 #[must_use]
 pub fn at_sticky(sticky: &StickyView) -> Precondition {
     Precondition { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }

@@ -1,5 +1,5 @@
-//! What a pod's walk starts from: whether the pod is sticky, under which name, and with which pin. Must never decide
-//! by anything but the pod, its namespace and the operator's rules.
+//! What binding a pod starts from: whether the pod is sticky, and under which name. Must never decide by
+//! anything but the pod, its namespace and the operator's rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -15,18 +15,18 @@ use crate::policy::selection::claimant::{Claimant, Slot, choose_slot, slot_numbe
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::rules::{Rules, StickyReason};
 
-/// Why an errand cannot begin.
+/// Why it cannot be decided whether a pod is sticky.
 #[derive(Debug, thiserror::Error)]
 pub enum StickyIdentityError {
     /// What the pod or its namespace asks for cannot be followed.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The server was of no help.
+    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
 
-/// The facts of a sticky pod, and why it is one or none. The namespace is asked for only where its word counts.
+/// Whether a pod is sticky, its facts, and the reason. The namespace is read only if its annotation matters.
 ///
 /// # Errors
 /// See [`StickyIdentityError`].
@@ -46,7 +46,7 @@ pub async fn judge(
 /// The annotations of a namespace.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn of_namespace(api: &Connection, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
     let namespaces: Api<Namespace> = Api::all(api.client());
     let what = format!("get Namespace {name}");
@@ -73,17 +73,17 @@ pub fn workload(claimant: &Claimant) -> WorkloadRef {
 /// The slot of a pod of a Deployment.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn choose(api: &Connection, claimant: &Claimant, facts: &PodFacts) -> Result<u32, ApiError> {
     let listed = stickies(api, facts).await?;
     let slots: Vec<Slot<'_>> = of_workload(listed.iter(), claimant).map(|(_, slot)| slot).collect();
     Ok(choose_slot(&slots, &facts.uid))
 }
 
-/// As [`slot_of_running`], by a live look.
+/// As [`slot_of_running`], by a live read.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn choose_for_running(
     api: &Connection,
     claimant: &Claimant,
@@ -109,7 +109,7 @@ fn of_workload<'a>(
     listed.filter_map(move |object| {
         let number = slot_number(workload, object.metadata.name.as_deref()?)?;
         let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-        // A name that another workload has is held by it for good.
+        // A name that belongs to another workload is never free.
         let foreign =
             object.spec.claimant.kind != ClaimantKind::Slot || object.spec.workload.name != *workload;
         let held_by = attachment.map(|attachment| attachment.pod_uid.as_str());
@@ -117,8 +117,9 @@ fn of_workload<'a>(
     })
 }
 
-/// The slot, among these StickyIPs, of a pod of a Deployment that runs with these addresses: one that stands for them and that nobody
-/// holds, else one that does not exist. Those of the numbers to avoid are none, nor is any that stands for other addresses.
+/// The slot of a running pod of a Deployment with these addresses, among these StickyIPs: a free one that has
+/// the addresses, else one that does not exist. Never one of the numbers to avoid, and never one with other
+/// addresses.
 pub fn slot_of_running<'a>(
     listed: impl Iterator<Item = &'a StickyIP>,
     claimant: &'a Claimant,

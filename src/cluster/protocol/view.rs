@@ -1,4 +1,4 @@
-//! What the protocol needs to see of an object. Must never hold more: what is not here cannot influence a decision.
+//! What the protocol reads of an object. Must never hold more: what is not here cannot influence a decision.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,9 +25,9 @@ pub struct StickyView {
     pub claimant: ClaimantKind,
     /// Its workload.
     pub workload: WorkloadRef,
-    /// Who is attached.
+    /// The attached sandbox.
     pub attached: Option<Attached>,
-    /// Somebody was attached once.
+    /// A sandbox was attached once.
     pub was_attached: bool,
     /// It is marked as being in conflict.
     pub in_conflict: bool,
@@ -36,7 +36,7 @@ pub struct StickyView {
 }
 
 impl StickyView {
-    /// Nobody is attached, and nobody ever was: whoever made it may be between two writes.
+    /// Nothing is attached, and nothing ever was: its creator may be between two writes.
     #[must_use]
     pub fn never_attached(&self) -> bool {
         self.attached.is_none() && !self.was_attached
@@ -77,7 +77,7 @@ pub struct ClaimView {
     pub uid: String,
     /// Its resourceVersion.
     pub resource_version: String,
-    /// Where it stands.
+    /// Its phase.
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
     pub sticky_ref: StickyKey,
@@ -89,12 +89,12 @@ pub struct ClaimView {
     pub reason: Option<String>,
     /// The pod on the home node that had the address before it was claimed.
     pub pod: Option<ClaimedPod>,
-    /// It rests, and is not for its former holder.
+    /// It is quarantined, and its former claimant does not get it back.
     pub released: bool,
 }
 
 impl ClaimView {
-    /// Sealed to no StickyIP: nobody can use the address through it yet.
+    /// Sealed to no StickyIP: the address cannot be used through it yet.
     #[must_use]
     pub fn unsealed(&self) -> bool {
         matches!(self.phase, ClaimPhase::Requested | ClaimPhase::Refused | ClaimPhase::Granted)
@@ -136,7 +136,7 @@ pub type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
 /// Where an address comes from, and so who may claim it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// A Sticky pool: whoever creates the claim has it.
+    /// A Sticky pool: the first to create the claim has it.
     StickyPool {
         /// The pool's range.
         range: IpNet,
@@ -160,8 +160,8 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Whether anybody may claim it at any time, without asking. Then its StickyIP may come before its claim: whoever finds the one
-    /// without the other can go on.
+    /// Whether any node may claim it at any time, without a grant. Then its StickyIP may be created before
+    /// its claim: the next ADD or repair that finds one without the other can continue.
     #[must_use]
     pub fn needs_no_grant(&self) -> bool {
         matches!(self, Self::StickyPool { .. })
@@ -177,7 +177,7 @@ impl Origin {
         }
     }
 
-    /// The home node and the range, as a claim carries them.
+    /// The home node and the range, as in a claim.
     #[must_use]
     pub fn home_and_block(&self) -> (Option<&str>, Option<IpNet>) {
         match self {

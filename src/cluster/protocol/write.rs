@@ -10,7 +10,7 @@ use crate::policy::lifetime::retention::Retention;
 
 use crate::cluster::protocol::view::Origin;
 
-/// The state of an object on which a write rests.
+/// The state of an object that a write requires.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Precondition {
     /// The object's uid.
@@ -41,7 +41,7 @@ pub enum Write {
         sticky_ref: StickyKey,
         /// Granted or Requested; Bound exactly if it is sealed at once.
         phase: ClaimPhase,
-        /// The uid of the StickyIP that it is sealed to, if that stands already.
+        /// The uid of the StickyIP that it is sealed to, if that exists already.
         sticky_uid: Option<String>,
         /// Where the address comes from.
         origin: Origin,
@@ -54,10 +54,12 @@ pub enum Write {
         address: IpAddr,
         /// Precondition.
         at: Precondition,
-        /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own store.
+        /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own
+        /// store.
         refused: Option<String>,
     },
-    /// Seal a Granted or Quarantined claim to a StickyIP that has this address and this uid; never a Bound one.
+    /// Seal a Granted or Quarantined claim to a StickyIP that has this address and this uid; never a Bound
+    /// one.
     SealClaim {
         /// The address.
         address: IpAddr,
@@ -66,7 +68,7 @@ pub enum Write {
         /// The StickyIP's uid.
         sticky_uid: String,
     },
-    /// Let a claim rest whose StickyIP is gone.
+    /// Quarantine a claim whose StickyIP is gone.
     QuarantineClaim {
         /// The address.
         address: IpAddr,
@@ -76,7 +78,7 @@ pub enum Write {
         sticky_ref: StickyKey,
         /// The uid that must be gone, by a live read right before this write.
         gone_uid: String,
-        /// Whether its former holder is not to have it again.
+        /// Whether its former claimant must not get it back.
         released: bool,
     },
     /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
@@ -86,27 +88,28 @@ pub enum Write {
         /// Precondition.
         at: Precondition,
     },
-    /// Delete a claim that is unsealed, or has rested.
+    /// Delete a claim that is unsealed, or whose quarantine is over.
     DeleteClaim {
         /// The address.
         address: IpAddr,
         /// Precondition.
         at: Precondition,
     },
-    /// Create a StickyIP: bind a claimant's name to addresses whose claims it holds, or will hold before anybody is attached.
+    /// Create a StickyIP: bind a claimant's name to addresses whose claims it has, or will have before a
+    /// sandbox is attached.
     CreateSticky {
         /// Namespace and name.
         key: StickyKey,
         /// The addresses.
         addresses: Vec<IpAddr>,
-        /// What the name stands for.
+        /// The claimant of that name.
         claimant: ClaimantRef,
         /// The workload.
         workload: WorkloadRef,
         /// How long the addresses are kept, as the pod asks.
         retention: Retention,
     },
-    /// Delete a StickyIP to which nobody is attached.
+    /// Delete a StickyIP to which nothing is attached.
     DeleteSticky {
         /// Namespace and name.
         key: StickyKey,
@@ -121,7 +124,7 @@ pub enum Write {
         at: Precondition,
         /// The sandbox.
         attached: Attached,
-        /// Why it takes another's place; none if nobody was attached.
+        /// Why it replaces another; none if nothing was attached.
         takeover: Option<Takeover>,
     },
     /// Detach the sandbox that is attached.
@@ -156,8 +159,8 @@ pub enum Write {
 }
 
 impl Write {
-    /// Creates the claim of a holder on an address that comes from there; none if it must not be claimed. For a StickyIP that stands
-    /// it is sealed at once, unless a home node must be asked first.
+    /// Creates the claim of a StickyIP on an address of this origin; none if it must not be claimed. For an
+    /// existing StickyIP it is sealed at once, unless a home node must grant it first.
     #[must_use]
     pub fn create_claim(
         address: IpAddr,
@@ -179,7 +182,7 @@ impl Write {
         })
     }
 
-    /// The write in two words, for logs and metrics.
+    /// The name of the write, for logs and metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -216,8 +219,8 @@ impl Write {
         }
     }
 
-    /// The StickyIP and uid that a live read must show to be gone right before this write. A uid never comes back,
-    /// so what the read shows stays true.
+    /// The StickyIP and uid that a live read must show to be gone right before this write. A uid is never
+    /// used again, so what the read shows stays true.
     #[must_use]
     pub fn must_be_gone(&self) -> Option<(&StickyKey, &str)> {
         match self {

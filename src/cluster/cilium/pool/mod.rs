@@ -1,9 +1,10 @@
-//! What a node's own CiliumNode shows of the StickyIPs that are attached to the node: in `crd` mode a key of the pool with
-//! its owner, and in every mode a route of its own (/32, /128) for an address away from the node's home blocks.
+//! What is published on a node's own CiliumNode for the StickyIPs that are attached to the node: in `crd`
+//! mode a pool entry with its owner, and in every mode a route of its own (/32, /128) for an address outside
+//! the node's home blocks.
 //!
-//! Put after the StickyIP is attached here, taken out before it is detached: the attachment is on one node at a time, so
-//! an address stands in one node's pool at most. Must never write another node's object, never touch a key that nobody
-//! owns, and never replace the list of ranges unless nobody wrote it since it was read.
+//! Published after the StickyIP is attached here, unpublished before it is detached: the attachment is on one
+//! node at a time, so an address is in one node's pool at most. Must never write another node's object, never
+//! touch an unowned entry, and never replace the list of ranges if it was written since it was read.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,22 +22,23 @@ use crate::cluster::objects::WorkloadRef;
 use crate::cluster::protocol::apply::{ApiWriter, SentWrite, patch_params};
 use crate::policy::mode::PluginMode;
 
-/// How often others may write the object between our read and our write.
+/// How many conflicts are allowed in a row.
 const MAX_TRIES: usize = 64;
-/// Between two tries: others have the same plan.
+/// Between two tries: others write the same object.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// What a node shows, and where its home is.
+/// What a node publishes, and which ranges are its home.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishConfig {
     /// How the plugin stands before Cilium, and so whether addresses stand in the pool.
     pub mode: PluginMode,
-    /// Ranges of the node's own configuration (`delegated`, `chained`), which count as home beside its blocks.
+    /// Ranges of the node's own configuration (`delegated`, `chained`), which count as home besides its
+    /// blocks.
     pub ranges: Vec<IpNet>,
 }
 
 impl PublishConfig {
-    /// Whether the CiliumNode says nothing of these addresses, however it looks: no pool, and all at home.
+    /// Whether nothing is published for these addresses: no pool, and all at home.
     #[must_use]
     pub fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
         !self.mode.publishes_pool_entries()
@@ -44,7 +46,7 @@ impl PublishConfig {
     }
 }
 
-/// The addresses of an attached StickyIP, as they are shown.
+/// The addresses of an attached StickyIP, as they are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
     /// The addresses.
@@ -61,16 +63,16 @@ pub fn resource(namespace: &str, workload: &WorkloadRef) -> String {
     format!("{namespace}/{}/{}", workload.kind, workload.name)
 }
 
-/// A write to a CiliumNode: single keys of the pool, and the whole list of ranges if it changes.
+/// A write to a CiliumNode: single pool entries, and the whole list of ranges if it changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePatch {
     /// The node.
     pub node: String,
-    /// The resourceVersion that must stand: always there when the list changes, which has several writers.
+    /// The required resourceVersion: always set when the list changes, which has several writers.
     pub resource_version: Option<String>,
-    /// Keys to put, and those to take out.
+    /// Entries to add, and those to remove.
     pub pool: BTreeMap<String, Option<PoolEntry>>,
-    /// The list as it shall be.
+    /// The new list.
     pub pod_cidrs: Option<Vec<String>>,
 }
 
@@ -90,7 +92,8 @@ impl NodePatch {
         body
     }
 
-    /// Keys of the pool only, and only if nobody has written the object since it was read: somebody may have put an owner there.
+    /// Pool entries only, and only if the object was not written since it was read: another writer may have
+    /// added an owner.
     #[must_use]
     pub fn of_keys(node: &CiliumNode, pool: BTreeMap<String, Option<PoolEntry>>) -> Self {
         Self { resource_version: node.metadata.resource_version.clone(), ..Self::of(node, pool, None) }
@@ -125,7 +128,7 @@ pub fn single_routes(node: &CiliumNode) -> Vec<IpAddr> {
     listed.filter(|net| net.prefix_len() == net.max_prefix_len()).map(|net| net.addr()).collect()
 }
 
-/// What must change on this CiliumNode for an address that is attached here; none if it shows it already.
+/// What must change on this CiliumNode for an address that is attached here; none if it is already published.
 #[must_use]
 pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publication) -> Option<NodePatch> {
     let mut pool = BTreeMap::new();
@@ -150,8 +153,8 @@ pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publicati
     patch(node, pool, routes)
 }
 
-/// What must change on this CiliumNode when these addresses are no longer attached here; none if it shows nothing of
-/// them. A key that nobody owns is Cilium's to give to anybody, and stays.
+/// What must change on this CiliumNode when these addresses are no longer attached here; none if nothing of
+/// them is published. An unowned entry is for Cilium to give to any pod, and stays.
 #[must_use]
 pub fn unpublish_patch(node: &CiliumNode, shape: &PublishConfig, addresses: &[IpAddr]) -> Option<NodePatch> {
     let owned = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| !entry.owner.is_empty());
@@ -166,8 +169,8 @@ pub fn unpublish_patch(node: &CiliumNode, shape: &PublishConfig, addresses: &[Ip
     patch(node, pool, routes)
 }
 
-/// What must change so that those of these addresses that stand in the pool for somebody of this kind are anybody's, with the
-/// signs that vouched for an owner; none if none does.
+/// What must change so that these addresses become unowned where the owner matches, and their barrier entries
+/// are removed; none if no owner matches.
 #[must_use]
 pub fn disown(
     node: &CiliumNode,
@@ -197,7 +200,7 @@ fn patch(
     (!pool.is_empty() || routes.is_some()).then(|| NodePatch::of(node, pool, routes))
 }
 
-/// A CiliumNode as if it showed nothing of these addresses, neither a key nor a route of their own.
+/// The CiliumNode without these addresses: neither a pool entry nor a route of their own.
 #[must_use]
 pub fn without(mut node: CiliumNode, addresses: &[IpAddr]) -> CiliumNode {
     let ipam = &mut node.spec.ipam;
@@ -214,7 +217,7 @@ fn is_route_of(text: &str, address: IpAddr) -> bool {
     text.parse::<IpNet>().is_ok_and(|net| net == IpNet::from(address))
 }
 
-/// Why the CiliumNode does not show what it should.
+/// Why an address could not be published or unpublished.
 #[derive(Debug, Error)]
 pub enum PublishError {
     /// There is none.
@@ -224,12 +227,12 @@ pub enum PublishError {
         node: String,
     },
     /// Others wrote it every time.
-    #[error("others changed CiliumNode {node} {MAX_TRIES} times in a row")]
+    #[error("CiliumNode {node} was changed by others {MAX_TRIES} times in a row; try again")]
     TooManyConflicts {
         /// The node.
         node: String,
     },
-    /// The server was of no help.
+    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
@@ -237,13 +240,13 @@ pub enum PublishError {
 /// Reads a CiliumNode, live.
 ///
 /// # Errors
-/// The server is of no help.
+/// The request to the API server failed.
 pub async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode>, ApiError> {
     let nodes: Api<CiliumNode> = Api::all(api.client());
     api.read(&format!("get CiliumNode {node}"), || nodes.get_opt(node)).await
 }
 
-/// Has the node's CiliumNode show an attached StickyIP. `known` is the object if it was just read.
+/// Publishes an attached StickyIP on the node's CiliumNode. `known` is the object if it was just read.
 ///
 /// # Errors
 /// See [`PublishError`]; if the server left doubt, the write may have happened.
@@ -259,7 +262,8 @@ pub async fn publish(
         .ok_or_else(|| PublishError::Missing { node: node.to_owned() })
 }
 
-/// Has the node's CiliumNode show nothing of addresses whose sandbox has ended. One that does not exist shows nothing.
+/// Unpublishes addresses whose sandbox has ended from the node's CiliumNode. It succeeds if that does not
+/// exist.
 ///
 /// # Errors
 /// See [`PublishError`].
@@ -294,10 +298,10 @@ pub async fn change(
         match apply_patch(api_writer, &patch).await {
             Ok(()) => return Ok(Some(())),
             Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
-            // Somebody was faster, or nobody knows: look again.
+            // A conflict, or a write in doubt: read again.
             Err(ApiError::Refused { code: 409 | 412, .. }) => {}
             Err(error) if error.leaves_doubt() => {
-                tracing::warn!(cilium_node = node, %error, "in doubt about a write; looking again");
+                tracing::warn!(cilium_node = node, %error, "write in doubt; reading again");
             }
             Err(error) => return Err(error.into()),
         }
@@ -316,10 +320,11 @@ pub async fn apply_patch(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> R
     let what = format!("patch CiliumNode {}", patch.node);
     let params = patch_params();
     let mut body = patch.body();
-    // Every start of a pod waits for this, and a pool has many fields to keep owners of (docs/decisions/0024).
+    // Every start of a pod waits for this, and a pool has many fields to keep owners of
+    // (docs/decisions/0024).
     body["metadata"]["managedFields"] = json!([{}]);
     let body = Patch::Merge(body);
-    // The answer is the whole object, which may be large, and nobody reads it.
+    // The answer is the whole object, which may be large and is not needed.
     let sent = async { api.once(&what, nodes.patch_metadata(&patch.node, &params, &body)).await };
     api_writer.observed(SentWrite::Node(patch), sent).await.map(|_| ())
 }
