@@ -16,7 +16,7 @@ pub mod cluster;
 pub mod cni;
 #[cfg(feature = "controller")]
 pub mod controller;
-pub(crate) mod names;
+pub mod names;
 pub mod plugin;
 pub mod policy;
 #[cfg(any(feature = "agent", feature = "controller"))]

@@ -8,6 +8,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use crate::cni::version::CniVersion;
+use crate::names::clipped;
 
 /// The codes. 1 to 99 are the specification's, 100 and above ours.
 pub mod code {
@@ -179,20 +180,9 @@ impl fmt::Display for CniError {
 
 impl std::error::Error for CniError {}
 
-/// The longest piece of a foreign value that a message repeats, in characters.
-const SHOWN_CHARS: usize = 120;
-
 /// A value of the configuration, short enough for a message.
 pub(crate) fn shown(value: &Value) -> String {
     clipped(&value.to_string())
-}
-
-/// A text, short enough for a message.
-pub(crate) fn clipped(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -1,22 +1,37 @@
-//! Ids and names, checked once at the door. A value of these types can be a file name and a log field.
+//! Identity types: ids and names of containers, interfaces, networks, pods and StickyIPs. Each is checked once, where it
+//! enters, so a value of these types can be a file name and a log field. Must never depend on another module.
+
+mod attachment;
+mod pod;
+mod sticky_key;
 
 use std::fmt;
 
-use crate::cni::error::{CniError, clipped};
+pub use attachment::{Attachment, AttachmentId};
+pub use pod::{InvalidPodIdentity, PodIdentity};
+pub use sticky_key::StickyKey;
 
-/// The longest namespace or pod name, as Kubernetes has it.
-const MAX_POD_NAME: usize = 253;
 /// The longest interface name that Linux takes.
 const MAX_IF_NAME: usize = 15;
+/// The longest piece of a foreign value that a message repeats, in characters.
+const MAX_QUOTED_CHARS: usize = 120;
 
-/// Whether the text starts with a letter or digit and goes on with those, `_`, `.` and `-`.
+const PLAIN_RULE: &str =
+    "it must start with a letter or digit and hold only letters, digits, '_', '.' and '-'";
+
+/// Whether the text starts with a letter or digit and continues with those, `_`, `.` and `-`.
 fn is_plain(text: &str) -> bool {
     text.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
-const PLAIN_RULE: &str =
-    "it must start with a letter or digit and hold only letters, digits, '_', '.' and '-'";
+/// A text, short enough for a message.
+pub(crate) fn clipped(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTED_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
 
 macro_rules! text_type {
     ($name:ident) => {
@@ -96,73 +111,6 @@ impl NetworkName {
     }
 }
 
-/// What an ADD makes and a DEL takes away: one interface of one container.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Attachment {
-    /// The container.
-    pub container: ContainerId,
-    /// Its interface.
-    pub interface: IfName,
-}
-
-impl fmt::Display for Attachment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.container, self.interface)
-    }
-}
-
-/// The pod behind a container, as runtimes pass it in `CNI_ARGS`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodIdentity {
-    namespace: String,
-    name: String,
-    uid: Option<String>,
-}
-
-impl PodIdentity {
-    /// Checks the three parts; a forged one is refused with code 4, naming the key.
-    pub fn new(namespace: &str, name: &str, uid: Option<&str>) -> Result<Self, CniError> {
-        check_pod_part("K8S_POD_NAMESPACE", namespace)?;
-        check_pod_part("K8S_POD_NAME", name)?;
-        let uid = uid.filter(|uid| !uid.is_empty());
-        if let Some(uid) = uid {
-            check_pod_part("K8S_POD_UID", uid)?;
-        }
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.map(str::to_owned) })
-    }
-
-    /// The pod's namespace.
-    pub fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    /// The pod's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The pod's uid, where the runtime passes it.
-    pub fn uid(&self) -> Option<&str> {
-        self.uid.as_deref()
-    }
-}
-
-impl fmt::Display for PodIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-fn check_pod_part(key: &str, value: &str) -> Result<(), CniError> {
-    if is_plain(value) && value.len() <= MAX_POD_NAME {
-        return Ok(());
-    }
-    Err(CniError::invalid_environment(format!(
-        "CNI_ARGS: {key}={} is not valid: {PLAIN_RULE}, and be at most {MAX_POD_NAME} characters long",
-        clipped(value)
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,17 +135,5 @@ mod tests {
         for text in ["eth0", "abcdefghijklmno", "-", "..x"] {
             assert!(IfName::new(text).is_ok(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn a_forged_pod_is_refused_with_the_key_that_is_wrong() {
-        let error = PodIdentity::new("../..", "p", None).unwrap_err();
-        assert_eq!(error.code, 4);
-        assert!(error.msg.contains("K8S_POD_NAMESPACE") && error.msg.contains("../.."), "{error}");
-        let error = PodIdentity::new("ns", &"x".repeat(254), None).unwrap_err();
-        assert!(error.msg.contains("K8S_POD_NAME="), "{error}");
-        let error = PodIdentity::new("ns", "p", Some("a/b")).unwrap_err();
-        assert!(error.msg.contains("K8S_POD_UID"), "{error}");
-        assert_eq!(PodIdentity::new("ns", "p", Some("")).unwrap().uid(), None);
     }
 }

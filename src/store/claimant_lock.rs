@@ -82,7 +82,7 @@ fn lock_range(name: &str) -> libc::flock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{IfName, NetworkName};
+    use crate::names::{IfName, NetworkName};
     use crate::store::{NodeTime, RealDisk};
 
     #[test]

@@ -39,7 +39,7 @@ pub use records::verify::VerifyFinding;
 
 use nix::fcntl::OFlag;
 
-use crate::cni::{Attachment, NetworkName};
+use crate::names::{Attachment, NetworkName};
 use lock::StoreLock;
 use records::bitmaps::Bitmaps;
 use records::state::StatePage;

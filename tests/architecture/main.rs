@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 const ROOMS: &[(&str, &[&str])] = &[
     ("names", &[]),
     ("alloc", &[]),
-    ("policy", &["alloc"]),
+    ("policy", &["names", "alloc"]),
     ("cni", &["names", "alloc", "policy"]),
-    ("store", &["names", "alloc", "policy", "cni"]),
-    ("cluster", &["alloc", "policy"]),
+    ("store", &["names", "alloc", "policy"]),
+    ("cluster", &["names", "alloc", "policy"]),
     ("plugin", &["names", "alloc", "policy", "cni", "store", "cluster"]),
     ("agent", &["names", "alloc", "policy", "cni", "store", "cluster", "runtime"]),
-    ("runtime", &["alloc", "policy", "cluster"]),
-    ("controller", &["alloc", "policy", "cluster", "runtime"]),
+    ("runtime", &["names", "alloc", "policy", "cluster"]),
+    ("controller", &["names", "alloc", "policy", "cluster", "runtime"]),
     ("cli", &["names", "alloc", "policy", "cni", "store", "cluster"]),
 ];
 
 /// The rooms that only decide.
-const PURE: &[&str] = &["alloc", "policy"];
+const PURE: &[&str] = &["names", "alloc", "policy"];
 
 /// The files of other rooms that only decide. They know the cluster's objects, and nothing that changes by itself.
 const DECIDING: &[&str] = &[

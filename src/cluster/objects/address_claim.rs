@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cluster::objects::lenient::Validate;
+use crate::names::StickyKey;
 
 /// The lock on one address.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,23 +131,6 @@ pub enum ClaimPhase {
     Bound,
     /// Its StickyIP is gone; another claimant gets the address only after the quarantine.
     Quarantined,
-}
-
-/// The StickyIP that a claim is for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-pub struct StickyKey {
-    /// Its namespace.
-    #[schemars(length(min = 1, max = 63))]
-    pub namespace: String,
-    /// Its name.
-    #[schemars(length(min = 1, max = 253))]
-    pub name: String,
-}
-
-impl fmt::Display for StickyKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
 }
 
 /// The name of the claim on an address: IPv4 as it is, IPv6 written out in full with dashes for colons.

@@ -13,7 +13,8 @@ pub mod labels;
 pub mod lenient;
 pub mod sticky_ip;
 
-pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, ClaimedPod, StickyKey};
+pub use crate::names::StickyKey;
+pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, ClaimedPod};
 pub use condition::Condition;
 pub use ip_pool::{BlockSize, IPPool, IPPoolSpec, IPPoolStatus, PoolUse};
 pub use lenient::{Skipped, Validate};

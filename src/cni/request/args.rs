@@ -1,8 +1,8 @@
 //! `CNI_ARGS`: pairs `KEY=value`, split by semicolons, that a runtime passes about a container.
 
 use crate::cni::config::ipam::RequestedAddress;
-use crate::cni::error::{CniError, clipped};
-use crate::names::PodIdentity;
+use crate::cni::error::CniError;
+use crate::names::{InvalidPodIdentity, PodIdentity, clipped};
 
 /// What is known of `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,11 +59,15 @@ fn read_pod(
     name: Option<&str>,
     uid: Option<&str>,
 ) -> Result<Option<PodIdentity>, CniError> {
+    let pod = |namespace, name| {
+        PodIdentity::new(namespace, name, uid)
+            .map_err(|error: InvalidPodIdentity| CniError::invalid_environment(format!("CNI_ARGS: {error}")))
+    };
     match (namespace.filter(|s| !s.is_empty()), name.filter(|s| !s.is_empty())) {
-        (Some(namespace), Some(name)) => PodIdentity::new(namespace, name, uid).map(Some),
+        (Some(namespace), Some(name)) => pod(namespace, name).map(Some),
         (None, None) => Ok(None),
-        (None, Some(name)) => PodIdentity::new("default", name, uid).map(|_| None),
-        (Some(namespace), None) => PodIdentity::new(namespace, "pod", uid).map(|_| None),
+        (None, Some(name)) => pod("default", name).map(|_| None),
+        (Some(namespace), None) => pod(namespace, "pod").map(|_| None),
     }
 }
 
@@ -116,6 +120,8 @@ mod tests {
             ("K8S_POD_NAMESPACE=a/b;K8S_POD_NAME=p", "a/b"),
             ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=..", "K8S_POD_NAME"),
             ("K8S_POD_NAME=../x", "../x"),
+            ("K8S_POD_NAMESPACE=../..;K8S_POD_NAME=p", "K8S_POD_NAMESPACE=../.."),
+            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;K8S_POD_UID=a/b", "K8S_POD_UID"),
         ] {
             let error = CniArgs::parse(text).unwrap_err();
             assert_eq!(error.code, 4, "{text}");

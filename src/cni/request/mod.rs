@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use crate::cni::config::NetConf;
 use crate::cni::config::fields::Fields;
-use crate::cni::error::{CniError, clipped};
+use crate::cni::error::CniError;
 use crate::cni::version::{CniVersion, UnknownVersion, is_well_formed};
-use crate::names::{Attachment, ContainerId, IfName, PodIdentity};
+use crate::names::{Attachment, ContainerId, IfName, PodIdentity, clipped};
 use args::CniArgs;
 use input::{ConfigSource, MAX_INPUT};
 use verb::Verb;

@@ -176,7 +176,8 @@ async fn bind_pod<D: Disk>(
             }
         };
         let walker = walker(errand, attachment, &facts, key.clone(), reference)?;
-        let named = PodIdentity::new(pod.namespace(), pod.name(), Some(&uid))?;
+        let named = PodIdentity::new(pod.namespace(), pod.name(), Some(&uid))
+            .map_err(|error| CniError::invalid_environment(format!("CNI_ARGS: {error}")))?;
         let mut here = NodeAddresses {
             request,
             scene,

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cni::{ContainerId, IfName, PodIdentity};
+use crate::names::{ContainerId, IfName, PodIdentity};
 use crate::store::cluster::pending_update::Durability;
 use crate::store::records::list;
 use crate::store::{

@@ -49,7 +49,7 @@ impl<D: Disk> LockedStore<'_, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+    use crate::names::{Attachment, ContainerId, IfName, NetworkName};
     use crate::store::{NodeTime, RealDisk, Record, Store};
 
     #[test]

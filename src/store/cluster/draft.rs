@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::cni::Attachment;
+use crate::names::Attachment;
 use crate::store::records::record;
 use crate::store::{Disk, LockedStore, Record, Store, StoreError};
 
@@ -73,7 +73,7 @@ impl<D: Disk> LockedStore<'_, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{ContainerId, IfName, NetworkName, PodIdentity};
+    use crate::names::{ContainerId, IfName, NetworkName, PodIdentity};
     use crate::store::{Claimant, NodeTime, RealDisk};
 
     fn sandbox(container: &str) -> Attachment {

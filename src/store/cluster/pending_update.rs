@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cni::Attachment;
+use crate::names::Attachment;
 use crate::store::records::{list, record};
 use crate::store::{Disk, LockedStore, NodeTime, Store, StoreError, inode_of, open};
 
@@ -164,7 +164,7 @@ impl<D: Disk> Store<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{ContainerId, IfName, NetworkName};
+    use crate::names::{ContainerId, IfName, NetworkName};
     use crate::store::RealDisk;
 
     #[test]

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use crate::alloc::Family;
-use crate::cni::{Attachment, PodIdentity};
+use crate::names::{Attachment, PodIdentity};
 use crate::store::{
     Claimant, Disk, LockedStore, NodeTime, Phase, Record, StickyBinding, Store, StoreError, StoredRecord,
 };
@@ -159,7 +159,7 @@ impl<D: Disk> Store<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{ContainerId, IfName, NetworkName};
+    use crate::names::{ContainerId, IfName, NetworkName};
     use crate::store::RealDisk;
 
     fn sandbox(container: &str) -> Attachment {

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use crate::cni::{Attachment, ContainerId, IfName};
+use crate::names::{Attachment, ContainerId, IfName};
 use crate::store::{Keep, NodeTime, Phase, Record};
 
 /// What stands in the place of a container. No runtime gives such a short id.
@@ -41,7 +41,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::NetworkName;
+    use crate::names::NetworkName;
     use crate::store::{RealDisk, Store};
 
     #[test]

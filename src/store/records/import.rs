@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::cni::Attachment;
+use crate::names::Attachment;
 use crate::store::lock::StoreLock;
 use crate::store::{Disk, Record, Store, StoreError, inode_of};
 

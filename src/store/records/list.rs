@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{AccessFlags, access};
 
 use crate::alloc::RangeSet;
-use crate::cni::Attachment;
+use crate::names::Attachment;
 use crate::store::records::reconcile::address_of;
 use crate::store::records::state;
 use crate::store::records::state::ParsedPage;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::cni::{Attachment, ContainerId, IfName, PodIdentity};
+use crate::names::{Attachment, ContainerId, IfName, PodIdentity};
 use crate::store::{ATTACHMENTS, CLAIMANTS, NodeTime};
 
 /// The longest name that is used for an index entry as it is; longer ones are shortened to a hash. 255 bytes is
