@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::alloc::range::{Family, Range, RangeError, RangeSet, RangeSpec, parse_cidr};
 use crate::cni::config::fields::{Fields, nearest};
 use crate::cni::config::sticky::StickyConf;
-use crate::cni::error::CniError;
+use crate::cni::error::{CniError, code};
 use crate::cni::request::args::CniArgs;
 use crate::cni::request::verb::Verb;
 use crate::cni::result::{Route, read_routes};
@@ -211,13 +211,9 @@ fn check_sets(ipam: &Fields<'_>, sets: &[RangeSet], version: CniVersion) -> Resu
     for family in [Family::V4, Family::V6] {
         let count = sets.iter().filter(|set| set.family() == family).count();
         if version < CniVersion::V0_3_0 && count > 1 {
-            return Err(CniError::invalid_config(
-                &path,
-                format!(
-                    "{count} {family} range sets, but cniVersion {version} has room for one address a family; \
-                     use 0.3.0 or newer, or put the ranges into one set"
-                ),
-            ));
+            // host-local's sentence, whole: clients compare it. Details would become a part of it.
+            let message = format!("CNI version {version} does not support more than 1 address per family");
+            return Err(CniError::new(code::INVALID_CONFIG, message));
         }
     }
     for (i, one) in sets.iter().enumerate() {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cni::config::NetConf;
 use crate::cni::config::fields::Fields;
-use crate::cni::error::CniError;
+use crate::cni::error::{CniError, code};
 use crate::cni::version::{CniVersion, UnknownVersion, is_well_formed};
 use crate::names::{Attachment, ContainerId, IfName, PodIdentity, clipped};
 use args::CniArgs;
@@ -286,10 +286,9 @@ fn read_version(root: &Fields<'_>, verb: Verb) -> Result<CniVersion, CniError> {
         _ => CniError::incompatible_version(format!("cniVersion: {:?} is not supported", clipped(text))),
     })?;
     if version < verb.since() {
-        return Err(CniError::incompatible_version(format!(
-            "cniVersion: {version} has no {verb}; it needs {} or newer",
-            verb.since()
-        )));
+        // The sentence of libcni's skeleton, whole: clients compare it. Details would become a part of it.
+        let message = format!("config version does not allow {verb}");
+        return Err(CniError::new(code::INCOMPATIBLE_VERSION, message));
     }
     Ok(version)
 }
