@@ -91,16 +91,6 @@ impl NodeIndex {
     }
 }
 
-/// The name under which an object is kept here.
-#[must_use]
-pub fn name_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> String {
-    let name = meta.name.clone().unwrap_or_default();
-    match &meta.namespace {
-        Some(namespace) => format!("{namespace}/{name}"),
-        None => name,
-    }
-}
-
 /// A StickyIP's key.
 #[must_use]
 pub fn key_of(object: &StickyIP) -> StickyKey {

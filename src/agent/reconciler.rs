@@ -74,7 +74,7 @@ impl<D: Disk + Clone> Reconciler<D> {
             ranges: Vec::new(),
             min_free: settings.ip_rate_num,
             max_entries: settings.max_allocated_ip,
-            rules: settings.rules(),
+            rules: settings.selection.rules(),
         };
         Self {
             settings,

@@ -1,4 +1,4 @@
-//! The agent's life: connect, watch, step on every event and tick, begin anew when the credentials were refused. Must
+//! The agent's life: connect, watch, reconcile on every event and tick, reconnect when the credentials were refused. Must
 //! never end because the API server is away.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::DefaultBackoff;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch as channel};
@@ -26,20 +25,21 @@ use crate::cluster::api::events::Told;
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::protocol::apply::{ApiWriter, NoObserver};
-use crate::runtime::client::{IN_CLUSTER, of_config};
+use crate::runtime;
+use crate::runtime::client::ClientError;
 use crate::runtime::http::{HttpServer, HttpServerError, Readiness};
 use crate::runtime::signals::ShutdownSignal;
 use crate::store::RealDisk;
 
-/// How many updates may wait while a step is carried out; the watches wait then too.
-const MOST_UPDATES: usize = 512;
-/// Events come in flocks: a step waits this long for the rest of one. Not with a pod, whose ADD is on its way.
-const FLOCK: Duration = Duration::from_millis(2);
-/// A watch that goes on to fail for one reason is told of this often: it tries every second, and would drown the rest.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+/// How many updates may wait during a step; then the watches wait, too.
+const MAX_UPDATES: usize = 512;
+/// Events come in groups: a step waits this long for the rest of one. Not with a pod, whose ADD comes next.
+const EVENT_GROUPING: Duration = Duration::from_millis(2);
+/// A watch that goes on failing for one reason is logged this often: it tries every second, and would hide the rest.
+const REPEAT_LOG: Duration = Duration::from_secs(60);
 
-/// The watches that broke off and have not listed since: why, and when it was told.
-type Broken = BTreeMap<&'static str, (String, Instant)>;
+/// The watches that failed and have not listed since: why, and when it was logged.
+type FailedWatches = BTreeMap<&'static str, (String, Instant)>;
 
 /// Why the agent cannot start.
 #[derive(Debug, Error)]
@@ -48,64 +48,39 @@ pub enum AgentError {
     #[error(transparent)]
     HttpServer(#[from] HttpServerError),
     /// There are no credentials.
-    #[error("{0}")]
-    Credentials(String),
+    #[error(transparent)]
+    Client(#[from] ClientError),
     /// What was to be installed is not.
     #[error(transparent)]
     Install(#[from] InstallError),
 }
 
-/// Returns when the process is told to end.
-pub(super) async fn told_to_end() {
+/// Returns when the process is asked to end.
+pub(super) async fn shutdown() {
     match ShutdownSignal::listen() {
-        Ok(mut end) => end.told().await,
+        Ok(mut signal) => signal.received().await,
         // Then only the kernel ends it.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// The way to the API server, with every request counted.
-///
-/// # Errors
-/// There are no usable credentials.
-pub async fn connect(
+/// The client of the API server, with every request counted.
+async fn connect(
     settings: &AgentSettings,
     metrics: &Arc<AgentMetrics>,
-) -> Result<(kube::Client, kube::Config), AgentError> {
-    let config = match &settings.kubeconfig {
-        None => kube::Config::incluster().map_err(|error| {
-            AgentError::Credentials(format!(
-                "--kubeconfig (KUBECONFIG) is missing and this is no pod with a service account ({error}); name a kubeconfig of \
-                 the cluster"
-            ))
-        })?,
-        Some(path) => {
-            let broken =
-                |why: String| AgentError::Credentials(format!("--kubeconfig {}: {why}", path.display()));
-            let read = Kubeconfig::read_from(path).map_err(|error| broken(error.to_string()))?;
-            let options = KubeConfigOptions::default();
-            let config = kube::Config::from_custom_kubeconfig(read, &options).await;
-            config.map_err(|error| broken(error.to_string()))?
-        }
-    };
+) -> Result<(kube::Client, kube::Config), ClientError> {
     let counted = metrics.clone();
-    let count = move |sort: &str| {
-        counted.requests.get_or_create(&What { what: sort.to_owned() }).inc();
+    let count = move |method: &str| {
+        counted.requests.get_or_create(&What { what: method.to_owned() }).inc();
     };
-    let client = of_config(config.clone(), count)
-        .map_err(|error| AgentError::Credentials(format!("cannot use the credentials: {error}")))?;
-    Ok((client, config))
+    runtime::client::connect(settings.client.kubeconfig.as_deref(), count).await
 }
 
 /// Installs once.
 pub(super) async fn install_once(settings: &AgentSettings) -> Result<(), AgentError> {
     let (client, config) = connect(settings, &Arc::default()).await?;
     let node = crate::cluster::cilium::pool::read_node(
-        &Connection::with_client(
-            client.clone(),
-            settings.kubeconfig.as_deref().unwrap_or(std::path::Path::new(IN_CLUSTER)),
-            Duration::from_secs(10),
-        ),
+        &Connection::with_client(client.clone(), settings.client.origin(), Duration::from_secs(10)),
         &settings.node,
     )
     .await;
@@ -121,9 +96,9 @@ pub(super) async fn install_once(settings: &AgentSettings) -> Result<(), AgentEr
 pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
     let (settings, metrics, ready) =
         (Arc::new(settings), Arc::new(AgentMetrics::default()), Readiness::default());
-    let address = settings.metrics_address;
+    let address = settings.server.metrics_address;
     let counts = metrics.clone();
-    let tls = settings.tls().map_err(HttpServerError::from)?;
+    let tls = settings.server.certificate().map_err(HttpServerError::from)?;
     let pages = HttpServer::bind(address, tls, Arc::new(move || counts.page()), ready.clone()).await?;
     // Credentials that cannot be read at the start are a mistake in the flags; later they are a matter of time.
     connect(&settings, &metrics).await?;
@@ -135,12 +110,12 @@ pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Resu
         let mut pauses = DefaultBackoff::default();
         loop {
             let begun = Instant::now();
-            let why = session(&settings, &metrics, &ready, &blocks_out, &blocks).await;
+            let reason = session(&settings, &metrics, &ready, &blocks_out, &blocks).await;
             if begun.elapsed() > Duration::from_secs(60) {
                 pauses = DefaultBackoff::default();
             }
             let pause = pauses.next().unwrap_or(Duration::from_secs(30));
-            tracing::warn!(why, ?pause, "begins anew");
+            tracing::warn!(reason, ?pause, "reconnecting");
             tokio::time::sleep(pause).await;
         }
     };
@@ -175,20 +150,20 @@ async fn session(
             state
         }
         Err(error) => {
-            tracing::error!(%error, "nothing is installed");
+            tracing::error!(%error, "cannot install; trying again");
             ready.set(vec![error.to_string()]);
             return error.to_string();
         }
     };
-    let (out, mut updates) = mpsc::channel(MOST_UPDATES);
+    let (out, mut updates) = mpsc::channel(MAX_UPDATES);
     let _watches = watch::start(&client, &settings.node, &out);
     let mut reconciler = Reconciler::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(NoObserver));
     let mut ticks = tokio::time::interval(settings.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let started = Instant::now();
     let mut skipped = Vec::new();
-    let mut broken = Broken::new();
-    // Ready once: a server that is away later does not make the node any less so, its pods start all the same.
+    let mut broken = FailedWatches::new();
+    // Ready once: if the API server is away later, the node's pods start all the same.
     let mut stepped = false;
     loop {
         tokio::select! {
@@ -196,17 +171,17 @@ async fn session(
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
                 let pod = matches!(update, IndexUpdate::Pod(super::index::CacheEvent::Applied(..)));
-                if let Some(why) = take(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
-                    return why;
+                if let Some(reason) = apply(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
+                    return reason;
                 }
                 if !pod {
-                    tokio::time::sleep(FLOCK).await;
+                    tokio::time::sleep(EVENT_GROUPING).await;
                 }
             }
         }
         while let Ok(update) = updates.try_recv() {
-            if let Some(why) = take(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
-                return why;
+            if let Some(reason) = apply(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
+                return reason;
             }
         }
         for skipped in skipped.drain(..) {
@@ -227,8 +202,9 @@ async fn session(
                 let mut problems = installed.borrow().problems();
                 if !reconciler.index.is_synced() {
                     problems.push("the API server has not listed this node's objects yet".into());
-                    problems
-                        .extend(broken.iter().map(|(what, (why, _))| format!("no watch of {what}: {why}")));
+                    problems.extend(
+                        broken.iter().map(|(watch, (reason, _))| format!("no watch of {watch}: {reason}")),
+                    );
                 } else if !stepped {
                     problems.push("no step has succeeded yet; see the log".into());
                 }
@@ -236,25 +212,25 @@ async fn session(
             }
             Err(error) => {
                 AgentMetrics::count(&metrics.errors, "look");
-                tracing::error!(%error, "cannot look at the node's store");
+                tracing::error!(%error, "cannot read the node's store");
                 ready.set(vec![error.to_string()]);
             }
         }
     }
 }
 
-/// Takes an update in; a reason if the session must end.
-fn take(
+/// Applies an update; a reason if the session must end.
+fn apply(
     reconciler: &mut Reconciler<RealDisk>,
     metrics: &AgentMetrics,
     update: IndexUpdate,
     skipped: &mut Vec<Skipped>,
-    broken: &mut Broken,
+    broken: &mut FailedWatches,
 ) -> Option<String> {
-    if let Some(what) = update.completes()
-        && broken.remove(what).is_some()
+    if let Some(watch) = update.completes()
+        && broken.remove(watch).is_some()
     {
-        tracing::info!(what, "the watch works again");
+        tracing::info!(watch, "the watch works again");
     }
     match &update {
         IndexUpdate::Skipped(object) => {
@@ -262,20 +238,23 @@ fn take(
             tracing::warn!("{object}");
             skipped.push(object.clone());
         }
-        IndexUpdate::Broke { what, why, unauthorized } => {
+        IndexUpdate::Failed { watch, reason, unauthorized } => {
             AgentMetrics::count(&metrics.errors, "watch");
-            let said = broken.get(what).is_some_and(|(last, at)| last == why && at.elapsed() < SAID_AGAIN);
-            if said {
-                tracing::debug!(what, why, "a watch broke off; it is begun again");
+            let logged =
+                broken.get(watch).is_some_and(|(last, at)| last == reason && at.elapsed() < REPEAT_LOG);
+            if logged {
+                tracing::debug!(watch, reason, "a watch failed; listing again");
             } else {
-                tracing::warn!(what, why, "a watch broke off; it is begun again");
-                broken.insert(what, (why.clone(), Instant::now()));
+                tracing::warn!(watch, reason, "a watch failed; listing again");
+                broken.insert(watch, (reason.clone(), Instant::now()));
             }
             if *unauthorized {
-                return Some(format!("the API server does not accept the credentials for a watch of {what}"));
+                return Some(format!(
+                    "the API server does not accept the credentials for a watch of {watch}"
+                ));
             }
         }
-        // A new list after a while without the server: whatever waits is tried at once.
+        // A new list after a while without the server: everything that waits is tried at once.
         IndexUpdate::Pod(super::index::CacheEvent::ListComplete) => reconciler.forget_all_pauses(),
         _ => {}
     }
@@ -283,7 +262,7 @@ fn take(
     None
 }
 
-/// Tells whoever looks at an object that it was passed over. The same thing told again stands there once.
+/// Reports an object that was skipped as an event on it. The same event sent again is shown once.
 async fn tell(client: &kube::Client, settings: &AgentSettings, skipped: &Skipped) {
     let (namespace, name) = match skipped.name.split_once('/') {
         Some((namespace, name)) => (namespace, name),
@@ -304,7 +283,6 @@ async fn tell(client: &kube::Client, settings: &AgentSettings, skipped: &Skipped
         message: skipped.to_string(),
         warning: true,
     };
-    let file = settings.kubeconfig.clone().unwrap_or_default();
-    let api = Connection::with_client(client.clone(), &file, Duration::from_secs(1));
+    let api = Connection::with_client(client.clone(), settings.client.origin(), Duration::from_secs(1));
     events::tell(&mut ApiWriter::new(api, &NoObserver), &told).await;
 }

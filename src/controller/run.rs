@@ -1,5 +1,5 @@
-//! The controller's life: win the lease, watch, do the duties, give the lease back. Must never go on working after the lease is
-//! lost: the process ends, and a fresh one stands for election.
+//! The controller's life: win the Lease, watch, do the duties, release the Lease. Must never go on working after the
+//! Lease is lost: the process ends, and a new one takes part in the election.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -18,13 +18,12 @@ use crate::cluster::api::events::Told;
 use crate::cluster::api::lease::LeaderElection;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use crate::controller::ExitError;
 use crate::controller::context::Context;
 use crate::controller::duties::{
     adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
 };
 use crate::controller::duty::run_duty;
-use crate::controller::flags::{ControllerSettings, Loaded, reread};
+use crate::controller::flags::{ControllerSettings, LoadedSettings, reread};
 use crate::controller::index::objects::{
     IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, namespace_annotations_of,
     without_managed_fields,
@@ -33,31 +32,37 @@ use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::writer::{Overseer, Unwatched, Writer};
 use crate::runtime::cache::CacheEvent;
-use crate::runtime::client::{IN_CLUSTER, client};
+use crate::runtime::client::connect;
+use crate::runtime::exit::ExitError;
 use crate::runtime::http::{HttpServer, Readiness};
 use crate::runtime::signals::ShutdownSignal;
-use crate::runtime::watch::{WatchProblem, feed, feed_trimmed};
+use crate::runtime::watch::{WatchProblem, feed, watch_readable, watch_trimmed};
 
-/// How often the settings file is looked at.
-const FILE_LOOK: Duration = Duration::from_secs(5);
+/// How often the settings file is read again.
+const CONFIG_POLL: Duration = Duration::from_secs(5);
 
-/// Runs until told to end.
+/// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// The process ends with a status: 1 if the lease was lost, 2 if it could not start.
-pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitError> {
+pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(), ExitError> {
     let settings = loaded.line.settings.clone();
     for remark in settings.remarks() {
         tracing::warn!("{remark}");
     }
-    let mut end = ShutdownSignal::listen()
+    let mut shutdown = ShutdownSignal::listen()
         .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
     let metrics = Arc::new(ControllerMetrics::default());
     let ready = Readiness::default();
     let counts = metrics.clone();
-    let tls = settings.tls().map_err(|error| ExitError::start(format!("error: {error}")))?;
-    let pages =
-        HttpServer::bind(settings.metrics_address, tls, Arc::new(move || counts.page()), ready.clone()).await;
+    let tls = settings.server.certificate().map_err(|error| ExitError::start(format!("error: {error}")))?;
+    let pages = HttpServer::bind(
+        settings.server.metrics_address,
+        tls,
+        Arc::new(move || counts.page()),
+        ready.clone(),
+    )
+    .await;
     let pages = pages.map_err(|error| ExitError::start(format!("error: {error}")))?;
     if let Ok(address) = pages.address() {
         tracing::info!(%address, "serving /metrics, /healthz and /readyz");
@@ -65,14 +70,14 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
     tokio::spawn(pages.serve());
     let counts = metrics.clone();
     let count = move |method: &str| ControllerMetrics::count(&counts.requests, method);
-    let client = client(settings.kubeconfig.as_deref(), count).await;
-    let client = client.map_err(|error| ExitError::start(error.to_string()))?;
+    let connected = connect(settings.client.kubeconfig.as_deref(), count).await;
+    let (client, _) = connected.map_err(|error| ExitError::start(format!("error: {error}")))?;
     let context = context(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(Unwatched));
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
     let (file, counts) = (loaded.file, metrics.clone());
     tokio::spawn(async move {
         tokio::select! {
-            () = end.told() => {}
+            () = shutdown.received() => {}
             () = file_changes(&arguments, file.as_ref(), &counts) => {}
         }
         let _ = stop.send(true);
@@ -89,7 +94,7 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
         work.await;
         return Ok(());
     }
-    // Whoever waits to lead is as ready as it can be.
+    // A replica that waits to lead is as ready as it can be.
     ready.yes();
     let name = identity();
     let (namespace, id) = (&settings.leader_election_namespace, &settings.leader_election_id);
@@ -105,10 +110,10 @@ pub async fn run(loaded: Loaded, arguments: Vec<OsString>) -> Result<(), ExitErr
     };
     let held = election.hold(term, work).await;
     metrics.leader.set(0);
-    held.map_err(|lost| ExitError { text: lost.to_string(), status: 1 })
+    held.map_err(|lost| ExitError::failed(lost.to_string()))
 }
 
-/// A world for these hands.
+/// What the duties share, with nothing cached yet.
 #[must_use]
 pub fn context(
     client: kube::Client,
@@ -117,7 +122,7 @@ pub fn context(
     ready: Readiness,
     overseer: Box<dyn Overseer>,
 ) -> Context {
-    let from = settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
+    let from = settings.client.origin().to_owned();
     Context::new(Writer::new(client, from, overseer), settings, metrics, ready)
 }
 
@@ -127,13 +132,13 @@ pub async fn work(context: &Context) {
     all.push(Box::pin(context.run_events()));
     all.push(Box::pin(async {
         context.wait_until_listed().await;
-        tracing::info!("everything is listed; at work");
+        tracing::info!("every kind is listed; starting the duties");
         let mut duties: FuturesUnordered<Task<'_>> = duties(context).into_iter().collect();
-        // Recycling is two: it looks after owners too.
+        // Recycling counts twice: it records owners, too.
         context.start_initial_sync(duties.len() + 1);
         while duties.next().await.is_some() {}
     }));
-    // Each is polled only when it is woken, and lies on the heap: together they are large.
+    // Each is polled only when it is woken, and is on the heap: together they are large.
     while all.next().await.is_some() {}
 }
 
@@ -154,7 +159,7 @@ fn duties(context: &Context) -> Vec<Task<'_>> {
     if let Some(blocks) = node_blocks::NodeBlocks::from_context(context) {
         duties.push(Box::pin(run_duty(blocks, context)));
     }
-    if context.settings.mark {
+    if context.settings.adopt_running {
         duties.push(Box::pin(run_duty(adoption::PodAdoption::new(&context.settings), context)));
     }
     duties
@@ -163,39 +168,32 @@ fn duties(context: &Context) -> Vec<Task<'_>> {
 /// What feeds the index.
 fn watches(context: &Context) -> Vec<Task<'_>> {
     let client = || context.writer.client();
-    let calm = watcher::Config::default;
+    let config = watcher::Config::default;
     macro_rules! theirs {
-        ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
-            Box::pin(feed_trimmed(
-                Api::<$object>::all(client()),
-                calm(),
-                $trim,
-                move |told| context.apply($kind, told, |index, told| index.$field.apply(told)),
-                trouble(context, $kind),
+        ($object:ty, $kind:expr, $trim:expr, $apply:expr) => {
+            Box::pin(feed(
+                watch_trimmed(Api::<$object>::all(client()), config(), $trim),
+                move |event| context.apply($kind, event, $apply),
+                report(context, $kind),
             ))
         };
     }
     macro_rules! ours {
         ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
-            Box::pin(feed::<$object>(
-                Api::<DeserializeGuard<$object>>::all(client()),
-                calm(),
-                move |told| context.apply($kind, map(told, $trim), |index, told| index.$field.apply(told)),
-                trouble(context, $kind),
+            Box::pin(feed(
+                watch_readable(Api::<DeserializeGuard<$object>>::all(client()), config(), $trim),
+                move |event| context.apply($kind, event, |index, event| index.$field.apply(event)),
+                report(context, $kind),
             ))
         };
     }
     let namespace = |object: PartialObjectMeta<Namespace>| namespace_annotations_of(object.metadata);
     vec![
-        Box::pin(feed_trimmed(
-            Api::<Pod>::all(client()),
-            calm(),
-            IndexedPod::from,
-            move |told| context.apply(Kind::Pod, told, ClusterIndex::apply_pod),
-            trouble(context, Kind::Pod),
-        )),
-        theirs!(Node, nodes, Kind::Node, IndexedNode::from),
-        theirs!(PartialObjectMeta<Namespace>, namespaces, Kind::Namespace, namespace),
+        theirs!(Pod, Kind::Pod, IndexedPod::from, ClusterIndex::apply_pod),
+        theirs!(Node, Kind::Node, IndexedNode::from, |index, event| index.nodes.apply(event)),
+        theirs!(PartialObjectMeta<Namespace>, Kind::Namespace, namespace, |index, event| index
+            .namespaces
+            .apply(event)),
         ours!(StickyIP, stickies, Kind::StickyIP, without_managed_fields),
         ours!(AddressClaim, claims, Kind::AddressClaim, without_managed_fields),
         ours!(IPPool, pools, Kind::IPPool, without_managed_fields),
@@ -204,56 +202,44 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
     ]
 }
 
-fn map<A, B>(told: CacheEvent<(String, A)>, trim: impl Fn(A) -> B) -> CacheEvent<(String, B)> {
-    match told {
-        CacheEvent::ListStarted => CacheEvent::ListStarted,
-        CacheEvent::Listed((name, object)) => CacheEvent::Listed((name, trim(object))),
-        CacheEvent::ListComplete => CacheEvent::ListComplete,
-        CacheEvent::Applied((name, object)) => CacheEvent::Applied((name, trim(object))),
-        CacheEvent::Deleted(name) => CacheEvent::Deleted(name),
-        CacheEvent::Unreadable(name) => CacheEvent::Unreadable(name),
-    }
-}
-
-fn trouble(context: &Context, kind: Kind) -> impl FnMut(WatchProblem<'_>) {
-    // Whoever has listed a kind once is ready: nobody says so again when a later watch gets through.
-    let not_ready = move |why: String| {
+/// Reports what goes wrong with the watch of a kind: in the log, as an event, on /readyz, and as a stale cache.
+fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
+    // A kind that was listed once does not make the process unready: no later event would make it ready again.
+    let not_ready = move |reason: String| {
         if context.index().missing().contains(&kind) {
-            context.ready.no(why);
+            context.ready.no(reason);
         }
     };
-    move |trouble| match trouble {
-        WatchProblem::Skipped(skipped) => {
+    move |problem| match problem {
+        WatchProblem::Unreadable(skipped) => {
             context.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
             tracing::warn!("{skipped}");
-            let (about, message) = (events::skipped(skipped), skipped.to_string());
+            let (about, message) = (events::skipped(&skipped), skipped.to_string());
             context.record_event_later(Told { about, reason: "Unreadable", message, warning: true });
         }
-        WatchProblem::NoSuchKind => {
-            tracing::warn!(?kind, "the API server does not know this kind; looking again in a minute");
+        WatchProblem::UnknownKind(reason) => {
+            tracing::warn!(?kind, reason, "the API server does not know this kind; trying again in a minute");
             // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
             let none = CacheEvent::<()>::ListComplete;
             match kind {
                 Kind::CiliumNode => {
-                    context.apply(kind, none, |index, _| index.cilium_nodes.apply_empty_list())
+                    context.apply(kind, none, |index, _| index.cilium_nodes.apply_empty_list());
                 }
                 Kind::CiliumEndpoint => {
-                    context.apply(kind, none, |index, _| index.endpoints.apply_empty_list())
+                    context.apply(kind, none, |index, _| index.endpoints.apply_empty_list());
                 }
-                _ => {
-                    not_ready(format!(
-                        "the API server does not know the kind {kind:?}; install packaging/crds"
-                    ));
-                }
+                _ => not_ready(format!(
+                    "the API server does not know the kind {kind:?}; install packaging/crds"
+                )),
             }
         }
-        WatchProblem::Forbidden(why) => {
-            tracing::error!(?kind, why, "not allowed to watch; grant it by a role");
+        WatchProblem::Forbidden(reason) => {
+            tracing::error!(?kind, reason, "not allowed to watch; allow it by a role");
             context.index().mark_stale(kind, context.elapsed());
-            not_ready(format!("not allowed to watch {kind:?}: {why}; grant it by a role"));
+            not_ready(format!("not allowed to watch {kind:?}: {reason}; allow it by a role"));
         }
-        WatchProblem::Broken(error) => {
-            tracing::warn!(?kind, %error, "the watch broke off; listing anew");
+        WatchProblem::Unauthorized(reason) | WatchProblem::Disconnected(reason) => {
+            tracing::warn!(?kind, reason, "the watch failed; listing again");
             context.index().mark_stale(kind, context.elapsed());
         }
     }
@@ -268,20 +254,20 @@ async fn file_changes(
     let Some((path, before)) = file else { return std::future::pending().await };
     let mut told = None;
     loop {
-        tokio::time::sleep(FILE_LOOK).await;
+        tokio::time::sleep(CONFIG_POLL).await;
         match reread(arguments, path, before) {
             None => {
                 metrics.config_valid.set(1);
                 told = None;
             }
             Some(Ok(())) => {
-                tracing::info!(file = %path.display(), "the settings file has changed; ending, to start with it");
+                tracing::info!(file = %path.display(), "the settings file has changed; shutting down, to start again with it");
                 return;
             }
             Some(Err(refused)) => {
                 metrics.config_valid.set(0);
                 if told.as_ref() != Some(&refused) {
-                    tracing::error!(file = %path.display(), %refused, "the settings file has changed and is refused; going on with the old settings");
+                    tracing::error!(file = %path.display(), error = %refused, "the settings file has changed and is not accepted; keeping the old settings");
                 }
                 told = Some(refused);
             }
@@ -316,7 +302,7 @@ mod tests {
             // Every list begins with this, also one that is answered with 404.
             context.index().observe_event(kind, &CacheEvent::<()>::ListStarted);
             assert!(context.index().is_stale(kind, Duration::ZERO));
-            trouble(&context, kind)(WatchProblem::NoSuchKind);
+            report(&context, kind)(WatchProblem::UnknownKind(String::new()));
             assert!(!context.index().is_stale(kind, Duration::ZERO), "{kind:?}");
             assert!(!context.index().missing().contains(&kind), "{kind:?}");
         }

@@ -1,4 +1,4 @@
-//! A client for as long as the process lives, every request counted. Unlike the plugin's it is built at the start.
+//! The API server's client of a long-running process: built at the start, with time limits, every request counted.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -7,58 +7,67 @@ use std::time::Duration;
 
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use thiserror::Error;
 use tower::util::MapRequestLayer;
 use tower::{BoxError, Layer, Service};
 
-use crate::cluster::api::client::ApiError;
-
 /// How long a connection may take to be made.
-const CONNECT: Duration = Duration::from_secs(5);
-/// How long an answer may take to begin: a little more than the API server gives itself (60 s). Without it a list that a hanging server
-/// took would be waited for, and nothing else would be known of its kind, for ever.
-const ANSWER: Duration = Duration::from_secs(70);
-/// The same for a watch, whose answer begins at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer may take to start: a little more than the API server gives itself (60 s). Without it, a list that
+/// a hanging server accepted would be waited for without end, and its cache would stay stale.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
+/// The same for a watch, whose answer starts at once.
 pub const WATCH_START: Duration = Duration::from_secs(10);
-/// How long an answer that has begun may be silent: more than a watch may be, which is started anew before that.
-const SILENCE: Duration = Duration::from_secs(300);
+/// How long an answer that has started may be silent: more than a watch may be, which is started again before that.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// What stands for the path of a kubeconfig where the cluster gives the credentials.
 pub const IN_CLUSTER: &str = "(in the cluster)";
 
-/// Makes a client from this kubeconfig, or from what the cluster gives a pod. `count` is told the sort of every request.
+/// Why there is no client.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// No kubeconfig was named, and this process is not in a cluster.
+    #[error(
+        "--kubeconfig (KUBECONFIG) is missing and this process is not a pod with a service account ({0}); name a \
+         kubeconfig of the cluster"
+    )]
+    NotInCluster(#[from] kube::config::InClusterError),
+    /// The kubeconfig cannot be read or used.
+    #[error("--kubeconfig {}: {reason}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The credentials cannot be used.
+    #[error("cannot use the credentials: {0}")]
+    Credentials(#[from] kube::Error),
+}
+
+/// Makes a client from this kubeconfig, or from the service account of this pod. `count` is called with the method of every
+/// request.
 ///
 /// # Errors
-/// [`ApiError::Kubeconfig`].
-pub async fn client(
+/// There are no usable credentials.
+pub async fn connect(
     kubeconfig: Option<&Path>,
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
-) -> Result<kube::Client, ApiError> {
-    let path = kubeconfig.map_or_else(|| PathBuf::from(IN_CLUSTER), Path::to_owned);
-    let broken = |why: String| ApiError::Kubeconfig { path: path.clone(), why };
+) -> Result<(kube::Client, kube::Config), ClientError> {
     let config = match kubeconfig {
-        Some(file) => {
-            let read = Kubeconfig::read_from(file).map_err(|error| broken(error.to_string()))?;
+        Some(path) => {
+            let bad = |reason: String| ClientError::Kubeconfig { path: path.to_owned(), reason };
+            let read = Kubeconfig::read_from(path).map_err(|error| bad(error.to_string()))?;
             let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
-            config.map_err(|error| broken(error.to_string()))?
+            config.map_err(|error| bad(error.to_string()))?
         }
-        None => kube::Config::incluster().map_err(|error| {
-            broken(format!("{error}; name one with --kubeconfig (KUBECONFIG) outside of a cluster"))
-        })?,
+        None => kube::Config::incluster()?,
     };
-    of_config(config, count).map_err(|error| broken(error.to_string()))
+    let limits = Limits { answer: ANSWER_TIMEOUT, watch: WATCH_START, silence: READ_TIMEOUT };
+    Ok((with_limits(config.clone(), count, limits)?, config))
 }
 
-/// Makes a client of a configuration.
-///
-/// # Errors
-/// The credentials are of no use.
-pub fn of_config(
-    config: kube::Config,
-    count: impl Fn(&str) + Clone + Send + Sync + 'static,
-) -> Result<kube::Client, kube::Error> {
-    with_limits(config, count, Limits { answer: ANSWER, watch: WATCH_START, silence: SILENCE })
-}
-
-/// How long is waited for what.
+/// The time limits of a client.
 #[derive(Clone, Copy)]
 struct Limits {
     answer: Duration,
@@ -71,14 +80,14 @@ fn with_limits(
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
     limits: Limits,
 ) -> Result<kube::Client, kube::Error> {
-    // A proxy of the environment is meant for the world outside, not for the cluster's own API server.
+    // A proxy of the environment is meant for the Internet, not for the cluster's own API server.
     config.proxy_url = None;
-    config.connect_timeout = Some(CONNECT);
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(limits.silence);
-    // A connection that was at rest before this request is not silent for that.
+    // A connection that was idle before this request is not silent for that.
     config.reset_reader_on_write = true;
     let counted = MapRequestLayer::new(move |request: hyper::Request<Body>| {
-        count(sort(&request));
+        count(method(&request));
         request
     });
     let builder = ClientBuilder::try_from(config)?;
@@ -93,7 +102,7 @@ impl<S> Layer<S> for Limits {
     }
 }
 
-/// A client that gives up an answer which does not begin in time.
+/// Gives up an answer that does not start in time.
 #[derive(Clone)]
 struct Limited<S> {
     inner: S,
@@ -115,33 +124,33 @@ where
     }
 
     fn call(&mut self, request: hyper::Request<B>) -> Self::Future {
-        let limit = if sort(&request) == WATCH { self.limits.watch } else { self.limits.answer };
+        let limit = if method(&request) == WATCH { self.limits.watch } else { self.limits.answer };
         let answer = self.inner.call(request);
         Box::pin(async move {
             match tokio::time::timeout(limit, answer).await {
                 Ok(answer) => answer.map_err(Into::into),
-                Err(_) => Err(format!("no answer began within {limit:?}").into()),
+                Err(_) => Err(format!("no answer started within {limit:?}").into()),
             }
         })
     }
 }
 
-/// The sort of a request that stays open.
+/// The method of a request that stays open.
 const WATCH: &str = "WATCH";
 
-/// The sort of a request: its method, but `WATCH` for one that stays open, and `LEASE` for the looks at and renewals of a lease
-/// by its name, which go on for as long as a replica stands for election.
-fn sort<B>(request: &hyper::Request<B>) -> &str {
-    let (method, path) = (request.method(), request.uri().path());
+/// The method of a request, as it is counted: `WATCH` for one that stays open, and `LEASE` for reads and renewals of a Lease by
+/// its name, which go on for as long as a replica takes part in the election.
+fn method<B>(request: &hyper::Request<B>) -> &str {
+    let (verb, path) = (request.method(), request.uri().path());
     let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
     if parameters.into_iter().any(|parameter| matches!(parameter, "watch=true" | "watch=1")) {
         return WATCH;
     }
     let by_name = matches!(path.rsplit('/').nth(1), Some("leases")) && path.contains("/coordination.k8s.io/");
-    if by_name && (method == hyper::Method::GET || method == hyper::Method::PUT) {
+    if by_name && (verb == hyper::Method::GET || verb == hyper::Method::PUT) {
         return "LEASE";
     }
-    method.as_str()
+    verb.as_str()
 }
 
 #[cfg(test)]
@@ -184,18 +193,18 @@ mod tests {
 
     #[test]
     fn watches_and_renewals_are_distinguished_from_other_requests() {
-        let sort = |method: &str, uri: &str| {
-            let request = hyper::Request::builder().method(method).uri(uri).body(()).unwrap();
-            super::sort(&request).to_owned()
+        let counted_as = |verb: &str, uri: &str| {
+            let request = hyper::Request::builder().method(verb).uri(uri).body(()).unwrap();
+            super::method(&request).to_owned()
         };
-        assert_eq!(sort("GET", "/api/v1/pods?&limit=500"), "GET");
-        assert_eq!(sort("GET", "/api/v1/pods?&watch=true&timeoutSeconds=290"), "WATCH");
+        assert_eq!(counted_as("GET", "/api/v1/pods?&limit=500"), "GET");
+        assert_eq!(counted_as("GET", "/api/v1/pods?&watch=true&timeoutSeconds=290"), "WATCH");
         let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
-        assert_eq!(sort("PUT", &format!("{leases}/leader?")), "LEASE");
-        assert_eq!(sort("GET", &format!("{leases}/leader")), "LEASE");
-        assert_eq!(sort("POST", leases), "POST");
-        assert_eq!(sort("GET", &format!("{leases}?labelSelector=a")), "GET");
-        assert_eq!(sort("DELETE", &format!("{leases}/block")), "DELETE");
-        assert_eq!(sort("GET", "/apis/example.io/v1/namespaces/x/leases/y"), "GET");
+        assert_eq!(counted_as("PUT", &format!("{leases}/leader?")), "LEASE");
+        assert_eq!(counted_as("GET", &format!("{leases}/leader")), "LEASE");
+        assert_eq!(counted_as("POST", leases), "POST");
+        assert_eq!(counted_as("GET", &format!("{leases}?labelSelector=a")), "GET");
+        assert_eq!(counted_as("DELETE", &format!("{leases}/block")), "DELETE");
+        assert_eq!(counted_as("GET", "/apis/example.io/v1/namespaces/x/leases/y"), "GET");
     }
 }

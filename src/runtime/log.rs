@@ -1,22 +1,23 @@
-//! The log of a process: levels by word or by number, lines for people or for machines, to standard error.
+//! The log of a process, on standard error: levels by name or by number, lines for people or for programs.
 
 use std::str::FromStr;
 
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
 
-/// Which lines are written. Also by number: 0 and 1 are what ends a process, 2 errors, 3 warnings, 4 what is done, 5 what is
-/// looked at, 6 everything.
+/// The lowest level that is logged. Also by number: 0 to 2 are errors, 3 warnings, 4 actions, 5 decisions, 6 everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// What failed.
+    /// Errors.
     Error,
-    /// And what is odd.
+    /// And warnings.
     Warn,
-    /// And what was done.
+    /// And actions.
     #[default]
     Info,
-    /// And what was looked at.
+    /// And decisions.
     Debug,
     /// Everything.
     Trace,
@@ -27,7 +28,6 @@ impl FromStr for LogLevel {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Ok(match text {
-            // A process that panics or ends says so as an error.
             "0" | "1" | "2" | "error" => Self::Error,
             "3" | "warn" => Self::Warn,
             "4" | "info" => Self::Info,
@@ -62,27 +62,31 @@ impl From<LogLevel> for LevelFilter {
     }
 }
 
-/// How lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
 /// Starts the log of this process. A second call changes nothing.
 pub fn start(level: LogLevel, format: LogFormat) {
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::from(level))
-        .with_writer(std::io::stderr)
-        .with_ansi(false);
+    let level = LevelFilter::from(level);
+    // kube_runtime logs the server's whole answer each time a watch fails; we report it in a sentence.
+    let theirs = if level > LevelFilter::INFO { level } else { level.min(LevelFilter::ERROR) };
+    let targets = Targets::new().with_default(level).with_target("kube_runtime", theirs);
+    let registry = tracing_subscriber::registry().with(targets);
+    let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(std::io::stderr);
     // Fails only where a log was started before, as in tests that share a process.
     let _ = match format {
-        LogFormat::Text => tracing::subscriber::set_global_default(lines.with_target(false).finish()),
-        LogFormat::Json => tracing::subscriber::set_global_default(lines.json().flatten_event(true).finish()),
+        LogFormat::Text => tracing::subscriber::set_global_default(registry.with(lines)),
+        LogFormat::Json => {
+            tracing::subscriber::set_global_default(registry.with(lines.json().flatten_event(true)))
+        }
     };
 }
 

@@ -1,9 +1,12 @@
-//! What every long-running part has in common: watches into an index, log, pages for probes and Prometheus, signals.
+//! What agent and controller share: caches fed by watches, the API server's client, flags, log, metrics, HTTP server, TLS,
+//! signals.
 //!
-//! Must never know what the part is for: nothing here decides about an address.
+//! Must never know what the program is for: nothing here decides about an address.
 
 pub mod cache;
 pub mod client;
+pub mod exit;
+pub mod flags;
 pub mod http;
 pub mod log;
 pub mod signals;

@@ -1,15 +1,15 @@
-//! How a process is told to end: SIGTERM by Kubernetes, SIGINT by a person.
+//! How a process is asked to end: SIGTERM by Kubernetes, SIGINT by a person.
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Returns when the process is to end. Signals that arrived since this was made count.
+/// Listens for the signals that end a process. Signals that arrive after it was made are not lost.
 pub struct ShutdownSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
 impl ShutdownSignal {
-    /// Begins to listen.
+    /// Starts to listen.
     ///
     /// # Errors
     /// The system refuses the handlers.
@@ -17,11 +17,11 @@ impl ShutdownSignal {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits.
-    pub async fn told(&mut self) {
+    /// Returns when one was received.
+    pub async fn received(&mut self) {
         tokio::select! {
-            _ = self.terminate.recv() => tracing::info!("told to end by SIGTERM"),
-            _ = self.interrupt.recv() => tracing::info!("told to end by SIGINT"),
+            _ = self.terminate.recv() => tracing::info!("received SIGTERM, shutting down"),
+            _ = self.interrupt.recv() => tracing::info!("received SIGINT, shutting down"),
         }
     }
 }

@@ -1,39 +1,56 @@
-//! From a watch to an index. Must never end over one object that cannot be read, nor over a server that is away: it waits
-//! longer and longer, and begins with a new list.
+//! From a watch to a cache, for every kind and both programs. Must never end because of one object that cannot be
+//! read, nor because the API server is away: the watch waits longer and longer, and starts with a new list.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt, stream};
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
+use super::cache::CacheEvent;
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
-use crate::runtime::cache::CacheEvent;
 
-/// How often a kind that the server does not know is asked for again: its definition may be installed later.
-const UNKNOWN_KIND: Duration = Duration::from_secs(60);
-/// Objects a page of a list: what is read before it is trimmed.
-const PAGE: u32 = 500;
+/// How often [`feed`] asks again for a kind that the server does not know: its definition may be installed later.
+const UNKNOWN_KIND_RETRY: Duration = Duration::from_secs(60);
+/// Objects per page of a list: what is in memory before it is trimmed.
+const PAGE_SIZE: u32 = 500;
 
-/// What happens to a watch.
+/// What went wrong with a watch. Another try follows by itself.
 #[derive(Debug)]
-pub enum WatchProblem<'a> {
-    /// An object cannot be read.
-    Skipped(&'a Skipped),
-    /// The server does not know the kind. Nothing is told of its objects: that it is not served now does not mean that there
-    /// are none.
-    NoSuchKind,
-    /// The server refuses to list or watch it; the words name verb and resource.
-    Forbidden(&'a str),
-    /// The server is away, or the history was lost; a new try follows.
-    Broken(&'a dyn std::error::Error),
+pub enum WatchProblem {
+    /// An object cannot be read. A [`CacheEvent::Unreadable`] follows.
+    Unreadable(Skipped),
+    /// The server does not know the kind. Nothing follows about its objects: that it is not served now does not mean
+    /// that there are none.
+    UnknownKind(String),
+    /// The server does not allow to list or watch it; the message names verb and resource.
+    Forbidden(String),
+    /// The server does not accept the credentials.
+    Unauthorized(String),
+    /// The server is away, or no longer has the history.
+    Disconnected(String),
 }
 
-/// The name under which an object is kept.
+impl std::fmt::Display for WatchProblem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unreadable(skipped) => write!(f, "{skipped}"),
+            Self::UnknownKind(message)
+            | Self::Forbidden(message)
+            | Self::Unauthorized(message)
+            | Self::Disconnected(message) => f.write_str(message),
+        }
+    }
+}
+
+/// A change of one kind of object, by name, or why there is none.
+pub type Watched<T> = Result<CacheEvent<(String, T)>, WatchProblem>;
+
+/// The name under which an object is cached.
 pub fn name_of(object: &impl ResourceExt) -> String {
     let name = object.name_any();
     match object.namespace() {
@@ -42,79 +59,103 @@ pub fn name_of(object: &impl ResourceExt) -> String {
     }
 }
 
-/// Tells of every change of a kind of ours or of Cilium's, for as long as it is polled.
-pub async fn feed<K>(
+/// Every change of a kind whose objects may be unreadable: ours, Cilium's, and Kubernetes' own where one bad object must
+/// not stop a node. `trim` keeps what is needed of each.
+pub fn watch_readable<K, T>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
-    mut tell: impl FnMut(CacheEvent<(String, K)>),
-    mut trouble: impl FnMut(WatchProblem<'_>),
-) where
+    trim: impl Fn(K) -> T + Send,
+) -> impl Stream<Item = Watched<T>> + Send
+where
     K: Resource<DynamicType = ()> + Validate + Clone + DeserializeOwned + Debug + Send + 'static,
+    T: Send,
 {
-    let watched = kube::runtime::watcher(api, config.page_size(PAGE)).default_backoff();
-    let mut watched = std::pin::pin!(watched);
-    while let Some(event) = watched.next().await {
-        let mut read = |object: DeserializeGuard<K>| {
-            let name = name_of(&object);
-            readable(object).map(|object| (name.clone(), object)).map_err(|skipped| {
-                trouble(WatchProblem::Skipped(&skipped));
-                name
-            })
-        };
-        match event {
-            Ok(Event::Init) => tell(CacheEvent::ListStarted),
-            Ok(Event::InitApply(object)) => match read(object) {
-                Ok(object) => tell(CacheEvent::Listed(object)),
-                Err(name) => tell(CacheEvent::Unreadable(name)),
-            },
-            Ok(Event::InitDone) => tell(CacheEvent::ListComplete),
-            Ok(Event::Apply(object)) => match read(object) {
-                Ok(object) => tell(CacheEvent::Applied(object)),
-                Err(name) => tell(CacheEvent::Unreadable(name)),
-            },
-            Ok(Event::Delete(object)) => tell(CacheEvent::Deleted(name_of(&object))),
-            Err(error) => fallen(&error, &mut trouble).await,
-        }
-    }
+    watch(api, config, move |object| readable(object).map(&trim))
 }
 
-/// The same for kinds of Kubernetes itself, trimmed at the door: `trim` keeps what is needed of each.
-pub async fn feed_trimmed<K, T>(
+/// Every change of a kind that the API server itself validates.
+pub fn watch_trimmed<K, T>(
     api: Api<K>,
     config: watcher::Config,
-    trim: impl Fn(K) -> T,
-    mut tell: impl FnMut(CacheEvent<(String, T)>),
-    mut trouble: impl FnMut(WatchProblem<'_>),
-) where
+    trim: impl Fn(K) -> T + Send,
+) -> impl Stream<Item = Watched<T>> + Send
+where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    T: Send,
 {
-    let watched = kube::runtime::watcher(api, config.page_size(PAGE)).default_backoff();
+    watch(api, config, move |object| Ok(trim(object)))
+}
+
+fn watch<O, T>(
+    api: Api<O>,
+    config: watcher::Config,
+    read: impl Fn(O) -> Result<T, Skipped> + Send,
+) -> impl Stream<Item = Watched<T>> + Send
+where
+    O: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    T: Send,
+{
+    let events = kube::runtime::watcher(api, config.page_size(PAGE_SIZE)).default_backoff();
+    events.flat_map(move |event| {
+        let read = |object: O, wrap: fn((String, T)) -> CacheEvent<(String, T)>| {
+            let name = name_of(&object);
+            match read(object) {
+                Ok(object) => vec![Ok(wrap((name, object)))],
+                Err(skipped) => {
+                    vec![Err(WatchProblem::Unreadable(skipped)), Ok(CacheEvent::Unreadable(name))]
+                }
+            }
+        };
+        stream::iter(match event {
+            Ok(Event::Init) => vec![Ok(CacheEvent::ListStarted)],
+            Ok(Event::InitApply(object)) => read(object, CacheEvent::Listed),
+            Ok(Event::InitDone) => vec![Ok(CacheEvent::ListComplete)],
+            Ok(Event::Apply(object)) => read(object, CacheEvent::Applied),
+            Ok(Event::Delete(object)) => vec![Ok(CacheEvent::Deleted(name_of(&object)))],
+            Err(error) => vec![Err(problem(&error))],
+        })
+    })
+}
+
+/// Hands every change to `apply` and every problem to `report`, for as long as it is polled.
+pub async fn feed<T>(
+    watched: impl Stream<Item = Watched<T>>,
+    mut apply: impl FnMut(CacheEvent<(String, T)>),
+    mut report: impl FnMut(WatchProblem),
+) {
     let mut watched = std::pin::pin!(watched);
-    while let Some(event) = watched.next().await {
-        match event {
-            Ok(Event::Init) => tell(CacheEvent::ListStarted),
-            Ok(Event::InitApply(object)) => tell(CacheEvent::Listed((name_of(&object), trim(object)))),
-            Ok(Event::InitDone) => tell(CacheEvent::ListComplete),
-            Ok(Event::Apply(object)) => tell(CacheEvent::Applied((name_of(&object), trim(object)))),
-            Ok(Event::Delete(object)) => tell(CacheEvent::Deleted(name_of(&object))),
-            Err(error) => fallen(&error, &mut trouble).await,
+    while let Some(next) = watched.next().await {
+        match next {
+            Ok(event) => apply(event),
+            Err(problem) => {
+                let is_unknown = matches!(problem, WatchProblem::UnknownKind(_));
+                report(problem);
+                if is_unknown {
+                    tokio::time::sleep(UNKNOWN_KIND_RETRY).await;
+                }
+            }
         }
     }
 }
 
-async fn fallen(error: &watcher::Error, trouble: &mut impl FnMut(WatchProblem<'_>)) {
+/// The server's own words, not its whole answer: that is long and says the same.
+pub(crate) fn problem(error: &watcher::Error) -> WatchProblem {
     let status = match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status),
-        watcher::Error::WatchError(status) => Some(status),
-        _ => None,
+        watcher::Error::InitialListFailed(inner)
+        | watcher::Error::WatchStartFailed(inner)
+        | watcher::Error::WatchFailed(inner) => match inner {
+            kube::Error::Api(status) => status,
+            kube::Error::Auth(_) => return WatchProblem::Unauthorized(error.to_string()),
+            _ => return WatchProblem::Disconnected(error.to_string()),
+        },
+        watcher::Error::WatchError(status) => status,
+        watcher::Error::NoResourceVersion => return WatchProblem::Disconnected(error.to_string()),
     };
-    match status {
-        Some(status) if status.code == 404 => {
-            trouble(WatchProblem::NoSuchKind);
-            tokio::time::sleep(UNKNOWN_KIND).await;
-        }
-        Some(status) if status.code == 403 => trouble(WatchProblem::Forbidden(&status.message)),
-        _ => trouble(WatchProblem::Broken(error)),
+    let message = format!("the API server answered {}: {}", status.code, status.message);
+    match status.code {
+        401 => WatchProblem::Unauthorized(message),
+        403 => WatchProblem::Forbidden(message),
+        404 => WatchProblem::UnknownKind(message),
+        _ => WatchProblem::Disconnected(message),
     }
 }

@@ -86,8 +86,8 @@ fn the_manifests_flags_are_understood_and_its_mounts_are_where_the_agent_looks()
     }
     for probe in ["livenessProbe", "readinessProbe"] {
         let get = &container[probe]["httpGet"];
-        assert_eq!(get["port"], settings.metrics_address.port());
-        assert_eq!(get["host"], settings.metrics_address.ip().to_string());
+        assert_eq!(get["port"], settings.server.metrics_address.port());
+        assert_eq!(get["host"], settings.server.metrics_address.ip().to_string());
     }
     let account = settings.plugin_service_account.unwrap().to_string();
     let roles = fs::read_to_string(project().join("packaging/rbac.yaml")).unwrap();

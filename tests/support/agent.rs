@@ -15,8 +15,9 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use sticky_ipam::agent;
 use sticky_ipam::agent::flags::{AgentCommandLine, AgentSettings};
+use sticky_ipam::agent::index::NodeIndex;
 use sticky_ipam::agent::reconciler::{Reconciler, StepReport};
-use sticky_ipam::agent::watch;
+use sticky_ipam::agent::watch::{self, IndexUpdate};
 use sticky_ipam::cluster::protocol::apply::NoObserver;
 use sticky_ipam::store::RealDisk;
 use tokio::sync::oneshot;
@@ -103,7 +104,7 @@ impl Stepped {
 
     /// Reads everything anew, as a watch that has just listed, and takes a step.
     pub async fn step(&mut self) -> StepReport {
-        self.reconciler.index = watch::list(&self.client, &self.node).await.unwrap();
+        self.reconciler.index = list(&self.client, &self.node).await;
         self.step_blind().await
     }
 
@@ -134,6 +135,20 @@ impl Stepped {
     }
 }
 
+/// Everything that the watches of an agent list, read now.
+async fn list(client: &kube::Client, node: &str) -> NodeIndex {
+    let (out, mut updates) = tokio::sync::mpsc::channel(64);
+    let _watches = watch::start(client, node, &out);
+    let mut index = NodeIndex::default();
+    while !index.is_synced() {
+        match updates.recv().await.expect("the watches go on") {
+            IndexUpdate::Failed { watch, reason, .. } => panic!("no list of {watch}: {reason}"),
+            update => index.apply(update),
+        }
+    }
+    index
+}
+
 /// Runs `steps` looks of an agent, `LATER` apart, and ends it before or after its n-th write. Answers whether it ended
 /// there.
 pub async fn ends_at(
@@ -153,7 +168,7 @@ pub async fn ends_at(
             let mut reconciler = Reconciler::new(settings, Arc::default(), Counted(ends.clone()), ends);
             let mut now = Duration::from_secs(1);
             for _ in 0..steps {
-                reconciler.index = watch::list(&client, &node).await.unwrap();
+                reconciler.index = list(&client, &node).await;
                 reconciler.forget_all_pauses();
                 reconciler.step(&client, now).await.unwrap();
                 now += LATER;
@@ -256,8 +271,7 @@ pub async fn is_ready(address: SocketAddr) -> bool {
 
 pub fn loose(node: &TestNode, access: &Access, mode: &str) -> (AgentSettings, SocketAddr) {
     let address = free_address();
-    let settings =
-        AgentSettings { metrics_address: address, ..settings(node, &access.kubeconfig(), mode, &[]) };
+    let settings = settings(node, &access.kubeconfig(), mode, &["--metrics-address", &address.to_string()]);
     (settings, address)
 }
 

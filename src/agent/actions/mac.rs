@@ -208,7 +208,7 @@ mod tests {
             ranges: Vec::new(),
             min_free: 0,
             max_entries: 0,
-            rules: settings.rules(),
+            rules: settings.selection.rules(),
         };
         let (index, metrics) = (NodeIndex::default(), AgentMetrics::default());
         let hands = ActionContext {

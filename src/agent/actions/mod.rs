@@ -32,7 +32,6 @@ use crate::cluster::protocol::bind::BindError;
 use crate::cluster::protocol::detach::DetachError;
 use crate::cluster::protocol::sticky_identity::StickyIdentityError;
 use crate::cni::{Attachment, ContainerId, IfName};
-use crate::runtime::client::IN_CLUSTER;
 use crate::store::{Claimant, ClaimantLock, Disk, NodeTime, Store, StoreError};
 
 /// How long the API server may take over one action.
@@ -166,8 +165,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
     }
 
     pub(super) fn connection(&self) -> Connection {
-        let file = self.settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
-        Connection::with_client(self.client.clone(), &file, API_TIMEOUT)
+        Connection::with_client(self.client.clone(), self.settings.client.origin(), API_TIMEOUT)
     }
 
     pub(super) fn api_writer(&self) -> ApiWriter<'_> {

@@ -118,7 +118,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         seen: &NodePod,
         namespace: impl Future<Output = Result<BTreeMap<String, String>, ApiError>>,
     ) -> Result<(bool, PodFacts, StickyReason), sticky_identity::StickyIdentityError> {
-        sticky_identity::judge(&self.settings.rules(), seen.facts.clone(), namespace).await
+        sticky_identity::judge(&self.settings.selection.rules(), seen.facts.clone(), namespace).await
     }
 
     /// What the API server remembers of a pod whose name this node has kept addresses for: mostly it is the next one of a

@@ -9,9 +9,9 @@ use crate::controller::cilium_config::CiliumConfig;
 use crate::controller::duties::drift;
 use crate::controller::flags::{AdoptOptions, ControllerSettings, OutputFormat};
 use crate::controller::writer::{Unwatched, Writer};
-use crate::controller::{ExitError, ExitOutput};
 use crate::policy::drift::audit as compare;
-use crate::runtime::client::{IN_CLUSTER, client};
+use crate::runtime::client::connect;
+use crate::runtime::exit::{ExitError, ExitOutput};
 use crate::runtime::signals::ShutdownSignal;
 use adopt::AdoptRequest;
 use list_once::survey;
@@ -47,13 +47,13 @@ pub async fn adopt(settings: &ControllerSettings, adoption: &AdoptOptions) -> Re
         for line in report.text.lines() {
             tracing::info!("{line}");
         }
-        let mut end = ShutdownSignal::listen()
+        let mut shutdown = ShutdownSignal::listen()
             .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
         tracing::info!(
             "following: what starts is put into its node's pool, until this process is told to end"
         );
         tokio::select! {
-            () = end.told() => {}
+            () = shutdown.received() => {}
             () = adopt::follow(&writer, settings, order) => {}
         }
         report = adopt::adopt(&writer, settings, order).await.map_err(|error| unable(&error))?;
@@ -62,8 +62,9 @@ pub async fn adopt(settings: &ControllerSettings, adoption: &AdoptOptions) -> Re
 }
 
 async fn writer(settings: &ControllerSettings) -> Result<Writer, ExitError> {
-    let client = client(settings.kubeconfig.as_deref(), |_| ()).await.map_err(|error| unable(&error))?;
-    let from = settings.kubeconfig.clone().unwrap_or_else(|| IN_CLUSTER.into());
+    let connected = connect(settings.client.kubeconfig.as_deref(), |_| ()).await;
+    let (client, _) = connected.map_err(|error| ExitError::start(format!("error: {error}")))?;
+    let from = settings.client.origin().to_owned();
     Ok(Writer::new(client, from, Box::new(Unwatched)))
 }
 

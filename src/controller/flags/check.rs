@@ -1,33 +1,31 @@
-//! What flags cannot say one by one: which of them contradict each other. And what decisions get of them.
+//! Which flags contradict each other, and what the duties get from them.
 
 use thiserror::Error;
 
 use crate::cluster::api::lease::{BadLeaseTimes, LeaseTimes};
 use crate::cluster::objects::{BlockSize, IPPool, IPPoolSpec, PoolUse};
 use crate::cluster::protocol::faults::RepairTimes;
-use crate::controller::flags::{ControllerSettings, DurationArg, RetentionWord, ScaleDownWord, WATERMARK};
+use crate::controller::flags::{ControllerSettings, DurationArg, WATERMARK};
 use crate::policy::lifetime::recycle::Proof;
 use crate::policy::lifetime::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
-use crate::policy::selection::rules::Rules;
-use crate::runtime::tls::{CertificateFiles, TlsError};
 
 /// The name of the pool that the cluster-pool flags make.
 pub const CLUSTER_POOL: &str = "cluster-pool";
 /// Below the priority of any IPPool.
 const LOWEST_PRIORITY: i32 = -1001;
 
-/// Settings that are refused, with the names to correct.
+/// Settings that are not accepted, with the names of the flags to correct.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
-pub struct Refused(pub String);
+pub struct SettingsError(pub String);
 
 impl ControllerSettings {
     /// Checks what flags say together.
     ///
     /// # Errors
     /// Both names, both values, and what would be right.
-    pub fn check(&self) -> Result<(), Refused> {
-        let refuse = |text: String| Err(Refused(text));
+    pub fn check(&self) -> Result<(), SettingsError> {
+        let refuse = |text: String| Err(SettingsError(text));
         if self.ip_rate_num > self.max_allocated_ip {
             return refuse(format!(
                 "--ip-rate-num {} is more than --max-allocated-ip {}; so many can never be free",
@@ -39,10 +37,8 @@ impl ControllerSettings {
                 "--enable-static-pod-ipv6=true contradicts --enable-ipv6=false; set both or neither".into(),
             );
         }
-        if self.exclude_key.is_empty() {
-            return refuse("--exclude-key is empty; name a label".into());
-        }
-        self.tls().map_err(|error| Refused(error.to_string()))?;
+        self.selection.check().map_err(SettingsError)?;
+        self.server.certificate().map_err(|error| SettingsError(error.to_string()))?;
         self.check_pool()?;
         self.check_retention()?;
         let (lease, renew, retry) = (
@@ -65,28 +61,20 @@ impl ControllerSettings {
         }
     }
 
-    /// The files with which the pages are served over TLS; none for plain HTTP.
-    ///
-    /// # Errors
-    /// Only one was given.
-    pub fn tls(&self) -> Result<Option<CertificateFiles>, TlsError> {
-        CertificateFiles::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
-    }
-
     /// Where the Leases are that lock blocks.
     #[must_use]
     pub fn block_namespace(&self) -> &str {
         self.block_namespace.as_deref().unwrap_or(&self.leader_election_namespace)
     }
 
-    fn check_pool(&self) -> Result<(), Refused> {
+    fn check_pool(&self) -> Result<(), SettingsError> {
         for (family, range, mask) in [
             ("ipv4", self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
             ("ipv6", self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),
         ] {
             let Some(range) = range.0 else { continue };
             if mask < range.prefix_len() {
-                return Err(Refused(format!(
+                return Err(SettingsError(format!(
                     "--cluster-pool-{family}-mask-size {mask} is a larger block than --cluster-pool-{family}-cidr {range}; \
                      write a mask of {} or more",
                     range.prefix_len()
@@ -96,25 +84,27 @@ impl ControllerSettings {
         Ok(())
     }
 
-    fn check_retention(&self) -> Result<(), Refused> {
+    fn check_retention(&self) -> Result<(), SettingsError> {
         let pairs = [
-            ("--retention", self.retention == RetentionWord::Ttl, "--retention-ttl", self.retention_ttl),
+            ("--retention", self.retention == Keep::Ttl, "--retention-ttl", self.retention_ttl),
             (
                 "--on-scale-down",
-                self.on_scale_down == ScaleDownWord::Ttl,
+                self.on_scale_down == OnScaleDown::Ttl,
                 "--scale-down-ttl",
                 self.scale_down_ttl,
             ),
         ];
         for (word, is_ttl, time, given) in pairs {
             match given {
-                None if is_ttl => return Err(Refused(format!("{word} TTL needs {time}"))),
+                None if is_ttl => return Err(SettingsError(format!("{word} TTL needs {time}"))),
                 Some(given) if !is_ttl => {
-                    return Err(Refused(format!("{time} {given} contradicts {word}, which is not TTL")));
+                    return Err(SettingsError(format!(
+                        "{time} {given} contradicts {word}, which is not TTL"
+                    )));
                 }
                 Some(given) if !(1..=LONGEST_TTL).contains(&given.seconds()) => {
-                    return Err(Refused(format!(
-                        "{time} {given} must be a second at least, and ten years at most"
+                    return Err(SettingsError(format!(
+                        "{time} {given} must be between one second and ten years"
                     )));
                 }
                 _ => {}
@@ -142,38 +132,20 @@ impl ControllerSettings {
         }
         if !self.enable_leader_election {
             remarks.push(
-                "--enable-leader-election=false: run one replica only; two do no harm and get in each other's way".to_owned(),
+                "--enable-leader-election=false: run one replica only; two do no harm, but their writes conflict".to_owned(),
             );
         }
         remarks
     }
 
-    /// Who is sticky.
-    #[must_use]
-    pub fn rules(&self) -> Rules {
-        Rules {
-            selector: Some(self.label_selector.clone()),
-            exclude_key: self.exclude_key.clone(),
-            exclude_prefixes: self.exclude_prefixes.clone(),
-        }
-    }
-
-    /// The retention of an address of which nobody says otherwise.
+    /// The retention of an address whose pod and namespace do not say otherwise.
     #[must_use]
     pub fn default_retention(&self) -> Retention {
-        let seconds = |span: Option<DurationArg>| span.and_then(|span| u32::try_from(span.seconds()).ok());
+        let seconds = |time: Option<DurationArg>| time.and_then(|time| u32::try_from(time.seconds()).ok());
         Retention {
-            keep: match self.retention {
-                RetentionWord::WithWorkload => Keep::WithWorkload,
-                RetentionWord::Ttl => Keep::Ttl,
-                RetentionWord::Forever => Keep::Forever,
-            },
+            keep: self.retention,
             ttl_seconds: seconds(self.retention_ttl),
-            on_scale_down: match self.on_scale_down {
-                ScaleDownWord::Retain => OnScaleDown::Retain,
-                ScaleDownWord::Release => OnScaleDown::Release,
-                ScaleDownWord::Ttl => OnScaleDown::Ttl,
-            },
+            on_scale_down: self.on_scale_down,
             scale_down_ttl_seconds: seconds(self.scale_down_ttl),
         }
     }

@@ -1,5 +1,5 @@
-//! The file of settings. Its values are given to the same parser as the flags, behind what the command line and the environment
-//! say. Must never be half believed: a key that is unknown refuses the whole file.
+//! The settings file. Its values are parsed as flags are, and command line and environment override them. Must never be
+//! accepted in part: an unknown key rejects the whole file.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use clap::{CommandFactory, FromArgMatches};
 use serde_json::{Map, Value};
 
 use crate::controller::flags::ControllerCommandLine;
-use crate::controller::flags::check::Refused;
+use crate::controller::flags::check::SettingsError;
 
 /// Settings, and the text of the file that they come from.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedSettings {
     /// The command line with everything filled in.
     pub line: ControllerCommandLine,
     /// The file, and its text as it was read.
@@ -22,33 +22,33 @@ pub struct Loaded {
 
 /// Why there are no settings.
 #[derive(Debug)]
-pub enum NoSettings {
+pub enum LoadError {
     /// The command line cannot be read, or asks for help: clap's own words.
-    Line(clap::Error),
+    CommandLine(clap::Error),
     /// The file, or what the settings say together, is refused.
-    Refused(Refused),
+    Settings(SettingsError),
 }
 
 /// Reads the command line, the environment and the file, and checks what they say together.
 ///
 /// # Errors
 /// Names the flag or the key, and its value.
-pub fn load(arguments: &[OsString]) -> Result<Loaded, NoSettings> {
+pub fn load(arguments: &[OsString]) -> Result<LoadedSettings, LoadError> {
     let matches =
-        ControllerCommandLine::command().try_get_matches_from(arguments).map_err(NoSettings::Line)?;
-    let line = ControllerCommandLine::from_arg_matches(&matches).map_err(NoSettings::Line)?;
+        ControllerCommandLine::command().try_get_matches_from(arguments).map_err(LoadError::CommandLine)?;
+    let line = ControllerCommandLine::from_arg_matches(&matches).map_err(LoadError::CommandLine)?;
     let Some(path) = line.settings.config.clone() else {
-        line.settings.check().map_err(NoSettings::Refused)?;
-        return Ok(Loaded { line, file: None });
+        line.settings.check().map_err(LoadError::Settings)?;
+        return Ok(LoadedSettings { line, file: None });
     };
-    let text = read(&path).map_err(NoSettings::Refused)?;
-    let line = with_file(arguments, &path, &text).map_err(NoSettings::Refused)?;
-    Ok(Loaded { line, file: Some((path, text)) })
+    let text = read(&path).map_err(LoadError::Settings)?;
+    let line = with_file(arguments, &path, &text).map_err(LoadError::Settings)?;
+    Ok(LoadedSettings { line, file: Some((path, text)) })
 }
 
 /// Whether the file says something else now. None if it is as it was.
 #[must_use]
-pub fn reread(arguments: &[OsString], path: &Path, before: &str) -> Option<Result<(), Refused>> {
+pub fn reread(arguments: &[OsString], path: &Path, before: &str) -> Option<Result<(), SettingsError>> {
     match read(path) {
         Ok(text) if text == before => None,
         Ok(text) => Some(with_file(arguments, path, &text).map(|_| ())),
@@ -56,13 +56,17 @@ pub fn reread(arguments: &[OsString], path: &Path, before: &str) -> Option<Resul
     }
 }
 
-fn read(path: &Path) -> Result<String, Refused> {
+fn read(path: &Path) -> Result<String, SettingsError> {
     std::fs::read_to_string(path)
-        .map_err(|error| Refused(format!("cannot read --config {}: {error}", path.display())))
+        .map_err(|error| SettingsError(format!("cannot read --config {}: {error}", path.display())))
 }
 
-fn with_file(arguments: &[OsString], path: &Path, text: &str) -> Result<ControllerCommandLine, Refused> {
-    let refuse = |why: String| Refused(format!("--config {}: {why}", path.display()));
+fn with_file(
+    arguments: &[OsString],
+    path: &Path,
+    text: &str,
+) -> Result<ControllerCommandLine, SettingsError> {
+    let refuse = |why: String| SettingsError(format!("--config {}: {why}", path.display()));
     let said: Option<Map<String, Value>> =
         serde_saphyr::from_str(text).map_err(|error| refuse(format!("it is not a YAML map: {error}")))?;
     let command = ControllerCommandLine::command();
@@ -88,7 +92,7 @@ fn with_file(arguments: &[OsString], path: &Path, text: &str) -> Result<Controll
     let matches = command.try_get_matches_from(all).map_err(|error| refuse(error.to_string()))?;
     let line =
         ControllerCommandLine::from_arg_matches(&matches).map_err(|error| refuse(error.to_string()))?;
-    line.settings.check().map_err(|Refused(why)| refuse(why))?;
+    line.settings.check().map_err(|SettingsError(why)| refuse(why))?;
     Ok(line)
 }
 

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::policy::lifetime::retention::{Keep, OnScaleDown};
+use crate::policy::selection::selector::Selector;
+use crate::runtime::log::{LogFormat, LogLevel};
 use clap::CommandFactory;
 use std::ffi::OsString;
 use std::time::Duration;
@@ -13,8 +15,8 @@ fn arguments(given: &[&str]) -> Vec<OsString> {
 fn parse(given: &[&str]) -> Result<ControllerSettings, String> {
     match load(&arguments(given)) {
         Ok(loaded) => Ok(loaded.line.settings),
-        Err(NoSettings::Line(error)) => Err(error.to_string()),
-        Err(NoSettings::Refused(refused)) => Err(refused.to_string()),
+        Err(LoadError::CommandLine(error)) => Err(error.to_string()),
+        Err(LoadError::Settings(refused)) => Err(refused.to_string()),
     }
 }
 
@@ -26,16 +28,21 @@ fn the_definitions_of_the_flags_are_sound() {
 #[test]
 fn without_any_flag_the_defaults_are_those_of_the_guide() {
     let settings = parse(&[]).unwrap();
-    assert_eq!(settings.label_selector, Selector::parse(r#"{"matchLabels":{"noStatic":"true"}}"#).unwrap());
+    assert_eq!(
+        settings.selection.label_selector,
+        Selector::parse(r#"{"matchLabels":{"noStatic":"true"}}"#).ok()
+    );
     assert_eq!((settings.ip_rate_num, settings.max_allocated_ip), (255, 255));
     assert!(
-        !settings.enable_ipv6 && !settings.enable_static_pod_ipv6 && settings.exclude_prefixes.is_empty()
+        !settings.enable_ipv6
+            && !settings.enable_static_pod_ipv6
+            && settings.selection.exclude_prefixes.is_empty()
     );
     assert!(settings.enable_leader_election);
     assert_eq!(settings.leader_election_id, "cilium-ipam-leader");
     assert_eq!(settings.lease_times(), crate::cluster::api::lease::LeaseTimes::default());
     assert_eq!(settings.cep_termination_timeout.0, Duration::from_secs(30 * 60));
-    assert_eq!((settings.log_level, settings.log_format), (LogLevel::Info, LogFormat::Text));
+    assert_eq!((settings.log.log_level, settings.log.log_format), (LogLevel::Info, LogFormat::Text));
     let pool = settings.cluster_pool().unwrap();
     assert_eq!(pool.spec.cidrs, ["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(pool.spec.block_size.ipv4, 24);
@@ -83,7 +90,7 @@ fn the_deployment_and_the_three_examples_of_the_guide_run_as_they_stand() {
         "--excludeDbbranchPrefixs=test-,staging-",
     ])
     .unwrap();
-    assert_eq!(excluding.rules().exclude_prefixes, ["test-", "staging-"]);
+    assert_eq!(excluding.selection.rules().exclude_prefixes, ["test-", "staging-"]);
     let expressions =
         r#"--labelSector={"matchExpressions":[{"key":"fixed-ip","operator":"In","values":["true"]}]}"#;
     parse(&[expressions, "--logLevel=6", "--cepTerminationTimeout=45m"]).unwrap();
@@ -207,8 +214,8 @@ fn a_file_gives_what_flags_do_not_and_its_mistakes_are_named() {
     let settings = with(text, &["--quarantine=5m"]).unwrap();
     assert_eq!(settings.quarantine.0, Duration::from_secs(300), "a flag wins");
     assert!(settings.enable_ipv6);
-    assert_eq!(settings.exclude_prefixes, ["test-", "tmp-"]);
-    assert_eq!(settings.label_selector, Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).unwrap());
+    assert_eq!(settings.selection.exclude_prefixes, ["test-", "tmp-"]);
+    assert_eq!(settings.selection.label_selector, Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).ok());
     assert!(with("", &[]).is_ok(), "an empty file says nothing");
     for (text, part) in [
         ("quarantin: 1h\n", "quarantin"),
@@ -231,22 +238,14 @@ fn a_change_of_the_file_is_noticed_and_a_bad_one_reported() {
     let path = dir.path().join("settings.yaml");
     let given = arguments(&[&format!("--config={}", path.display())]);
     std::fs::write(&path, "quarantine: 1h\n").unwrap();
-    let Ok(Loaded { file: Some((file, text)), .. }) = load(&given) else { panic!("it was not loaded") };
+    let Ok(LoadedSettings { file: Some((file, text)), .. }) = load(&given) else {
+        panic!("it was not loaded")
+    };
     assert!(reread(&given, &file, &text).is_none());
     std::fs::write(&path, "quarantine: 2h\n").unwrap();
     assert_eq!(reread(&given, &file, &text), Some(Ok(())));
     std::fs::write(&path, "quarantine: x\n").unwrap();
     assert!(matches!(reread(&given, &file, &text), Some(Err(_))));
-}
-
-#[test]
-fn the_manual_has_the_reference_of_all_flags() {
-    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/controller.md");
-    let manual = std::fs::read_to_string(manual).unwrap();
-    assert!(
-        manual.contains(&reference()),
-        "docs/controller.md is out of date: put the output of `cargo run --bin sticky-ipam-controller -- reference` there"
-    );
 }
 
 #[test]

@@ -1,13 +1,15 @@
-//! The values that flags take, parsed once at the door.
+//! The values of flags, parsed once at the edge.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::RangedI64ValueParser;
 use ipnet::IpNet;
 
 use crate::policy::lifetime::duration::parse_duration;
-use crate::policy::selection::selector::Selector;
+use crate::runtime::flags;
 
 /// A time, written as `90s`, `15m`, `1h30m`, `168h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,25 +64,17 @@ pub(crate) fn range_v6(text: &str) -> Result<PoolRange, String> {
     range(text, "IPv6", |net| net.addr().is_ipv6())
 }
 
-pub(crate) fn selector(text: &str) -> Result<Selector, String> {
-    Selector::parse(text).map_err(|error| error.to_string())
+pub(crate) fn mask_size(bits: RangeInclusive<i64>) -> RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(bits)
+}
+
+pub(crate) fn at_least_one() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
 }
 
 pub(crate) fn dns_label(text: &str) -> Result<String, String> {
     if text.len() > 63 || text.contains('.') {
         return Err("a namespace's name has at most 63 characters, and no dot".to_owned());
     }
-    dns_name(text)
-}
-
-pub(crate) fn dns_name(text: &str) -> Result<String, String> {
-    let framed = |part: &str| {
-        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')
-    };
-    if text.len() <= 253 && text.split('.').all(framed) {
-        Ok(text.to_owned())
-    } else {
-        Err("it must be a DNS name: lower case letters, digits, '-' and '.'".to_owned())
-    }
+    flags::dns_name(text)
 }

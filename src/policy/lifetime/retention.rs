@@ -13,12 +13,14 @@ pub const RETENTION: &str = "sticky-ipam.io/retention";
 
 /// When an address is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[cfg_attr(feature = "controller", derive(clap::ValueEnum), value(rename_all = "verbatim"))]
 pub enum Keep {
     /// When the workload is gone.
     #[default]
     WithWorkload,
     /// A time after the pod was last seen, once the workload or the pod's ordinal is gone.
     #[serde(rename = "TTL")]
+    #[cfg_attr(feature = "controller", value(name = "TTL"))]
     Ttl,
     /// Only when its StickyIP is deleted by hand.
     Forever,
@@ -26,6 +28,7 @@ pub enum Keep {
 
 /// What happens to an address whose ordinal the workload no longer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[cfg_attr(feature = "controller", derive(clap::ValueEnum), value(rename_all = "verbatim"))]
 pub enum OnScaleDown {
     /// It is kept as long as the workload.
     #[default]
@@ -34,6 +37,7 @@ pub enum OnScaleDown {
     Release,
     /// It is released a time after the pod was last seen.
     #[serde(rename = "TTL")]
+    #[cfg_attr(feature = "controller", value(name = "TTL"))]
     Ttl,
 }
 

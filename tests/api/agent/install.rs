@@ -412,7 +412,7 @@ fn the_shipped_agent_and_controller_take_the_same_pods_for_sticky() {
     let of_controller = of_controller.chain(arguments("controller.yaml", "Deployment"));
     let controller =
         sticky_ipam::controller::flags::ControllerCommandLine::try_parse_from(of_controller).unwrap();
-    let rules = agent.settings.rules();
+    let rules = agent.settings.selection.rules();
     assert!(rules.selector.is_some(), "{rules:?}");
-    assert_eq!(rules, controller.settings.rules());
+    assert_eq!(rules, controller.settings.selection.rules());
 }

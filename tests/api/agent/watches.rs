@@ -9,6 +9,7 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::json;
 use sticky_ipam::agent::flags::AgentSettings;
+use sticky_ipam::runtime::flags::ClientFlags;
 
 use crate::support::agent::Loose;
 use crate::support::agent::{attached, case, parts};
@@ -114,7 +115,8 @@ async fn refused_credentials_are_read_again_until_they_are_good() {
     std::fs::copy(case.forged_token().kubeconfig(), &file).unwrap();
     let good = case.agent(&node.name).await;
     let (settings, address) = loose(&node, &good, "delegated");
-    let _agent = Loose::start(AgentSettings { kubeconfig: Some(file.clone()), ..settings });
+    let client = ClientFlags { kubeconfig: Some(file.clone()) };
+    let _agent = Loose::start(AgentSettings { client, ..settings });
     let refused = comes_true(SOON, || async {
         let asked = tokio::task::spawn_blocking(move || page(address, "/metrics")).await.unwrap();
         asked.is_some_and(|text| text.contains("errors_total{what=\"watch\"}"))

@@ -64,7 +64,7 @@ async fn keys_and_routes_of_a_dead_node_go_once_the_address_lives_elsewhere() {
     .create(&Default::default(), &serde_json::from_value(node).unwrap())
     .await
     .unwrap();
-    let context = desk.context(&[HURRIED, &["--mark=false"]].concat());
+    let context = desk.context(&[HURRIED, &["--adopt-running=false"]].concat());
     while_at_work(&context, async {
         until("a look", || async { rounds(&context, "remove") > 0 }).await;
         assert_eq!(desk.cilium_node("dead").await.spec.ipam.pool.len(), 3, "its node is ready: no proof");

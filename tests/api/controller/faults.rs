@@ -289,7 +289,7 @@ async fn a_stolen_address_is_reported_though_others_write_at_the_same_time() {
     steal(&desk).await;
     let overseer = Meddler::of(&desk);
     let met = Arc::clone(&overseer.met);
-    let flags = [HURRIED, &["--mark=false"]].concat();
+    let flags = [HURRIED, &["--adopt-running=false"]].concat();
     let context = desk.context_with(desk.case.client(), &flags, Box::new(overseer));
     while_at_work(&context, async {
         until("the mark in spite of it", || async {

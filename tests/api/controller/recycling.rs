@@ -118,7 +118,8 @@ async fn without_inheritance_a_recreated_workload_gets_another_address_unless_pi
     desk.stickies().delete("lone", &Default::default()).await.unwrap();
     desk.delete_set("db").await;
     let strict =
-        [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h", "--inherit=false", "--mark=false"]].concat();
+        [&HURRIED[..1], &HURRIED[2..], &["--quarantine=1h", "--inherit=false", "--adopt-running=false"]]
+            .concat();
     let context = desk.context(&strict);
     while_at_work(&context, async {
         all_rest(&desk).await;
@@ -310,7 +311,7 @@ async fn a_living_pod_and_an_attachment_keep_an_address_whose_workload_is_gone()
     let pod = sandbox(&desk.pod("gone-0", &node.name, Some(&owner), json!({})).await);
     node.add(&pod).await.unwrap();
     desk.retained("bait", &desk.address(200), set("gone"), json!({})).await;
-    let context = desk.context(&[HURRIED, &["--mark=false"]].concat());
+    let context = desk.context(&[HURRIED, &["--adopt-running=false"]].concat());
     while_at_work(&context, async {
         until("a look", || async { rounds(&context, "recycle") > 0 }).await;
         node.del(&pod).await;

@@ -16,7 +16,7 @@ async fn two_bindings_of_one_address_are_reported_with_both_names() {
     let desk = Desk::take().await;
     steal(&desk).await;
     let api = desk.stickies();
-    let context = desk.context(&[HURRIED, &["--mark=false"]].concat());
+    let context = desk.context(&[HURRIED, &["--adopt-running=false"]].concat());
     while_at_work(&context, async {
         until("the mark", || async {
             api.get("thief").await.unwrap().status.unwrap().phase == Some(StickyPhase::Conflict)

@@ -67,7 +67,7 @@ pub const CONTROLLER_FLAGS: [&str; 6] = [
     "--quarantine=20s",
     "--proof-gap=2s",
     "--orphan-after=20s",
-    "--block-rest=5s",
+    "--block-quarantine=5s",
     "--cep-termination-timeout=5s",
     "--recycle-rate=5",
 ];

@@ -72,7 +72,7 @@ impl PodAdoption {
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
         Self {
-            rules: settings.rules(),
+            rules: settings.selection.rules(),
             ipv6: settings.enable_static_pod_ipv6,
             asked: BTreeMap::new(),
             waiting: BTreeMap::new(),

@@ -26,7 +26,7 @@ use crate::policy::lifetime::owners::{OwnerLookup, above};
 use crate::policy::lifetime::recycle::WorkloadLookup;
 use crate::policy::selection::facts::Owner;
 use crate::runtime::cache::Cache;
-use crate::runtime::watch::{WatchProblem, feed_trimmed};
+use crate::runtime::watch::{WatchProblem, feed, watch_trimmed};
 
 /// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its definition may be
 /// installed later. At rest that is one discovery in ten minutes.
@@ -381,12 +381,12 @@ impl Workloads {
             Api::all_with(context.writer.client(), &served.resource);
         // A kind that can be seen now, or not any more, may be a link of any chain.
         let may_be_a_link = |_: &StickyIP| true;
-        let on_event = |told| {
+        let on_event = |event| {
             let (changed, first) = {
                 let mut seen = locked(&self.seen);
                 let sight = seen.entry(kind.clone()).or_default();
                 let before = sight.known.is_synced() && !sight.hidden;
-                let changed = sight.known.apply(told);
+                let changed = sight.known.apply(event);
                 sight.hidden &= !sight.known.is_synced();
                 (changed, !before && sight.known.is_synced())
             };
@@ -399,15 +399,16 @@ impl Workloads {
                 wake_all(context, inboxes.recycle, |sticky| kind.concerns(sticky));
             }
         };
-        let mut told = None;
-        let trouble = |trouble: WatchProblem<'_>| {
-            // It is tried again and again: one word is enough.
-            let text = format!("{trouble:?}");
-            if told.as_ref() != Some(&text) {
-                tracing::warn!(?kind, trouble = text, "the watch of workloads");
+        let mut reported = None;
+        let report = |problem: WatchProblem| {
+            // It is tried again and again: one line is enough.
+            let reason = problem.to_string();
+            if reported.as_ref() != Some(&reason) {
+                let GroupKind { group, kind } = &kind;
+                tracing::warn!(group, kind, reason, "cannot watch workloads; trying again");
             }
-            told = Some(text);
-            let hides = matches!(trouble, WatchProblem::Forbidden(_) | WatchProblem::NoSuchKind);
+            reported = Some(reason);
+            let hides = matches!(problem, WatchProblem::Forbidden(_) | WatchProblem::UnknownKind(_));
             let was_hidden = hides && {
                 let mut seen = locked(&self.seen);
                 let sight = seen.entry(kind.clone()).or_default();
@@ -417,7 +418,8 @@ impl Workloads {
                 wake_all(context, inboxes.owners, may_be_a_link);
             }
         };
-        feed_trimmed(api, watcher::Config::default(), WorkloadMeta::from, on_event, trouble).await;
+        let watched = watch_trimmed(api, watcher::Config::default(), WorkloadMeta::from);
+        feed(watched, on_event, report).await;
     }
 }
 

@@ -288,7 +288,7 @@ async fn a_lease_that_cannot_be_read_keeps_its_block_is_reported_and_blocks_no_n
     let first = node(&case, "a", json!({}), &[]).await;
     let second = node(&case, "b", json!({}), &[&stands]).await;
     pool(&case, "p", blocks_of(&case)).await;
-    let flags = ["--block-low=4", &format!("--block-namespace={}", case.block_namespace())];
+    let flags = ["--block-min-free=4", &format!("--block-namespace={}", case.block_namespace())];
     let desk = Desk::as_shipped(&case, &flags).await;
     let mut torn = Vec::new();
     for block in [&block(&case, 0), &stands] {
@@ -559,7 +559,7 @@ async fn with_the_shipped_roles_a_missing_namespace_of_locks_is_no_lost_race() {
         NodeBlocks::from_context(&lost.context).unwrap().round(&lost.context, Vec::new()).await.failures,
         1
     );
-    let flags = ["--block-low=4", &format!("--block-namespace={}", case.block_namespace())];
+    let flags = ["--block-min-free=4", &format!("--block-namespace={}", case.block_namespace())];
     let desk = Desk::as_shipped(&case, &flags).await;
     settle(&desk, &mut NodeBlocks::from_context(&desk.context).unwrap()).await;
     let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());

@@ -149,7 +149,7 @@ pub fn two_pools(stage: &Stage) {
     let before: Vec<Vec<String>> = NODES.into_iter().map(|node| pod_cidrs(stage, node)).collect();
     // 254 addresses of one block are fewer; those of two are not.
     let flags: Vec<&str> =
-        ["controllers"].into_iter().chain(CONTROLLER_FLAGS).chain(["--block-low=300"]).collect();
+        ["controllers"].into_iter().chain(CONTROLLER_FLAGS).chain(["--block-min-free=300"]).collect();
     stage.lab.must(&flags);
     for ((node, (pool, _, block)), before) in NODES.into_iter().zip(POOLS).zip(before) {
         let expected: Vec<String> = before.into_iter().chain([block.to_owned()]).collect();
