@@ -1,6 +1,6 @@
-//! What the watches have told of this node: its pods, the StickyIPs attached to it, the claims on its addresses, its own
-//! CiliumNode. Synchronous, and without a clock, disk or network. Must never be taken for live: whatever is written
-//! rests on a live read or a resourceVersion.
+//! What the watches have told of this node: its pods, the StickyIPs attached to it, the claims on its
+//! addresses, its own CiliumNode. Synchronous, and without a clock, disk or network. Must never be taken for
+//! live: whatever is written rests on a live read or a resourceVersion.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

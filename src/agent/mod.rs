@@ -1,8 +1,25 @@
-//! The node's agent: installs the plugin, prepares decisions for pods that are bound to the node, keeps the node's own
-//! CiliumNode in step, answers for the node's addresses, drains the plugin's notes and frees what nobody ended.
+//! The node's agent: installs the plugin, prepares decisions for pods before their ADD, keeps the node's own
+//! CiliumNode in sync, grants the node's addresses, sends the plugin's pending updates and releases what no
+//! DEL ended.
 //!
-//! Watches feed an [`index`]; [`plan`] is a function from it and the store to actions; [`act`] carries out one at a
-//! time. Must never be needed for a pod to start: with the agent dead the plugin goes its way by the API server. Must
+//! It is one loop:
+//!
+//! ```text
+//!   API server --watch--> index ---+
+//!                                  +--> plan (pure) --> actions, one at a time --> API server, store
+//!   store -------------> snapshot -+                         |      ^
+//!                                                            v      |
+//!                                               inside an action that binds a pod:
+//!                                               read live -> decide -> write, until done
+//! ```
+//!
+//! [`watch`] feeds the [`index`]; [`snapshot`] reads the store; [`plan`] is a function from both to a list of
+//! actions; [`reconciler`] performs them in [`actions`], each in the file of its name. What a watch or a
+//! snapshot shows may be out of date, so an action reads again before it writes. For a binding this is a
+//! second, complete loop of read, decide and write (`cluster::protocol::bind`): it ends when the StickyIP is
+//! attached or refused.
+//!
+//! Must never be needed for a pod to start: without the agent the plugin asks the API server itself. Must
 //! never write another node's objects.
 
 pub mod actions;

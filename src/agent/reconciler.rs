@@ -1,5 +1,6 @@
-//! One step: look at the store, ask [`plan`](crate::agent::plan::plan), carry out what is due, one action at a time. And what
-//! is remembered between steps, which a restart may lose at no harm.
+//! One step of the loop: take a snapshot of the store, ask [`plan`](crate::agent::plan::plan), perform what
+//! is due, one action at a time. And what is remembered between steps: when to retry. A restart may lose that
+//! without harm.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,11 +24,11 @@ use crate::store::Disk;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest: a person may have to look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// The longest while the server is away. A watch that goes on where it was does not tell that it is back, and others wait
-/// for what a note says. One action a step is tried then, so this is at most that many requests.
+/// The longest while the server is away. A watch that goes on where it was does not tell that it is back, and
+/// others wait for what a note says. One action a step is tried then, so this is at most that many requests.
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
-/// Keeps one node in step.
+/// Keeps one node in sync.
 pub struct Reconciler<D: Disk + Clone> {
     settings: Arc<AgentSettings>,
     options: PlanOptions,
@@ -60,7 +61,7 @@ pub struct StepReport {
 }
 
 impl<D: Disk + Clone> Reconciler<D> {
-    /// A keeper that knows nothing yet.
+    /// A reconciler that knows nothing yet.
     #[must_use]
     pub fn new(
         settings: Arc<AgentSettings>,
@@ -95,7 +96,7 @@ impl<D: Disk + Clone> Reconciler<D> {
     pub async fn step(&mut self, client: &kube::Client, now: Duration) -> Result<StepReport, ActionError> {
         self.metrics.steps.inc();
         self.read_ranges();
-        self.show_pool();
+        self.report_pool();
         let store = open_store(&self.settings, self.disk.clone())?;
         let snapshot = Snapshot::take(&store, |path| self.settings.on_host(path))?;
         let input = PlanInput { options: &self.options, index: &self.index, store: &snapshot, now };
@@ -107,7 +108,7 @@ impl<D: Disk + Clone> Reconciler<D> {
             if self.pauses.get(&id).is_some_and(|pause| pause.due > now) {
                 continue;
             }
-            let hands = ActionContext {
+            let context = ActionContext {
                 settings: &self.settings,
                 options: &self.options,
                 index: &self.index,
@@ -116,7 +117,7 @@ impl<D: Disk + Clone> Reconciler<D> {
                 observer: &*self.observer,
                 metrics: &self.metrics,
             };
-            let outcome = hands.perform(action).await;
+            let outcome = context.perform(action).await;
             match &outcome {
                 Ok(ActionOutcome::Done(_)) => step.done += 1,
                 Ok(_) => {}
@@ -150,20 +151,20 @@ impl<D: Disk + Clone> Reconciler<D> {
         outcome: Result<ActionOutcome, ActionError>,
         now: Duration,
     ) {
-        let (what, subject) = (action.name(), action.subject());
+        let (name, subject) = (action.name(), action.subject());
         let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
         let (needs_attention, said) = match outcome {
             Ok(ActionOutcome::Done(why)) => {
-                tracing::info!(what, subject, why, "done");
+                tracing::info!(action = name, subject, reason = why, "action completed");
                 self.pauses.remove(id);
                 return;
             }
             Ok(ActionOutcome::NotNeeded(why)) => {
-                tracing::debug!(what, subject, why, "nothing to do");
+                tracing::debug!(action = name, subject, reason = why, "action not needed");
                 (false, String::new())
             }
             Ok(ActionOutcome::Postponed(why)) => {
-                tracing::debug!(what, subject, why, "not now");
+                tracing::debug!(action = name, subject, reason = why, "action postponed");
                 (false, String::new())
             }
             Ok(ActionOutcome::NeedsAttention(why)) => (true, why),
@@ -171,7 +172,7 @@ impl<D: Disk + Clone> Reconciler<D> {
         };
         let pause = self.pauses.entry(id.to_owned()).or_default();
         if needs_attention && pause.said != said {
-            tracing::warn!(what, subject, why = said, "not done; it is tried again");
+            tracing::warn!(action = name, subject, reason = said, "action failed; the agent retries it");
         }
         pause.said = said;
         pause.tries += 1;
@@ -202,11 +203,13 @@ impl<D: Disk + Clone> Reconciler<D> {
                 self.options.shape = self.settings.shape(nets);
                 self.options.ranges = sets;
             }
-            Err(why) => tracing::debug!(file = %path.display(), why, "cannot read the conflist's ranges"),
+            Err(why) => {
+                tracing::debug!(file = %path.display(), reason = why, "cannot read the ranges of the conflist")
+            }
         }
     }
 
-    fn show_pool(&self) {
+    fn report_pool(&self) {
         let Some(node) = self.index.cilium_node() else { return };
         for (family, (total, free)) in plan::count_pool(node) {
             let family = match family {
@@ -226,7 +229,7 @@ impl<D: Disk + Clone> Reconciler<D> {
             let name = id.split(' ').next().unwrap_or_default();
             *counts.entry(name).or_default() += i64::from(!pause.said.is_empty());
         }
-        for name in ["attach", "hide", "answer", "tell", "mac"] {
+        for name in ["attach", "unpublish", "grant", "send_update", "record_mac"] {
             let gauge = self.metrics.needs_attention.get_or_create(&What { what: name.to_owned() });
             gauge.set(counts.get(name).copied().unwrap_or_default());
         }
@@ -237,8 +240,8 @@ fn id(action: &Action) -> String {
     format!("{} {}", action.name(), action.subject())
 }
 
-/// Twice as long after every try, and a little apart for different actions: a thousand nodes that lost one server must
-/// not come back at one moment.
+/// Twice as long after every try, and a little apart for different actions: a thousand nodes that lost one
+/// server must not come back at one moment.
 fn pause_after(id: &str, tries: u32) -> Duration {
     use std::hash::{BuildHasher, Hasher, RandomState};
     let whole = FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(9)).min(LONGEST_PAUSE);

@@ -1,5 +1,5 @@
-//! The node's store as it stands at one moment, read without its lock. Must never be the ground of a change: whoever
-//! changes something looks again under the lock.
+//! The node's store as it stands at one moment, read without its lock. Must never be the ground of a change:
+//! whoever changes something looks again under the lock.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -108,8 +108,14 @@ pub fn is_bound_to(record: &Record, key: &StickyKey) -> bool {
         .is_some_and(|binding| binding.namespace == key.namespace && binding.name == key.name)
 }
 
-/// A namespace is gone only where its directory can be seen without it. Namespaces named by a process are not looked
-/// at: the agent may live among other processes.
+/// The uid of a record's pod.
+#[must_use]
+pub fn uid_of(record: &Record) -> Option<&str> {
+    record.pod.as_ref().and_then(|pod| pod.uid())
+}
+
+/// A namespace is gone only where its directory can be seen without it. Namespaces named by a process are not
+/// looked at: the agent may live among other processes.
 fn look_at(path: &Path) -> Netns {
     let folder = path.parent().filter(|folder| folder.is_dir());
     let by_process = path.components().any(|part| part.as_os_str() == "proc");

@@ -43,7 +43,7 @@ impl CiliumConfig {
         };
         let said = |key: &str| data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
         if let Some(mode) = said("ipam").map(CiliumMode::from_cilium_config) {
-            if mode != CiliumMode::Unknown && mode != set {
+            if mode.is_known() && mode != set {
                 config.remarks.push(format!(
                     "ConfigMap {NAMESPACE}/{NAME} says ipam: {}, and --cilium-ipam says otherwise; set them alike",
                     said("ipam").unwrap_or_default()

@@ -1,12 +1,13 @@
 //! How Cilium gets the addresses of pods, and how sticky-ipam stands before it.
 //!
-//! There are two types, because there are two facts. [`CiliumMode`] is the IPAM mode of Cilium itself, one for the cluster; the
-//! controller goes by it. [`PluginMode`] is how the plugin is called on a node; plugin and agent go by it. Cilium may run in any
-//! mode behind a chained plugin, so neither follows from the other.
+//! There are two types, because there are two facts. [`CiliumMode`] is the IPAM mode of Cilium itself, one
+//! for the cluster; the controller goes by it. [`PluginMode`] is how the plugin is called on a node; plugin
+//! and agent go by it. Cilium may run in any mode behind a chained plugin, so neither follows from the other.
 //!
-//! Both are parsed once, where they come from: a flag, Cilium's ConfigMap, the conflist. All other code asks a question (what
-//! follows from the mode) and must never compare a mode itself: then a new mode is a new variant here, and the compiler shows
-//! every question that it has to answer. CONTRIBUTING.md, "How to add a Cilium mode", has the steps.
+//! Both are parsed once, where they come from: a flag, Cilium's ConfigMap, the conflist. All other code asks
+//! a question (what follows from the mode) and must never compare a mode itself: then a new mode is a new
+//! variant here, and the compiler shows every question that it has to answer. CONTRIBUTING.md, "a Cilium
+//! mode", has the steps.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,8 +30,9 @@ impl PluginMode {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Delegated, Self::Chained];
 
-    /// The mode of a call to the plugin, by its configuration. A plugin that is asked for an address cannot see who asks, so
-    /// `chained` counts as `delegated` there; no question that the plugin asks tells the two apart.
+    /// The mode of a call to the plugin, by its configuration. A plugin that is asked for an address cannot
+    /// see who asks, so `chained` counts as `delegated` there; no question that the plugin asks tells the two
+    /// apart.
     #[must_use]
     pub fn of_call(has_delegate: bool) -> Self {
         if has_delegate { Self::Crd } else { Self::Delegated }
@@ -46,8 +48,8 @@ impl PluginMode {
         }
     }
 
-    /// Does cilium-agent pick the address? Then it knows which sandbox has which address, and it is asked before one is
-    /// released. Otherwise the node's store knows.
+    /// Does cilium-agent pick the address? Then it knows which sandbox has which address, and it is asked
+    /// before one is released. Otherwise the node's store knows.
     #[must_use]
     pub fn cilium_picks_the_address(self) -> bool {
         match self {
@@ -65,7 +67,8 @@ impl PluginMode {
         }
     }
 
-    /// Does the conflist name the ranges that addresses are taken from? Otherwise they are the blocks of the CiliumNode.
+    /// Does the conflist name the ranges that addresses are taken from? Otherwise they are the blocks of the
+    /// CiliumNode.
     #[must_use]
     pub fn needs_ranges(self) -> bool {
         match self {
@@ -200,6 +203,15 @@ impl CiliumMode {
             Self::Crd => "crd",
             Self::Delegated => "delegated-plugin",
             Self::Unknown => "unknown",
+        }
+    }
+
+    /// Is it one of the modes that sticky-ipam knows?
+    #[must_use]
+    pub fn is_known(self) -> bool {
+        match self {
+            Self::Crd | Self::Kubernetes | Self::ClusterPool | Self::Delegated => true,
+            Self::Unknown => false,
         }
     }
 

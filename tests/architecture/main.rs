@@ -3,6 +3,8 @@
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
+mod cycles;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,8 +29,17 @@ const PURE: &[&str] = &["names", "alloc", "policy"];
 /// The files of other rooms that only decide. They know the cluster's objects, and nothing that changes by itself.
 const DECIDING: &[&str] = &[
     "agent/index.rs",
-    "agent/plan/mod.rs",
+    "agent/plan/action.rs",
+    "agent/plan/attachments.rs",
+    "agent/plan/claims.rs",
     "agent/plan/debounce.rs",
+    "agent/plan/decisions.rs",
+    "agent/plan/input.rs",
+    "agent/plan/mac.rs",
+    "agent/plan/mod.rs",
+    "agent/plan/pending_updates.rs",
+    "agent/plan/pool.rs",
+    "agent/plan/records.rs",
     "controller/commands/adopt/plan/mod.rs",
     "controller/duties/node_blocks/view.rs",
 ];

@@ -1,5 +1,5 @@
-//! What looked wrong, since when, and in which state: nothing is freed on one look. Lost with the process at no harm:
-//! everything then takes longer. Time is handed in.
+//! What looked wrong, since when, and in which state: nothing is freed on one look. Lost with the process at
+//! no harm: everything then takes longer. Time is handed in.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -2,12 +2,22 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::*;
+use std::time::Duration;
+
+use super::debounce::Debounce;
+use super::{Action, PlanInput, PlanOptions, plan};
 use crate::agent::index::CacheEvent;
+use crate::agent::index::NodeIndex;
 use crate::agent::snapshot::NodeRecord;
+use crate::agent::snapshot::{Netns, Snapshot};
 use crate::agent::watch::IndexUpdate;
+use crate::cluster::cilium::pool::PublishConfig;
+use crate::cluster::objects::{ClaimPhase, StickyKey};
+use crate::cni::Attachment;
 use crate::cni::{ContainerId, IfName, PodIdentity};
 use crate::policy::mode::PluginMode;
+use crate::policy::selection::rules::Rules;
+use crate::store::{Decision, PendingUpdate, Record, Told};
 use crate::store::{Keep, NodeTime, Phase, PreparedSticky, StickyBinding};
 
 fn options(mode: PluginMode) -> PlanOptions {

@@ -1,0 +1,40 @@
+//! Which claims on addresses of this node to grant or refuse, and which adoptions are over. Must never look
+//! at anything itself.
+
+use super::action::Action;
+use super::debounce::{Debounce, LONG, SHORT};
+use super::input::{PlanInput, contains};
+use crate::agent::snapshot::uid_of;
+use crate::cluster::objects::ClaimPhase;
+
+pub(super) fn grant(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
+    let PlanInput { options, index, store, now } = input;
+    let ours = index.claims.iter().filter(|(_, claim)| claim.home_node.as_deref() == Some(&options.node));
+    for (name, claim) in ours {
+        let known = store.held.iter().any(|held| held.record.addresses.contains(&claim.address));
+        let due = match claim.phase {
+            ClaimPhase::Requested => true,
+            ClaimPhase::Refused => false,
+            // The store was lost: whoever picks by it alone would give the address to anybody.
+            ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {
+                !known
+                    && contains(&options.shape.ranges, claim.address)
+                    && debounce.stable_for(format!("reserved {name}"), String::new(), SHORT, *now)
+            }
+        };
+        if due {
+            let pod_is_gone = claim.pod.as_ref().is_some_and(|pod| index.pod_of(&pod.uid).is_none());
+            actions.push(Action::Grant { address: claim.address, pod_is_gone });
+        }
+        let granted = !matches!(claim.phase, ClaimPhase::Requested | ClaimPhase::Refused);
+        if let Some(pod) = claim.pod.as_ref().filter(|_| granted)
+            && index.pod_of(&pod.uid).is_none()
+            && !store.attached().any(|held| {
+                held.record.addresses.contains(&claim.address) && uid_of(&held.record) == Some(&pod.uid)
+            })
+            && debounce.stable_for(format!("marked {name}"), pod.uid.clone(), LONG, *now)
+        {
+            actions.push(Action::FinishAdoption { address: claim.address });
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What a plan rests on. Must never look at anything itself.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::agent::index::NodeIndex;
+use crate::agent::snapshot::Snapshot;
+use crate::alloc::RangeSet;
+use crate::cluster::cilium::pool::PublishConfig;
+use crate::policy::selection::rules::Rules;
+
+/// What the operator has set, as far as decisions need it.
+#[derive(Debug, Clone)]
+pub struct PlanOptions {
+    /// This node.
+    pub node: String,
+    /// What its CiliumNode shows.
+    pub shape: PublishConfig,
+    /// The ranges of the node's own configuration.
+    pub ranges: Vec<RangeSet>,
+    /// Addresses a family that are free for anybody, at least.
+    pub min_free: usize,
+    /// Addresses a family in the pool, at most.
+    pub max_entries: usize,
+    /// Who is sticky.
+    pub rules: Rules,
+}
+
+/// Everything that one look rests on.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanInput<'a> {
+    /// What the operator has set.
+    pub options: &'a PlanOptions,
+    /// What the watches have told.
+    pub index: &'a NodeIndex,
+    /// What the store shows.
+    pub store: &'a Snapshot,
+    /// The time, of a clock that only goes forward.
+    pub now: Duration,
+}
+
+/// Whether a range holds the address.
+#[must_use]
+pub fn contains(ranges: &[IpNet], address: IpAddr) -> bool {
+    ranges.iter().any(|range| range.contains(&address))
+}

@@ -1,0 +1,56 @@
+//! Which records of the store to end or to release. Must never look at anything itself.
+
+use ipnet::IpNet;
+
+use super::action::Action;
+use super::debounce::{Debounce, LONG};
+use super::input::{PlanInput, contains};
+use crate::agent::snapshot::{Netns, is_bound_to, uid_of};
+use crate::cluster::objects::StickyKey;
+
+pub(super) fn end_and_release(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
+    let PlanInput { options, index, store, now } = input;
+    let home: Vec<IpNet> = [index.blocks(), options.shape.ranges.clone()].concat();
+    for held in &store.held {
+        let record = &held.record;
+        let pod_is_there = uid_of(record).is_some_and(|uid| index.pod_of(uid).is_some());
+        let state = format!("{record:?}");
+        if record.is_attached(&store.now) {
+            // While its pod exists the runtime may still come with a DEL; a newer sandbox of the pod says it
+            // will not count.
+            let replaced = store.attached().any(|other| {
+                other.record.attachment != record.attachment
+                    && uid_of(&other.record).is_some()
+                    && uid_of(&other.record) == uid_of(record)
+                    && other.netns != Netns::Gone
+            });
+            let what = format!("lives {}", record.attachment);
+            // A pod that was marked where Cilium picks the addresses: Cilium is asked for its sandbox.
+            let unknown = options.shape.mode.cilium_picks_the_address() && record.netns.is_none();
+            if (held.netns == Netns::Gone || unknown)
+                && (!pod_is_there || replaced)
+                && debounce.stable_for(what, state, LONG, *now)
+            {
+                actions.push(Action::EndAttachment { record: record.clone() });
+            }
+            continue;
+        }
+        // Where home is not known, nothing can be said of what is kept.
+        let Some(binding) = record.binding.as_ref().filter(|_| !home.is_empty()) else { continue };
+        let key = StickyKey { namespace: binding.namespace.clone(), name: binding.name.clone() };
+        let addresses = || record.addresses.iter().copied();
+        let is_of_home = |address| contains(&home, address);
+        let is_claimed = |address| index.claim_on(address).is_some_and(|claim| claim.sticky_ref == key);
+        let claimed = addresses().any(is_claimed);
+        // One that served a range set for which the StickyIP has none, for example.
+        let stray = addresses().any(|address| is_of_home(address) && !is_claimed(address));
+        // An address from elsewhere is remembered for its own pod's next sandbox, and for nobody else; so is
+        // what stands beside one that is wanted.
+        let remembered = pod_is_there && (claimed || !addresses().all(is_of_home));
+        let wanted = (claimed && !stray) || remembered || store.prepared(&key).is_some();
+        let what = format!("kept {:?}", record.addresses);
+        if !wanted && is_bound_to(record, &key) && debounce.stable_for(what, state, LONG, *now) {
+            actions.push(Action::ReleaseRecord { record: record.clone() });
+        }
+    }
+}
