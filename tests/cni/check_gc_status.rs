@@ -1,6 +1,6 @@
 //! CHECK, GC and STATUS.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::net::{Net, VERSIONS};
 
@@ -12,7 +12,14 @@ fn verbs_need_the_version_that_brought_them() {
         net.add("c1").json();
         for (verb, since) in [("CHECK", "0.4.0"), ("GC", "1.1.0"), ("STATUS", "1.1.0"), ("DEL", "0.1.0")] {
             let seen = net.verb(verb, "c1");
-            if version >= since { seen.silent() } else { drop(seen.fails(1, &[version, verb])) }
+            if version >= since {
+                seen.silent();
+                continue;
+            }
+            // The whole sentence: clients of libcni compare it.
+            let error = seen.fails(1, &[verb]);
+            assert_eq!(error["msg"], format!("config version does not allow {verb}"));
+            assert_eq!((&error["cniVersion"], &error["details"]), (&json!(version), &Value::Null));
         }
     }
     let mut net = Net::new();
