@@ -1,4 +1,5 @@
-//! How documents are written: one glossary for all of them, one layout for decisions, no file or target that is not there.
+//! How documents are written: one glossary for all of them, one layout for decisions, no file or target that is not
+//! there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,10 +68,9 @@ fn every_decision_has_the_same_layout() {
         let lines: Vec<&str> = text.lines().collect();
         let title = lines[0].strip_prefix("# ").unwrap_or_else(|| panic!("{name} has no title"));
         assert!(title.starts_with(&format!("{}: ", &file[..4])), "{name}: the title has another number");
-        assert!(
-            index.contains(&format!("- [{title}](decisions/{file})\n")),
-            "docs/README.md lacks {title:?}"
-        );
+        let (number, choice) = title.split_once(": ").unwrap();
+        let row = format!("| [{number}](decisions/{file}) | {choice} |");
+        assert!(index.contains(&row), "docs/README.md lacks {row}");
         let status = lines[2].strip_prefix("- Status: ").unwrap_or_else(|| panic!("{name} has no status"));
         let known = ["accepted", "replaced by ["].iter().any(|start| status.starts_with(start));
         assert!(known, "{name}: status {status:?}");
@@ -97,6 +97,38 @@ fn every_make_target_of_a_workflow_exists() {
                 let there = targets.lines().any(|line| line.starts_with(&format!("{target}:")));
                 assert!(there, "{}: there is no make target {target}", shown(&workflow));
             }
+        }
+    }
+}
+
+/// The paths below these folders that a text names.
+fn paths<'t>(text: &'t str, folders: &[&str]) -> Vec<&'t str> {
+    let part = |c: char| c.is_alphanumeric() || "_-./".contains(c);
+    let words = text.split(|c| !part(c)).map(|word| word.trim_end_matches(['.', '/']));
+    words.filter(|word| folders.iter().any(|folder| word.starts_with(folder))).collect()
+}
+
+#[test]
+fn every_file_that_the_architecture_names_exists() {
+    for page in ["docs/architecture.md", "CONTRIBUTING.md"] {
+        let text = text(page);
+        let named = paths(&text, &["src/", "tests/", "docs/", "packaging/"]);
+        let named: Vec<&str> = named.into_iter().filter(|path| path.contains('.')).collect();
+        assert!(named.len() > 10, "{page} names {} files", named.len());
+        for path in named {
+            assert!(project().join(path).exists(), "{page} names {path}, which is not there");
+        }
+    }
+}
+
+#[test]
+fn contributing_names_every_folder() {
+    let guide = text("CONTRIBUTING.md");
+    for top in ["src", "tests"] {
+        for entry in fs::read_dir(project().join(top)).unwrap() {
+            let path = entry.unwrap().path();
+            let folder = format!("`{}`", shown(&path));
+            assert!(!path.is_dir() || guide.contains(&folder), "CONTRIBUTING.md lacks {folder}");
         }
     }
 }

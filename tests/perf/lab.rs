@@ -18,8 +18,9 @@ use crate::support::lab::stage::Stage;
 use crate::support::lab::workloads::{plain, pod, probed_spec, spec, stateful_set, sticky};
 
 /// What the table is about.
-pub const ABOUT: &str = "Pods on the lab (docs/lab.md) in `crd` mode with vxlan, median (99th percentile) in milliseconds. For stock Cilium the\n\
-    node's configuration is exchanged from pod to pod for cilium-cni alone.";
+pub const ABOUT: &str = "\
+    Pods on the lab (docs/lab.md) in `crd` mode with vxlan, median (99th percentile) in milliseconds. For\n\
+    stock Cilium the node's configuration is replaced from pod to pod by that of cilium-cni alone.";
 
 const NAMESPACE: &str = "bench";
 const STARTS: usize = 120;
@@ -150,8 +151,7 @@ fn moves(stage: &Stage) -> Row {
         times.push(slowest.expect("four of them"));
     }
     Row {
-        work: "reached by pods and hosts of both nodes after a planned move, from Ready to the last (its first try that succeeds begins)"
-            .into(),
+        work: "reached by pods and hosts of both nodes after a planned move, from Ready".into(),
         peer: "–".into(),
         ours: told(&times),
         ratio: None,
@@ -202,6 +202,6 @@ fn agent(stage: &Stage) -> Vec<Row> {
     vec![
         row("agent: resident memory", format!("{:.1} MB", after.0), "< 30 MB", after.0 < 30.0),
         row("agent: processor when idle", format!("{processor:.2} % of a core"), "< 1 %", processor < 1.0),
-        row("agent: requests a minute when idle", format!("{minutely:.1}"), "≤ 2", minutely <= 2.0),
+        row("agent: requests per minute when idle", format!("{minutely:.1}"), "≤ 2", minutely <= 2.0),
     ]
 }

@@ -28,8 +28,11 @@ pub const LAB: Heading =
     Heading { title: "On the lab, against stock Cilium", peer: Some("Cilium v1.19.5 alone") };
 
 const PAGE: &str = "docs/benchmarks.md";
-const INTRODUCTION: &str = "# Benchmarks\n\nWords are explained in the [glossary](glossary.md).\n\nWritten by `make bench` and `make bench-lab`; each table is of the last run that \
-    was committed. A row is told\nwith its bar. Both sides take turns on the same machine in the same run.\n";
+const INTRODUCTION: &str = "\
+    # How fast is it?\n\n\
+    Words are explained in the [glossary](glossary.md).\n\n\
+    `make bench` and `make bench-lab` write this page; each table is from the last run that was committed. A row\n\
+    shows its limit (bar). Both sides alternate on the same machine in the same run.\n";
 
 /// Prints a table, and puts it in place of the one with this heading.
 pub fn print_and_write(heading: &Heading, about: &str, rows: &[Row]) {
