@@ -132,7 +132,7 @@ pub struct IPPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub total: Option<i64>,
-    /// What a person should know.
+    /// Conditions that an operator should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
@@ -180,7 +180,7 @@ impl IPPool {
 /// Two pools that share addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlap {
-    /// The pool that stands: the older, by name among the equally old.
+    /// The pool that is used: the older one, by name among the equally old.
     pub stands: String,
     /// The pool that must not be used.
     pub refused: String,

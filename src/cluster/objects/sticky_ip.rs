@@ -1,5 +1,5 @@
 //! StickyIP: the binding of a claimant to its addresses. Must never change its addresses: another address is
-//! another StickyIP, so that uid and addresses stand for each other in every precondition.
+//! another StickyIP, so that a uid identifies its addresses in every precondition.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,14 +14,14 @@ use crate::cluster::objects::lenient::Validate;
 use crate::policy::lifetime::retention::Retention;
 use crate::policy::selection::facts::Owner;
 
-/// The condition of an address that nobody has and that will be let go at a time to come.
+/// The condition of an unattached address that will be released at a later time.
 pub const RELEASING: &str = "Releasing";
-/// The condition of an address that nobody has and that is kept because its workload cannot be looked at.
+/// The condition of an unattached address that is kept because its workload cannot be looked up.
 pub const RELEASE_BLOCKED: &str = "ReleaseBlocked";
-/// The annotation of a StickyIP with the retention that one of us wrote: another one in its spec is a
-/// person's word.
+/// The annotation of a StickyIP with the retention that plugin or controller wrote: a different one in its
+/// spec was set by hand.
 pub const RETENTION_SET: &str = "sticky-ipam.io/retention-set";
-/// How many handovers a StickyIP remembers.
+/// How many handovers a StickyIP records.
 pub const HANDOVERS_KEPT: usize = 10;
 
 /// The annotation that goes with a retention of ours.
@@ -73,8 +73,8 @@ pub struct StickyIPSpec {
     pub claimant: ClaimantRef,
     /// The workload whose life decides how long they are kept.
     pub workload: WorkloadRef,
-    /// What made the workload, what made that, and so on, nearest first, as last seen while the workload was
-    /// there. Written by the controller: a workload that is gone may be made anew by them.
+    /// The owner of the workload, the owner of that, and so on, nearest first, as last seen.
+    /// Written by the controller: they may create a deleted workload again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
@@ -126,8 +126,7 @@ pub struct WorkloadRef {
     /// Name, in the StickyIP's namespace.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Its uid, once it was looked up; changes when a workload of the same name takes its predecessor's
-    /// place.
+    /// Its uid, once known; changes when a workload of the same name replaces it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub uid: String,
@@ -175,7 +174,7 @@ pub struct StickyIPStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 17), extend("pattern" = "^([0-9a-f]{2}:){5}[0-9a-f]{2}$"))]
     pub mac: Option<String>,
-    /// What a person should know.
+    /// Conditions that an operator should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
@@ -183,7 +182,7 @@ pub struct StickyIPStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub handovers: Vec<HandoverRecord>,
-    /// What a newer version has put beside that: whoever writes the whole status carries it along.
+    /// Fields of a newer version, kept when the whole status is written.
     #[serde(flatten)]
     #[schemars(skip)]
     pub newer: BTreeMap<String, serde_json::Value>,
@@ -210,7 +209,7 @@ pub struct Attachment {
     pub since: Time,
 }
 
-/// Where a StickyIP stands.
+/// The phase of a StickyIP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum StickyPhase {
     /// It has its claims and has not been attached yet.
@@ -219,7 +218,7 @@ pub enum StickyPhase {
     Attached,
     /// Its pod is gone and it is kept.
     Retained,
-    /// Another holds one of its addresses; the condition says who.
+    /// One of its addresses is claimed for another; the condition names it.
     Conflict,
 }
 
@@ -231,7 +230,7 @@ pub struct HandoverRecord {
     #[serde(default)]
     #[schemars(length(max = 253))]
     pub from: String,
-    /// The node after; empty while nobody has it, off a dead node.
+    /// The node after; empty after a detach from a dead node.
     #[schemars(length(max = 253))]
     pub to: String,
     /// Why.
@@ -243,7 +242,7 @@ pub struct HandoverRecord {
 }
 
 impl StickyIPStatus {
-    /// Writes a move down in front of the others and forgets the oldest.
+    /// Records a move in front of the others and drops the oldest.
     pub fn record(&mut self, handover: HandoverRecord) {
         self.handovers.insert(0, handover);
         self.handovers.truncate(HANDOVERS_KEPT);
