@@ -32,15 +32,13 @@ use crate::cluster::protocol::sticky_identity;
 use crate::cni::PodIdentity;
 use crate::policy::handover::{Attached, OldPod};
 use crate::policy::lifetime::retention::asked_by;
-use crate::policy::selection::claimant::{Claimant, slot_name};
+use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::pin::pin_of;
 use crate::policy::selection::rules::StickyReason;
+use crate::policy::selection::slot::{MAX_SLOT_TRIES, slot_name};
 use crate::store;
 use crate::store::{ClaimantLock, Decision, Disk, PreparedSticky, Store, Withdrawn};
-
-/// How often a pod of a Deployment chooses another slot because somebody was faster.
-const MAX_SLOT_TRIES: usize = 4;
 
 /// What the API server remembers of the StickyIP that a pod will have: nobody has it, and its claims are sealed to it.
 struct CachedBinding {

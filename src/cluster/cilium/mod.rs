@@ -3,5 +3,6 @@
 
 pub mod barrier;
 pub mod objects;
+pub mod patch;
 pub mod pool;
 pub mod socket;

@@ -205,14 +205,6 @@ fn text(value: &str) -> Value {
     if value.is_empty() { Value::Null } else { value.into() }
 }
 
-/// The merge patch that replaces a node's podCIDRs if the object was not written since it was read.
-///
-/// The list has two writers, so both send the resourceVersion that they read.
-#[must_use]
-pub fn pod_cidrs_patch(pod_cidrs: &[String], resource_version: &str) -> Value {
-    json!({"metadata": {"resourceVersion": resource_version}, "spec": {"ipam": {"podCIDRs": pod_cidrs}}})
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,6 +239,5 @@ mod tests {
             json!({"spec": {"ipam": {"pool": {
                 "10.0.0.1": {"owner": "db/mysql-0", "resource": null}, "10.0.0.2": null}}}})
         );
-        assert_eq!(pod_cidrs_patch(&[], "5")["metadata"]["resourceVersion"], "5");
     }
 }

@@ -10,7 +10,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::cilium::pool::NodePatch;
+use crate::cluster::cilium::patch::NodePatch;
 use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING, retention_set};
 use crate::cluster::objects::{
     AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, StickyIP,

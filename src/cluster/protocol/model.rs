@@ -9,7 +9,7 @@ use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, StickyKey, 
 use crate::cluster::protocol::faults::{RepairFacts, RepairTimes, find_faults};
 use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, attach_again, detach, next};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::cluster::protocol::write::Write;
+use crate::cluster::protocol::write::{Precondition, Write};
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
 pub(crate) fn address(last: u8) -> IpAddr {
@@ -40,14 +40,14 @@ impl ModelServer {
     }
 
     fn claim_at(&mut self, address: IpAddr, write: &Write) -> Option<&mut ClaimView> {
-        let at = write.precondition()?;
+        let at = precondition(write)?;
         self.claims
             .get_mut(&address)
             .filter(|claim| claim.uid == at.uid && claim.resource_version == at.resource_version)
     }
 
     fn sticky_at(&mut self, key: &StickyKey, write: &Write) -> Option<&mut StickyView> {
-        let at = write.precondition()?;
+        let at = precondition(write)?;
         self.stickies
             .get_mut(key)
             .filter(|sticky| sticky.uid == at.uid && sticky.resource_version == at.resource_version)
@@ -156,6 +156,23 @@ impl ModelServer {
             }
         }
         Some(())
+    }
+}
+
+/// What must not have changed; none for creations, whose precondition is that the name is free.
+fn precondition(write: &Write) -> Option<&Precondition> {
+    match write {
+        Write::CreateClaim { .. } | Write::CreateSticky { .. } => None,
+        Write::AnswerClaim { at, .. }
+        | Write::SealClaim { at, .. }
+        | Write::QuarantineClaim { at, .. }
+        | Write::ClearPod { at, .. }
+        | Write::DeleteClaim { at, .. }
+        | Write::DeleteSticky { at, .. }
+        | Write::Attach { at, .. }
+        | Write::Detach { at, .. }
+        | Write::RecordMac { at, .. }
+        | Write::MarkConflict { at, .. } => Some(at),
     }
 }
 

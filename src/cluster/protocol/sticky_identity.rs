@@ -11,9 +11,10 @@ use kube::api::{Api, ListParams};
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{ClaimantKind, ClaimantRef, StickyIP, WorkloadRef};
 use crate::policy::PolicyError;
-use crate::policy::selection::claimant::{Claimant, Slot, choose_slot, slot_number};
+use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::rules::{Rules, StickyReason};
+use crate::policy::selection::slot::{Slot, choose_slot, slot_number};
 
 /// Why it cannot be decided whether a pod is sticky.
 #[derive(Debug, thiserror::Error)]

@@ -201,24 +201,6 @@ impl Write {
         }
     }
 
-    /// What must not have changed; none for creations, whose precondition is that the name is free.
-    #[must_use]
-    pub fn precondition(&self) -> Option<&Precondition> {
-        match self {
-            Self::CreateClaim { .. } | Self::CreateSticky { .. } => None,
-            Self::AnswerClaim { at, .. }
-            | Self::SealClaim { at, .. }
-            | Self::QuarantineClaim { at, .. }
-            | Self::ClearPod { at, .. }
-            | Self::DeleteClaim { at, .. }
-            | Self::DeleteSticky { at, .. }
-            | Self::Attach { at, .. }
-            | Self::Detach { at, .. }
-            | Self::RecordMac { at, .. }
-            | Self::MarkConflict { at, .. } => Some(at),
-        }
-    }
-
     /// The StickyIP and uid that a live read must show to be gone right before this write. A uid is never
     /// used again, so what the read shows stays true.
     #[must_use]

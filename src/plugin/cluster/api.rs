@@ -23,14 +23,12 @@ use crate::plugin::cluster::reads::AddReads;
 use crate::plugin::{VerbLog, attachment};
 use crate::policy::handover::Attached;
 use crate::policy::lifetime::retention::asked_by;
-use crate::policy::selection::claimant::{Claimant, slot_name};
+use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::pin::pin_of;
+use crate::policy::selection::slot::{MAX_SLOT_TRIES, slot_name};
 use crate::store;
 use crate::store::Disk;
-
-/// How often a pod of a Deployment chooses another slot because somebody was faster.
-const MAX_SLOT_TRIES: usize = 16;
 
 /// The addresses of a sticky pod; none if it is not sticky. A refusal is told to whoever looks at the pod, too.
 pub(crate) async fn ask<D: Disk>(

@@ -7,3 +7,4 @@ pub mod mac;
 pub mod pin;
 pub mod rules;
 pub mod selector;
+pub mod slot;

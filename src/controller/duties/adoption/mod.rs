@@ -29,9 +29,10 @@ use crate::controller::queue::Key;
 use crate::policy::PolicyError;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::asked_by;
-use crate::policy::selection::claimant::{Claimant, slot_name};
+use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::rules::Rules;
+use crate::policy::selection::slot::{MAX_SLOT_TRIES, slot_name};
 use slots::UsedSlots;
 
 /// How many pods are marked side by side: each is three writes or more, one after the other.
@@ -44,8 +45,6 @@ const UNANSWERED_AFTER: Duration = Duration::from_secs(2 * RETRY_WHILE_WAITING.a
 const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(300);
 /// After something that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// How many slots a pod tries in one look: plugins take some at the same time.
-const MOST_SLOTS: usize = 8;
 
 /// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
 pub struct PodAdoption {
@@ -222,7 +221,7 @@ async fn mark(context: &Context, name: &str, pod: &UnadoptedPod, taken: &mut Use
             Err(BindError::Refused(Refusal::HeldByAnother { .. })) => is_guess,
             _ => false,
         };
-        if !lost || tries == MOST_SLOTS {
+        if !lost || tries == MAX_SLOT_TRIES {
             return conclude(context, pod, key, walked).await;
         }
         tries += 1;

@@ -9,8 +9,9 @@ use std::net::IpAddr;
 use crate::cluster::objects::ClaimName;
 use crate::cluster::protocol::sticky_identity;
 use crate::controller::index::ClusterIndex;
-use crate::policy::selection::claimant::{Claimant, slot_number};
+use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
+use crate::policy::selection::slot::slot_number;
 
 /// The slots of one workload that are spoken for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
