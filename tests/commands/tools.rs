@@ -19,8 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// A build of the group into a cache of the test's own; what Go itself has compiled is shared.
 fn build(cache: &Path) -> Command {
     let go = Command::new("go").args(["env", "GOCACHE"]).output().expect("Go is installed");
-    let mut command = Command::new(project().join("tests/tools/build"));
+    // A shell cannot trap what was ignored when it started, as SIGINT is in a background job: the build
+    // starts as from a terminal.
+    let mut command = Command::new("env");
     command
+        .arg("--default-signal")
+        .arg(project().join("tests/tools/build"))
         .arg(GROUP)
         .env("XDG_CACHE_HOME", cache)
         .env("GOCACHE", String::from_utf8(go.stdout).unwrap().trim())
