@@ -1,9 +1,12 @@
-//! The house's plan, checked: imports point one way only, and the rooms that decide know no clock, disk or network.
+//! The structure, checked: imports point one way only, and the folders that decide know no clock, disk or
+//! network; and names of tests and the words that people read.
 
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod cycles;
+mod names;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +29,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 /// The rooms that only decide.
 const PURE: &[&str] = &["names", "alloc", "policy"];
 
-/// The files of other rooms that only decide. They know the cluster's objects, and nothing that changes by itself.
+/// Files of other folders that only decide. They know the cluster's objects, and nothing that changes by itself.
 const DECIDING: &[&str] = &[
     "agent/index.rs",
     "agent/plan/action.rs",

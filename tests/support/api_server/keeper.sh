@@ -14,7 +14,7 @@ set -euo pipefail
 folder=$1
 declare -A pids=()
 
-# Held by the keeper and whatever it starts: nobody sweeps the folder of a server that lives.
+# Held by the keeper and whatever it starts: no other process sweeps the folder of a live server.
 exec 9<"$folder/lock"
 flock --shared 9
 

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The cluster's controller: two replicas in the fabric, each with credentials of its own for the very roles that packaging ships, and
-# the command that starts them anew with other flags.
+# the command that restarts them with other flags.
 
 CONTROLLERS=(sticky-controller-1 sticky-controller-2)
 CONTROLLER_ACCOUNT=sticky-ipam-controller
@@ -8,7 +8,7 @@ CONTROLLER_ACCOUNT=sticky-ipam-controller
 CONTROLLER_NAMESPACE=kube-system
 # Where the locks of blocks are.
 BLOCK_NAMESPACE=sticky-ipam-blocks
-# Blocks that nobody chose come from here, as those of the lab's nodes do.
+# Blocks that are not configured come from here, as those of the lab's nodes do.
 CONTROLLER_CIDR=$NATIVE_CIDR
 
 # controllers_find: its path, or what to do. STICKY_IPAM_CONTROLLER_BIN comes first.
@@ -104,7 +104,7 @@ controllers_up() {
 }
 
 command_controllers() {
-    help_for "controllers [FLAG…]   start both controllers anew, with these flags after the lab's own, and wait until one leads" "${1-}"
+    help_for "controllers [FLAG…]   restart both controllers, with these flags after the lab's own, and wait until one leads" "${1-}"
     need_root
     need_lab
     controllers_are_there || die "this lab has no controllers; they come with: tests/lab/lab up, without --stock, in crd, delegated or chained"

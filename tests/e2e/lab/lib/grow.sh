@@ -25,7 +25,7 @@ command_add_node() {
     [[ $# -eq 0 ]] || kubectl_admin label node "$node" "$@" >/dev/null
     NODES+=("$node")
     grow_note
-    # Without our controller nobody gives it a block; Cilium's agent makes the object itself otherwise.
+    # Without our controller it gets no block; Cilium's agent makes the object itself otherwise.
     controllers_are_there || cilium_node "$node"
     node_start "$node"
     wait_for_component 180 "cilium@$node" cilium_healthy "$node"

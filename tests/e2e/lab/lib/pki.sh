@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# One authority and the certificates of the control plane, made anew for each lab.
+# One authority and the certificates of the control plane, made for each lab.
 
 API_ADDRESS=172.30.0.1
 ADMIN_KUBECONFIG=$LAB_DIR/admin.kubeconfig

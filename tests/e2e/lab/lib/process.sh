@@ -31,7 +31,7 @@ recorded_pid() {
 }
 
 # inner_pid PID: on a node the recorded process is nsenter or unshare, which waits for the one in the node's pid namespace. Before it is,
-# it is a shell with children of its own, and one of those may stay its child for ever: dead, and buried by nobody.
+# it is a shell with children of its own, and one of those may stay its child for ever: a zombie.
 inner_pid() {
     local children child namespace name
     read -r name 2>/dev/null <"/proc/$1/comm" || return 1
@@ -156,7 +156,7 @@ stop_component() {
     wait_for "$STOP_SECONDS" "the end of $name" is_gone "$name" || kill_component "$name"
 }
 
-# is_dead NAME: told again as long as it is not. A paused nsenter must wake to see that its child is gone, and it may pause itself late.
+# is_dead NAME: the signal is repeated while it is not. A paused nsenter must wake to see that its child is gone, and it may pause itself late.
 is_dead() {
     local pid
     is_gone "$1" && return 0

@@ -79,7 +79,7 @@ oomScoreAdj: 0
 localStorageCapacityIsolation: false
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 resolvConf: ""
-# A node that comes back shall be seen soon.
+# A node that comes back must be seen soon.
 nodeStatusUpdateFrequency: 4s
 nodeLeaseDurationSeconds: 12
 syncFrequency: 10s

@@ -35,7 +35,7 @@ command_on() {
     need_root on
     need_lab
     [[ ${1-} == fabric ]] || need_node "${1-}"
-    [[ $# -ge 2 ]] || bad_usage "what shall run on $1? usage: tests/lab/lab on NODE CMD…"
+    [[ $# -ge 2 ]] || bad_usage "what must run on $1? usage: tests/lab/lab on NODE CMD…"
     PATH=$cilium_bin:$kubernetes_bin:$cni_bin:$PATH enter "$@"
 }
 

@@ -34,7 +34,7 @@ take_machine() {
     while :; do
         exec {lock_fd}>>"$MACHINE_FILE"
         if flock --timeout "$((deadline > SECONDS ? deadline - SECONDS : 0))" "$lock_fd"; then
-            # `down` removes the file: a lock on the removed one is nobody's.
+            # `down` removes the file: a lock on the removed one protects nothing.
             if [[ $(stat -Lc %i "/proc/self/fd/$lock_fd") == "$(stat -c %i "$MACHINE_FILE" 2>/dev/null)" ]]; then
                 return 0
             fi
