@@ -98,7 +98,7 @@ mod tests {
     use crate::controller::writer::{Unwatched, Writer};
     use crate::runtime::http::Readiness;
 
-    /// Always has something to look at in its next round, and tells of its full ones.
+    /// Always has something to look at in its next round, and reports its full ones.
     struct Busy {
         full: UnboundedSender<Vec<Key>>,
     }
@@ -136,10 +136,10 @@ mod tests {
         let context = Context::new(writer, settings, Arc::default(), Readiness::default());
         let inbox = context.inbox(Busy::TRIGGERS);
         inbox.put(work(), Duration::ZERO);
-        let (full, mut told) = unbounded_channel();
+        let (full, mut reported) = unbounded_channel();
         let ticks = async {
             for _ in 0..3 {
-                assert_eq!(told.recv().await, Some(vec![work()]));
+                assert_eq!(reported.recv().await, Some(vec![work()]));
             }
         };
         tokio::select! {

@@ -1,8 +1,8 @@
-//! The cluster's controller: who is sticky, what is let go, what is repaired. One of several replicas works, elected on a Lease.
+//! The cluster's controller: adopts running pods, releases addresses of deleted workloads, repairs what was left half done.
+//! One of several replicas works, elected on a Lease.
 //!
-//! Watches feed a synchronous [`index`]; each duty is a file of its own that decides by a pure function from the index and
-//! carries out by [`act`]. Must never rely on being the only one: every write has a precondition, and what proves
-//! something is read live.
+//! Watches feed a synchronous [`index`]. Each of the [`duties`] decides by a pure function from the index, and writes by
+//! [`writer`]. Must never rely on being the only one: every write has a precondition, and every proof is read live.
 
 pub mod cilium_config;
 pub mod commands;

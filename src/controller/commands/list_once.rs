@@ -1,5 +1,4 @@
-//! A live look at everything, once: what the commands rest on that look, tell and end. Must never be taken for what stands a
-//! moment later.
+//! Lists everything once, live, for the commands that report and end. Must never be taken for the state of a moment later.
 
 use std::fmt::Debug;
 
@@ -24,10 +23,10 @@ use crate::runtime::watch::name_of;
 /// Objects a page of a list.
 const PAGE: u32 = 500;
 
-/// Everything as it stands now, and the objects that cannot be read. A kind that the server does not know has no objects.
+/// Every object as it is now, and those that cannot be read. A kind that the API server does not serve has no objects.
 ///
 /// # Errors
-/// The server is of no help, or forbids a list.
+/// The API server did not answer, or forbids a list.
 pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), ApiError> {
     let mut index = ClusterIndex::default();
     let mut skipped = Vec::new();
@@ -41,7 +40,7 @@ pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), Api
     fill(&mut index.nodes, all::<Node>(writer, "list Nodes").await?, IndexedNode::from);
     guarded(
         writer,
-        |told| index.stickies.apply(told),
+        |event| index.stickies.apply(event),
         "list StickyIPs",
         without_managed_fields,
         &mut skipped,
@@ -49,17 +48,17 @@ pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), Api
     .await?;
     guarded(
         writer,
-        |told| index.claims.apply(told),
+        |event| index.claims.apply(event),
         "list AddressClaims",
         without_managed_fields,
         &mut skipped,
     )
     .await?;
-    guarded(writer, |told| index.pools.apply(told), "list IPPools", without_managed_fields, &mut skipped)
+    guarded(writer, |event| index.pools.apply(event), "list IPPools", without_managed_fields, &mut skipped)
         .await?;
     guarded::<CiliumNode, _>(
         writer,
-        |told| index.cilium_nodes.apply(told),
+        |event| index.cilium_nodes.apply(event),
         "list CiliumNodes",
         IndexedCiliumNode::from,
         &mut skipped,
@@ -67,7 +66,7 @@ pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), Api
     .await?;
     guarded::<CiliumEndpoint, _>(
         writer,
-        |told| index.endpoints.apply(told),
+        |event| index.endpoints.apply(event),
         "list CiliumEndpoints",
         IndexedEndpoint::from,
         &mut skipped,
@@ -79,7 +78,7 @@ pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), Api
 /// Every object of a kind, live, page by page.
 ///
 /// # Errors
-/// The server is of no help.
+/// The API server did not answer, or refused.
 pub async fn all<K>(writer: &Writer, what: &str) -> Result<Vec<K>, ApiError>
 where
     K: Resource + Clone + DeserializeOwned + Debug,

@@ -1,4 +1,4 @@
-//! The commands that look, tell and end: `audit` and `adopt`. They need no lease: what they write has its own precondition, or
+//! The commands that report and end: `audit` and `adopt`. They need no lease: what they write has its own precondition, or
 //! does no harm if two do it.
 
 pub mod adopt;
@@ -19,7 +19,7 @@ use list_once::survey;
 /// Prints every finding; status 1 if there is one.
 ///
 /// # Errors
-/// The server is of no help.
+/// The API server did not answer, or refused.
 pub async fn audit(settings: &ControllerSettings, output: OutputFormat) -> Result<ExitOutput, ExitError> {
     let writer = writer(settings).await?;
     let config = CiliumConfig::read(&writer, settings).await;
@@ -38,7 +38,7 @@ pub async fn audit(settings: &ControllerSettings, output: OutputFormat) -> Resul
 /// Plans, writes or follows an adoption; status 1 if something is in the way.
 ///
 /// # Errors
-/// The server is of no help.
+/// The API server did not answer, or refused.
 pub async fn adopt(settings: &ControllerSettings, adoption: &AdoptOptions) -> Result<ExitOutput, ExitError> {
     let writer = writer(settings).await?;
     let order = AdoptRequest { apply: adoption.apply, back: adoption.back, free: adoption.free };
@@ -50,7 +50,7 @@ pub async fn adopt(settings: &ControllerSettings, adoption: &AdoptOptions) -> Re
         let mut shutdown = ShutdownSignal::listen()
             .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
         tracing::info!(
-            "following: what starts is put into its node's pool, until this process is told to end"
+            "following: pods that start are added to their node's pool until this process ends; stop it when all agents are restarted"
         );
         tokio::select! {
             () = shutdown.received() => {}

@@ -1,4 +1,4 @@
-//! What dead nodes leave behind: attachments that nobody will end, and keys and routes of addresses that live elsewhere by now.
+//! What dead nodes leave behind: attachments that no agent will end, and pool entries and routes of addresses that moved.
 //! Must never act without the proof that a takeover needs: the Node deleted or tainted out-of-service, by a live read.
 
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ enum Cleanup {
     Unpublish { node: String, address: IpAddr, sticky: String },
 }
 
-/// What stands of dead nodes.
+/// What must be cleaned up after dead nodes.
 fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
     let mut cleanups = Vec::new();
     for (name, sticky) in index.stickies.iter() {
@@ -91,7 +91,7 @@ fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
 }
 
 impl Duty for DeadNodes {
-    const NAME: &'static str = "remove";
+    const NAME: &'static str = "dead_nodes";
     const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::StickyIP, Kind::Pod];
     const BATCH_DELAY: Duration = Duration::from_millis(200);
 
@@ -103,7 +103,9 @@ impl Duty for DeadNodes {
                 Ok(true) => {}
                 Ok(false) => done.again.push((Key::new(Kind::Node, ""), RETRY_UNTIL_GONE)),
                 Err(error) => {
-                    tracing::warn!(?cleanup, %error, "cannot clear up after a dead node; trying again");
+                    let (Cleanup::Detach { sticky, node } | Cleanup::Unpublish { sticky, node, .. }) =
+                        cleanup;
+                    tracing::warn!(sticky, node, %error, "cannot clean up after a dead node; trying again");
                     done.failures += 1;
                     done.again.push((Key::new(Kind::Node, ""), RETRY_AFTER_FAILURE));
                 }
@@ -150,13 +152,13 @@ async fn detach(context: &Context, object: &StickyIP, node: &str, proof: Takeove
     let write = Write::Detach { key, at, proof: Some(proof) };
     let carried = context.writer.api_writer().apply(&write, Some(object), "").await?;
     if !matches!(carried, Applied::Conflict) {
-        tracing::info!(sticky = %view.key, node, "detached: its node is gone, and so is its pod");
+        tracing::info!(sticky = %view.key, node, "detached a StickyIP: its node and its pod are gone");
         context
             .record_event(Told {
                 about: events::sticky_ip(object),
                 reason: "DetachedFromDeadNode",
                 message: format!(
-                    "pod {} was attached on node {node}, which is gone or out of service; the address waits for its next pod",
+                    "pod {} was attached on node {node}, which is gone or out of service; the address is kept for its next pod",
                     attachment.pod_name
                 ),
                 warning: false,
@@ -183,10 +185,10 @@ async fn hide(context: &Context, object: &StickyIP, node: &str, address: IpAddr)
     let params = patch_params();
     let written = context.writer.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
     if written.is_some() {
-        tracing::info!(%address, node, sticky = %sticky_key_of(object), "taken out of a dead node's CiliumNode");
+        tracing::info!(%address, node, sticky = %sticky_key_of(object), "removed an address from a dead node's CiliumNode");
         let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
         let message = format!(
-            "{address} was taken out of the CiliumNode of node {node}, which is gone or out of service; it lives on node {lives}"
+            "{address} was removed from the CiliumNode of node {node}, which is gone or out of service; it is on node {lives} now"
         );
         let about = events::sticky_ip(object);
         context.record_event(Told { about, reason: "RemovedFromDeadNode", message, warning: false }).await;
@@ -270,6 +272,6 @@ mod tests {
             json!({"metadata": {"resourceVersion": "7"},
             "spec": {"ipam": {"pool": {"10.0.0.1": null}, "podCIDRs": ["10.1.0.0/24"]}}})
         );
-        assert_eq!(without(&node, "10.0.0.2".parse().unwrap()), None, "nobody owns it");
+        assert_eq!(without(&node, "10.0.0.2".parse().unwrap()), None, "it is unowned");
     }
 }

@@ -1,5 +1,5 @@
-//! The drift audit, carried out: on the index as a duty, and once by `sticky-ipam-controller audit`. Must never repair by
-//! itself: which of two contradicting objects is right is for a person to say.
+//! The drift audit: on the index as a duty, and once by `sticky-ipam-controller audit`. Must never repair: a program
+//! cannot know which of two contradicting objects is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -135,7 +135,7 @@ impl DriftAudit {
 }
 
 impl Duty for DriftAudit {
-    const NAME: &'static str = "audit";
+    const NAME: &'static str = "drift";
     const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::Pod];
     const BATCH_DELAY: Duration = Duration::from_secs(5);
     const TICK: Option<Duration> = Some(CONFIG_AGE);
@@ -168,7 +168,7 @@ impl Duty for DriftAudit {
                 context.record_event(Told { about, reason: finding.reason(), message, warning: true }).await;
             }
             if let Err(error) = write_condition(context, &name, &uid, findings, current.as_deref()).await {
-                tracing::warn!(node = name, %error, "cannot write the node's condition; trying again");
+                tracing::warn!(node = name, %error, "cannot write the Node condition AddressDrift; trying again");
                 failures += 1;
             }
         }

@@ -1,5 +1,5 @@
-//! No address is with two live pods: looked at all the time, on what the index has counted anyway. Must never take the address
-//! away from either: which of two is right is for a person to say, and a living pod's network is not cut on a watch's word.
+//! Reports addresses that two live pods show. The index counts them with every change. Must never take the address away
+//! from either pod: a program cannot know which of two is right, and a watch is no proof against a living pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,10 +18,10 @@ use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 use crate::policy::selection::facts::TimePoint;
 
-/// How long two pods may show one address before it is told, in seconds. A pod's network is down before kubelet says that the pod
-/// has ended, which it says with its next sync, at most ten seconds later; and a watch that broke off needs a few to come back.
+/// How long two pods may show one address before it is reported, in seconds. A pod's network is down before kubelet
+/// reports that the pod has ended, with its next sync at most ten seconds later; and a broken watch needs a few more.
 pub const GRACE_SECONDS: u64 = 30;
-/// The word for machines.
+/// The reason of the event.
 pub const REASON: &str = "DuplicateAddress";
 
 /// A live pod that shows an address.
@@ -38,7 +38,7 @@ struct PodWithAddress {
 struct Duplicate {
     pods_with_address: BTreeSet<PodWithAddress>,
     since: TimePoint,
-    /// It stands for long enough, and was logged with these.
+    /// It lasted long enough, and was logged with these pods.
     logged: bool,
 }
 
@@ -58,7 +58,7 @@ impl Duplicates {
         Self { patience, seen: BTreeMap::new(), now }
     }
 
-    /// Takes in what stands now. The addresses that have more than one pod for long enough, and whether that is new.
+    /// Takes in what is found now. The addresses that have had more than one pod for long enough, and whether that is new.
     fn look(
         &mut self,
         found: BTreeMap<IpAddr, BTreeSet<PodWithAddress>>,
@@ -66,11 +66,11 @@ impl Duplicates {
     ) -> Vec<(IpAddr, bool)> {
         for (address, over) in self.seen.iter().filter(|(address, _)| !found.contains_key(address)) {
             if over.logged {
-                tracing::info!(%address, "is with one live pod again, or with none");
+                tracing::info!(%address, "the address is with one live pod again, or with none");
             }
         }
         self.seen.retain(|address, _| found.contains_key(address));
-        let mut told = Vec::new();
+        let mut lasting = Vec::new();
         for (address, pods_with_address) in found {
             let double = self.seen.entry(address).or_insert_with(|| Duplicate {
                 pods_with_address: pods_with_address.clone(),
@@ -86,30 +86,30 @@ impl Duplicates {
                 double.logged = false;
             }
             if now.seconds_since(double.since) >= self.patience {
-                told.push((address, !std::mem::replace(&mut double.logged, true)));
+                lasting.push((address, !std::mem::replace(&mut double.logged, true)));
             }
         }
-        told
+        lasting
     }
 }
 
 impl Duty for Duplicates {
-    const NAME: &'static str = "doubles";
+    const NAME: &'static str = "duplicates";
     /// Nothing: the index counts with every pod that changes, and a look at an empty set costs nothing.
     const TRIGGERS: &'static [Kind] = &[];
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
     async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
         let found = doubled(&context.index());
-        let stand = self.look(found, context.now());
-        self.now.set(i64::try_from(stand.len()).unwrap_or(i64::MAX));
-        for (address, is_new) in stand {
+        let lasting = self.look(found, context.now());
+        self.now.set(i64::try_from(lasting.len()).unwrap_or(i64::MAX));
+        for (address, is_new) in lasting {
             let Some(double) = self.seen.get(&address) else { continue };
-            let message = told(&context.index(), address, &double.pods_with_address);
+            let message = describe(&context.index(), address, &double.pods_with_address);
             if is_new {
                 tracing::error!(%address, "{message}");
             }
-            // Told once; again only if it could not be told.
+            // Sent once; again only if it could not be sent.
             for bearer in &double.pods_with_address {
                 let Some((namespace, name)) = bearer.name.split_once('/') else { continue };
                 let about = events::pod(namespace, name, &bearer.uid);
@@ -138,7 +138,7 @@ fn doubled(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
 }
 
 /// A sentence for people: who, and what to do.
-fn told(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodWithAddress>) -> String {
+fn describe(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodWithAddress>) -> String {
     let names: Vec<String> =
         pods_with_address.iter().map(|bearer| format!("{} on node {}", bearer.name, bearer.node)).collect();
     let kept = index.claims.get(&ClaimName::of(address).to_string()).and_then(|claim| {
@@ -148,17 +148,17 @@ fn told(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodW
     });
     let next = match kept {
         Some((rightful, holder)) => format!(
-            "StickyIP {holder} keeps it for {}: delete every other of them, and it comes up with another address",
+            "StickyIP {holder} keeps it for {}: delete every other pod, and it starts with another address",
             rightful.name
         ),
         None => {
-            "no StickyIP keeps it for any of them: delete all but one, and they come up with other addresses"
+            "no StickyIP keeps it for any of them: delete all pods but one, and they start with other addresses"
                 .to_owned()
         }
     };
     format!(
-        "address {address} is with {} live pods, {}, so that traffic reaches either; {next}; then look at the logs of \
-         Cilium and of the sticky-ipam agent on these nodes",
+        "address {address} is with {} live pods, {}, so that traffic reaches either; {next}; then read the logs of \
+         cilium-agent and of the sticky-ipam agent on these nodes",
         pods_with_address.len(),
         names.join(" and ")
     )
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(at(33, &["c", "d"]), nothing, "these have just met");
         assert_eq!(at(63, &["c", "d"]), new);
         assert_eq!(at(64, &["c"]), nothing, "it is over");
-        assert_eq!(at(65, &["c", "d"]), nothing, "it begins anew");
+        assert_eq!(at(65, &["c", "d"]), nothing, "it begins again");
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         index.nodes.apply(node("n2"));
         let found = doubled(&index);
         let (address, of_it) = found.iter().next().unwrap();
-        let message = told(&index, *address, of_it);
+        let message = describe(&index, *address, of_it);
         assert!(
             message.contains("10.0.0.1 is with 2 live pods, db/a on node n1 and db/b on node n2"),
             "{message}"
@@ -227,7 +227,7 @@ mod tests {
         let claim = json!({"metadata": {"name": "10.0.0.1"}, "spec": {"address": "10.0.0.1", "phase": "Bound",
             "stickyUid": "s", "stickyRef": {"namespace": "db", "name": "a"}}});
         index.claims.apply(CacheEvent::Applied(("10.0.0.1".into(), serde_json::from_value(claim).unwrap())));
-        let message = told(&index, *address, of_it);
+        let message = describe(&index, *address, of_it);
         assert!(message.contains("StickyIP db/a keeps it for db/a: delete every other"), "{message}");
         assert!(message.len() < 1024, "an event takes no more");
     }

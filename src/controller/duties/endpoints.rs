@@ -1,6 +1,6 @@
-//! The keeper of CiliumEndpoints, carried out: a pod without one is nudged, one whose deletion hangs is freed, one of an
-//! earlier pod goes, so does one that says nothing true of its sticky pod, and who else disagrees is told. Must never write on the word of the index: each object is read live, and
-//! written only as it was read; nor count or tell what was not written.
+//! Repairs CiliumEndpoints: nudges Cilium for a pod without one, removes finalizers that hold up a deletion, deletes one of
+//! an earlier pod or with none of its sticky pod's addresses, and reports every other disagreement. Must never write by the
+//! index alone: each object is read live, and written only as it was read. Must never count or report what was not written.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ use crate::policy::mode::CiliumMode;
 pub const NUDGED: &str = "sticky-ipam.io/nudged";
 /// How many values the label has.
 const VALUES: u32 = 3;
-/// Writes a second, and at once. A cluster whose endpoints are all missing has another trouble than we can cure.
+/// Writes per second, and burst. If all endpoints of a cluster are missing, the cause is elsewhere.
 const RATE: (u32, u32) = (10, 20);
 /// Before a step that came to nothing is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -104,10 +104,10 @@ impl Endpoints {
                 }
                 match self.carry(context, &name, &action).await {
                     Ok(true) => self.keeper.done(&name, &action, now),
-                    // The world is not as the watch told: what it tells next counts.
+                    // An object has changed: its next watch event counts.
                     Ok(false) => all_done = false,
                     Err(error) => {
-                        tracing::warn!(pod = name, %error, "cannot keep its endpoint; trying again");
+                        tracing::warn!(pod = name, %error, "cannot repair the CiliumEndpoint; trying again");
                         done.failures += 1;
                         all_done = false;
                     }
@@ -133,8 +133,8 @@ impl Endpoints {
                 if nudged {
                     ControllerMetrics::count(&self.actions, "nudged");
                     let message = format!(
-                        "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (time \
-                         {number} of {}); if that does not help, look at Cilium's agent on its node, or delete the pod",
+                        "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (attempt \
+                         {number} of {}); if that does not help, read the log of cilium-agent on its node, or delete the pod",
                         self.patience.nudges
                     );
                     let about = events::pod(namespace, pod, uid);
@@ -149,7 +149,7 @@ impl Endpoints {
                 if freed {
                     ControllerMetrics::count(&self.actions, "freed");
                     let message = format!(
-                        "its deletion hung for more than {} s: the finalizers were taken off",
+                        "its deletion took more than {} s: its finalizers were removed",
                         self.patience.terminating
                     );
                     let about = at.endpoint(uid);
@@ -182,7 +182,7 @@ impl Endpoints {
                     ControllerMetrics::count(&self.actions, "replaced");
                     let message = format!(
                         "its CiliumEndpoint had {}, and the pod has {} as its StickyIP says: the CiliumEndpoint was deleted, and Cilium \
-                         writes it anew when it looks at the pod again",
+                         creates it again when it looks at the pod",
                         list(had),
                         list(addresses)
                     );
@@ -196,10 +196,10 @@ impl Endpoints {
             }
             EndpointAction::Tell(what) => {
                 ControllerMetrics::count(&self.disagreements, what.reason());
-                tracing::warn!(pod = name, reason = what.reason(), "{}", told(what));
+                tracing::warn!(pod = name, reason = what.reason(), "{}", message(what));
                 let uid = context.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
                 let about = events::pod(namespace, pod, &uid);
-                let message = told(what);
+                let message = message(what);
                 context.record_event(Told { about, reason: what.reason(), message, warning: true }).await;
                 true
             }
@@ -238,7 +238,7 @@ pub fn said(index: &ClusterIndex, name: &str, pools: bool) -> EndpointView {
         made_for: seen.made_for.clone(),
         addresses: seen.addresses.clone(),
     });
-    // Where nobody has an endpoint, Cilium makes none, or is not there.
+    // If no pod has an endpoint, Cilium makes none, or does not run.
     let kept = |node: &str| !index.endpoints.is_empty() && index.cilium_nodes.get(node).is_some();
     let pod = index.pods.get(name).filter(|pod| !pod.ended && !pod.facts.host_network && kept(&pod.node));
     let Some(pod) = pod else { return EndpointView { endpoint, ..EndpointView::default() } };
@@ -265,27 +265,27 @@ fn list(addresses: &BTreeSet<IpAddr>) -> String {
 }
 
 /// A sentence for people.
-fn told(what: &Disagreement) -> String {
+fn message(what: &Disagreement) -> String {
     match what {
         Disagreement::EndpointAndPod { endpoint, pod, removed } => format!(
             "its CiliumEndpoint has {}, the pod shows {}; other nodes may send its traffic elsewhere: {}",
             list(endpoint),
             list(pod),
             if *removed {
-                "if it stays so, the CiliumEndpoint is deleted, and Cilium writes it anew"
+                "if it stays so, the controller deletes the CiliumEndpoint, and Cilium creates it again"
             } else {
-                "see which is right; if it is the pod, delete the CiliumEndpoint, and Cilium writes it anew; else delete the pod"
+                "see which is right; if it is the pod, delete the CiliumEndpoint, and Cilium creates it again; else delete the pod"
             }
         ),
         Disagreement::PodAndBinding { pod, bound } => format!(
-            "the pod shows {}, its StickyIP keeps {}: it came up without the plugin, or the StickyIP was changed; delete \
-             the pod, and it comes up with its own address",
+            "the pod shows {}, its StickyIP keeps {}: it started without the plugin, or the StickyIP was changed; delete \
+             the pod, and it starts with its own address",
             list(pod),
             list(bound)
         ),
         Disagreement::PoolAndBinding { pooled, bound } => format!(
             "its node's CiliumNode pool keeps {} for it, its StickyIP {}: the pod loses its network when Cilium's agent \
-             restarts; look at the sticky-ipam agent of that node, which puts the key there",
+             restarts; read the log of the sticky-ipam agent on that node, which publishes the pool entry",
             list(pooled),
             list(bound)
         ),
@@ -341,7 +341,7 @@ impl At<'_> {
         let made_for = crate::controller::index::objects::made_for(&endpoint.metadata);
         let left_over = match (made_for, pod.and_then(|pod| pod.metadata.uid)) {
             (Some(made_for), Some(uid)) => made_for != uid,
-            // Without a pod it is for Cilium's operator to collect; without an owner nobody knows.
+            // Without a pod it is for Cilium's operator to collect; without an owner it is not known.
             _ => false,
         };
         if !left_over {

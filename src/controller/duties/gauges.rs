@@ -1,4 +1,4 @@
-//! The gauges: what stands, counted from the index. Writes nothing.
+//! The gauges: counts of the index's objects. Writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
 use crate::controller::context::Context;
-use crate::controller::duties::node_blocks::view::fills;
+use crate::controller::duties::node_blocks::pools::fills;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::{ControllerMetrics, NodeLabel, What};
@@ -45,7 +45,7 @@ pub struct Gauges {
 }
 
 impl Duty for Gauges {
-    const NAME: &'static str = "tally";
+    const NAME: &'static str = "gauges";
     const TRIGGERS: &'static [Kind] =
         &[Kind::StickyIP, Kind::AddressClaim, Kind::CiliumNode, Kind::IPPool, Kind::Node];
     const BATCH_DELAY: Duration = Duration::from_millis(500);
@@ -124,7 +124,7 @@ impl Gauges {
         self.count_moves(index, metrics, due);
     }
 
-    /// Counts moves that are newer than the last look. What stood at the start was counted by whoever led then.
+    /// Counts moves that are newer than the last look. Earlier moves were counted by the leader before.
     fn count_moves(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics, due: &[Key]) {
         for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
             let Some(sticky) = index.stickies.get(&key.name) else {
@@ -201,7 +201,7 @@ impl Gauges {
     }
 }
 
-/// Takes a sample and tells how many hours are left at the rate since the oldest one.
+/// Takes a sample; the hours that are left at the rate since the oldest one.
 fn hours_left(samples: &mut VecDeque<(Duration, f64)>, now: Duration, used: f64, size: f64) -> Option<f64> {
     let apart = FORECAST_SPAN / u32::try_from(MOST_SAMPLES).unwrap_or(1);
     if samples.back().is_none_or(|(at, _)| now.saturating_sub(*at) >= apart) {
@@ -220,7 +220,7 @@ fn addresses(net: IpNet) -> f64 {
     f64::from(net.max_prefix_len() - net.prefix_len()).exp2()
 }
 
-/// A gauge of whole numbers; a /64 has more addresses than it can tell.
+/// A gauge of whole numbers; a /64 has more addresses than it can show.
 fn whole(number: f64) -> i64 {
     // Saturates.
     number as i64

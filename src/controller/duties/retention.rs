@@ -1,4 +1,4 @@
-//! How long each address is kept: what the pod's annotation says, else its namespace's, else the flags. Written to the StickyIP.
+//! How long each address is kept: by the pod's annotation, else its namespace's, else the flags. Written to the StickyIP.
 //! Must never change what a person wrote there: only what is as it was made, or as this duty left it. Whoever makes a StickyIP writes
 //! what its pod asks for, so that it counts also where no controller runs meanwhile.
 
@@ -23,14 +23,14 @@ use crate::policy::lifetime::retention::{RETENTION, Retention, from_annotation};
 /// After a write that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Whose word it is where nobody says anything else.
+/// The source of a retention that no annotation sets.
 const FLAGS: &str = "the controller's flags";
 
 /// The duty. It remembers nothing.
 #[derive(Debug, Default)]
 pub struct RetentionSync {}
 
-/// What a StickyIP's retention shall be, and by whose word; none if it stands.
+/// The retention that a StickyIP must have, and its source; none if it has it.
 ///
 /// # Errors
 /// The annotation cannot be read.
@@ -40,7 +40,7 @@ fn wanted(
     index: &ClusterIndex,
     default: Retention,
 ) -> Result<Option<(Retention, &'static str)>, PolicyError> {
-    // Without its pod nobody says anything: what stands stays.
+    // Without its pod there is no annotation to read: it stays as it is.
     let Some(pod) = pod else { return Ok(None) };
     let of_namespace = index.namespaces.get(&pod.facts.namespace).and_then(|all| all.get(RETENTION));
     let (wanted, by) = match (pod.facts.annotations.get(RETENTION), of_namespace) {
@@ -80,7 +80,7 @@ fn concerned<'a>(index: &'a ClusterIndex, due: &[Key]) -> BTreeMap<String, &'a S
 }
 
 impl Duty for RetentionSync {
-    const NAME: &'static str = "retain";
+    const NAME: &'static str = "retention";
     const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod, Kind::Namespace];
     const BATCH_DELAY: Duration = Duration::from_millis(50);
 
@@ -100,7 +100,8 @@ impl Duty for RetentionSync {
         }
         for (facts, why) in bad {
             let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
-            let message = format!("how long its address is kept cannot be told: {why}");
+            let message =
+                format!("its retention annotation cannot be read, so the address keeps its retention: {why}");
             context.record_event(Told { about, reason: "InvalidAnnotation", message, warning: true }).await;
         }
         let mut done = RoundResult::default();
@@ -115,17 +116,17 @@ impl Duty for RetentionSync {
                 Ok(Some(_)) => {
                     tracing::info!(sticky = %key, %wanted, by, "retention written");
                     if by == FLAGS {
-                        // Mostly of every StickyIP alike, in numbers; the flags are there for whoever asks.
+                        // Mostly the same for every StickyIP, in numbers; the flags can be read.
                         continue;
                     }
                     let about = events::sticky_ip(&sticky);
-                    // With what stood before: an event of the same words is told once an hour.
+                    // With the old value: an event with the same message is sent once an hour.
                     let message = format!("{wanted}: by {by}, instead of: {}", sticky.spec.retention);
                     context
                         .record_event(Told { about, reason: "RetentionSet", message, warning: false })
                         .await;
                 }
-                // Somebody wrote it: the watch tells of that.
+                // It changed: the watch shows that.
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(sticky = %key, %error, "cannot write the retention; trying again");
@@ -177,14 +178,14 @@ mod tests {
         let (of_namespace, by) = ask(&index, None).unwrap();
         assert_eq!((of_namespace.keep, by), (Keep::Forever, "its namespace's annotation"));
         assert_eq!(ask(&index, Some("2m")), Some((ttl(120), "its pod's annotation")));
-        assert_eq!(ask(&index, Some("WithWorkload")), None, "it stands");
+        assert_eq!(ask(&index, Some("WithWorkload")), None, "it has it already");
         assert!(
             wanted(&plain, Some(&pod(Some("soon"))), &index, ttl(60))
                 .unwrap_err()
                 .to_string()
                 .contains("soon")
         );
-        assert_eq!(wanted(&plain, None, &index, ttl(60)).unwrap(), None, "nobody asks");
+        assert_eq!(wanted(&plain, None, &index, ttl(60)).unwrap(), None, "there is no pod to ask");
     }
 
     #[test]

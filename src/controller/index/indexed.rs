@@ -1,5 +1,5 @@
 //! One kind of object that is found by something it says, too, and not by its name alone. Kept in step with every change, so
-//! that nobody walks all of them to find a few. Synchronous. Must never be taken for live, as [`Cache`].
+//! that a search does not walk all of them. Synchronous. Must never be taken for live, as [`Cache`].
 
 use std::collections::BTreeSet;
 use std::ops::Deref;

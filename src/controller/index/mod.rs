@@ -115,9 +115,9 @@ impl ClusterIndex {
     }
 
     /// Takes a change of the pods in; the names of those that are other than before.
-    pub fn apply_pod(&mut self, told: CacheEvent<(String, IndexedPod)>) -> Vec<String> {
-        let is_whole = matches!(told, CacheEvent::ListComplete);
-        let touched = match &told {
+    pub fn apply_pod(&mut self, event: CacheEvent<(String, IndexedPod)>) -> Vec<String> {
+        let is_whole = matches!(event, CacheEvent::ListComplete);
+        let touched = match &event {
             CacheEvent::Applied((name, _)) | CacheEvent::Deleted(name) => Some(name.clone()),
             _ => None,
         };
@@ -126,7 +126,7 @@ impl ClusterIndex {
             addresses.extend_from_slice(&before.addresses);
             workload_of(before).iter().for_each(|workload| decrement(&mut self.pods_of, workload));
         }
-        let changed = self.pods.apply(told);
+        let changed = self.pods.apply(event);
         if is_whole {
             self.doubled.clear();
             self.pods_of.clear();

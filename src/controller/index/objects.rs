@@ -126,9 +126,9 @@ impl From<Node> for IndexedNode {
 }
 
 fn addresses(node: &Node) -> BTreeSet<IpAddr> {
-    let told = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-    let own = told.filter(|told| ["InternalIP", "ExternalIP"].contains(&told.type_.as_str()));
-    own.filter_map(|told| told.address.parse().ok()).collect()
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let own = addresses.filter(|one| ["InternalIP", "ExternalIP"].contains(&one.type_.as_str()));
+    own.filter_map(|one| one.address.parse().ok()).collect()
 }
 
 /// A CiliumNode, trimmed to what the controller needs.

@@ -97,8 +97,8 @@ fn a_pods_binding_is_found_by_name_or_by_attachment() {
     assert_eq!(index.sticky_of(&named).map(sticky_key_of).unwrap().name, "mysql-0");
     let (_, slotted) = pod("web-x", "10.0.0.2", Some(("Fleet", "web")));
     assert_eq!(index.sticky_of(&slotted).map(sticky_key_of).unwrap().name, "web-0");
-    let (_, nobody) = pod("web-y", "10.0.0.3", Some(("Fleet", "web")));
-    assert!(index.sticky_of(&nobody).is_none());
+    let (_, unattached) = pod("web-y", "10.0.0.3", Some(("Fleet", "web")));
+    assert!(index.sticky_of(&unattached).is_none());
 }
 
 #[test]

@@ -64,7 +64,7 @@ async fn an_address_of_a_sticky_pool_is_bound_at_once() {
         let as_made = (sticky.spec.retention.keep, sticky.metadata.generation);
         assert_eq!(as_made, (Keep::Forever, Some(1)), "made with what its pod asks for");
         assert_eq!(desk.names().await, ["db-0"], "the other one is not sticky");
-        until("the event", || async { desk.told("Marked").await.len() == 1 }).await;
+        until("the event", || async { desk.told("Adopted").await.len() == 1 }).await;
     })
     .await;
     assert_in_step(&desk.case, &[]).await;
@@ -163,8 +163,8 @@ async fn a_pod_that_the_plugin_attached_is_left_alone() {
     let context = desk.context_with(desk.case.client(), HURRIED, Box::new(Recorder(written.clone())));
     while_at_work(&context, async {
         desk.runs("db-0", &address.to_string()).await;
-        let so_far = rounds(&context, "mark");
-        until("a look", || async { rounds(&context, "mark") > so_far }).await;
+        let so_far = rounds(&context, "adoption");
+        until("a look", || async { rounds(&context, "adoption") > so_far }).await;
         let sticky = desk.stickies().get("db-0").await.unwrap();
         assert_eq!(attachment(&sticky), Some((node.name.clone(), pod.container.clone())));
     })
@@ -193,7 +193,7 @@ async fn marking_with_an_address_of_a_sticky_pool_is_three_writes_and_an_event()
             desk.pod(name, "n1", Some(owner), json!({})).await;
             desk.runs(name, &desk.address(20 + number)).await;
         }
-        until("the events", || async { desk.told("Marked").await.len() == 4 }).await;
+        until("the events", || async { desk.told("Adopted").await.len() == 4 }).await;
         let so_far = rounds(&context, "repair");
         until("some time", || async { rounds(&context, "repair") > so_far + 2 }).await;
     })

@@ -75,7 +75,7 @@ async fn the_page_says_what_stands_and_what_was_done() {
     comes(&only, r#"sticky_ipam_controller_pool_size{pool="cluster-pool"}"#, 1019.0).await;
     comes(&only, r#"sticky_ipam_controller_pool_used{pool="cluster-pool"}"#, 1.0).await;
     comes(&only, "sticky_ipam_controller_doubled_addresses", 0.0).await;
-    comes(&only, r#"sticky_ipam_controller_queue_depth{duty="tally"}"#, 0.0).await;
+    comes(&only, r#"sticky_ipam_controller_queue_depth{duty="gauges"}"#, 0.0).await;
     let forecast = r#"sticky_ipam_controller_pool_exhaustion_hours{pool="kept"}"#;
     assert_eq!(value(&only, forecast).await, None, "it does not fill");
 
@@ -116,16 +116,16 @@ async fn the_page_says_what_stands_and_what_was_done() {
 
     let (_, page) = only.page("/metrics").await.unwrap();
     let duties = [
-        "tally",
+        "gauges",
         "repair",
-        "doubles",
-        "recycle",
+        "duplicates",
+        "recycling",
         "owners",
-        "remove",
-        "retain",
-        "audit",
+        "dead_nodes",
+        "retention",
+        "drift",
         "endpoints",
-        "blocks",
+        "node_blocks",
     ];
     for duty in duties {
         let depth = format!("sticky_ipam_controller_queue_depth{{duty=\"{duty}\"}} ");

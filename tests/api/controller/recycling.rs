@@ -33,7 +33,7 @@ async fn a_deleted_workloads_addresses_are_released_and_those_of_an_existing_one
     desk.retained("goes-1", &desk.address(3), set("goes"), json!({"retention": {"keep": "Forever"}})).await;
     let context = desk.context(HURRIED);
     while_at_work(&context, async {
-        until("a first look", || async { rounds(&context, "recycle") > 0 }).await;
+        until("a first look", || async { rounds(&context, "recycling") > 0 }).await;
         desk.delete_set("goes").await;
         until("the release", || async { desk.claims().await.len() == 2 }).await;
         assert_eq!(desk.names().await, ["goes-1", "stays-0"]);
@@ -53,7 +53,7 @@ async fn one_check_releases_nothing() {
     desk.retained("db-0", &desk.address(1), set("db"), json!({})).await;
     let context = desk.context(&[&HURRIED[1..], &["--proof-gap=1h"]].concat());
     while_at_work(&context, async {
-        until("a first look", || async { rounds(&context, "recycle") > 0 }).await;
+        until("a first look", || async { rounds(&context, "recycling") > 0 }).await;
         let so_far = rounds(&context, "repair");
         until("some time", || async { rounds(&context, "repair") > so_far + 2 }).await;
         assert_eq!(desk.names().await, ["db-0"]);
@@ -176,7 +176,7 @@ async fn scale_down_follows_each_bindings_own_rule() {
     desk.retained("db-8", &desk.address(8), set("db"), binding(8, soon)).await;
     let context = desk.context(HURRIED);
     while_at_work(&context, async {
-        until("a first round", || async { rounds(&context, "recycle") > 0 }).await;
+        until("a first round", || async { rounds(&context, "recycling") > 0 }).await;
         assert_eq!(desk.names().await.len(), 4);
         desk.scale("db", 2).await;
         until("the release of two", || async { desk.names().await == ["db-1", "db-7"] }).await;
@@ -261,7 +261,7 @@ async fn kubernetes_own_kinds_keep_their_addresses_until_they_are_deleted() {
     }
     let context = desk.context(HURRIED);
     while_at_work(&context, async {
-        until("a first look", || async { rounds(&context, "recycle") > 0 }).await;
+        until("a first look", || async { rounds(&context, "recycling") > 0 }).await;
         let mut left = kinds.map(|(.., plural, _)| plural).to_vec();
         left.sort_unstable();
         for (version, kind, plural, _) in kinds {
@@ -313,7 +313,7 @@ async fn a_living_pod_and_an_attachment_keep_an_address_whose_workload_is_gone()
     desk.retained("bait", &desk.address(200), set("gone"), json!({})).await;
     let context = desk.context(&[HURRIED, &["--adopt-running=false"]].concat());
     while_at_work(&context, async {
-        until("a look", || async { rounds(&context, "recycle") > 0 }).await;
+        until("a look", || async { rounds(&context, "recycling") > 0 }).await;
         node.del(&pod).await;
         // Detached, but its pod is there; and so the other binding of the workload stays too.
         until("the detach", || async { is_free(&desk.stickies().get("gone-0").await.unwrap()) }).await;

@@ -28,11 +28,11 @@ use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 /// Keys a patch: a request has an end.
 const ENTRIES_PER_PATCH: usize = 500;
-/// How often everything is looked at and planned anew because others wrote a CiliumNode meanwhile. Cilium writes one a few times a
-/// minute at most, so whoever is overtaken this often has a rival.
+/// How often everything is read and planned again because a CiliumNode changed meanwhile. Cilium writes one a few times per
+/// minute at most, so after this many conflicts another program writes too.
 const MAX_PLANS: usize = 10;
 
-/// What the command is told.
+/// What the command must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdoptRequest {
     /// Write; otherwise only say what would be written.
@@ -52,10 +52,10 @@ pub struct AdoptReport {
     pub clear: bool,
 }
 
-/// Looks, writes if told to, looks again, and tells.
+/// Reads, writes if asked to, reads again, and reports.
 ///
 /// # Errors
-/// The server is of no help. What was written stays, and does no harm.
+/// The API server did not answer, or refused. What was written stays, and does no harm.
 pub async fn adopt(
     writer: &Writer,
     settings: &ControllerSettings,
@@ -69,7 +69,7 @@ pub async fn adopt(
     }
     if let Some(to) = order.back {
         let obstacles = back(&index, to);
-        text.push_str(&told_back(&obstacles));
+        text.push_str(&back_report(&obstacles));
         if to == BackTo::ClusterPool && back(&index, BackTo::Kubernetes) != obstacles {
             text.push_str(NOT_KUBERNETES);
         }
@@ -84,7 +84,7 @@ pub async fn adopt(
     let _ = writeln!(text, "Adoption into Cilium's crd mode (ipam is {now} now)");
     text.push_str(&table(&plans));
     if !order.apply || !obstacles.is_empty() {
-        text.push_str(&told(&obstacles, "In the way:"));
+        text.push_str(&obstacle_list(&obstacles, "In the way:"));
         let is_done = plans.iter().all(NodePlan::is_done);
         text.push_str(match (order.apply, obstacles.is_empty()) {
             (true, _) => "Nothing was written.\n",
@@ -107,7 +107,7 @@ pub async fn adopt(
         if overtaken.is_empty() {
             break;
         }
-        tracing::info!(nodes = overtaken.join(", "), "others wrote CiliumNodes meanwhile; planning anew");
+        tracing::info!(nodes = overtaken.join(", "), "CiliumNodes changed meanwhile; planning again");
         (plans, obstacles) = into_crd(&after, offers);
         if looks == MAX_PLANS || !obstacles.is_empty() {
             let nodes = overtaken.join(", ");
@@ -115,13 +115,13 @@ pub async fn adopt(
                 text,
                 "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
             );
-            text.push_str(&told(&obstacles, "In the way:"));
+            text.push_str(&obstacle_list(&obstacles, "In the way:"));
             return Ok(AdoptReport { text, clear: false });
         }
         looks += 1;
     }
     let left = missing(&after);
-    text.push_str(&told(&left, "Do not go on. Still missing:"));
+    text.push_str(&obstacle_list(&left, "Do not go on. Still missing:"));
     if left.is_empty() {
         let _ = writeln!(text, "Every live pod's address is in the pool of its node.");
         if starting(&after) > 0 {
@@ -154,10 +154,14 @@ pub async fn follow(writer: &Writer, settings: &ControllerSettings, order: Adopt
                 for plan in plans.iter().filter(|plan| !plan.is_done()) {
                     match write(writer, plan).await {
                         Ok(true) => {
-                            tracing::info!(node = plan.node, keys = plan.put.len(), "put into the pool")
+                            tracing::info!(
+                                node = plan.node,
+                                keys = plan.put.len(),
+                                "added addresses to the pool"
+                            )
                         }
                         Ok(false) => {
-                            tracing::info!(node = plan.node, "others wrote its CiliumNode; looking again")
+                            tracing::info!(node = plan.node, "write conflict on the CiliumNode; trying again")
                         }
                         Err(error) => {
                             tracing::warn!(node = plan.node, %error, "cannot write the pool; trying again")
@@ -165,7 +169,7 @@ pub async fn follow(writer: &Writer, settings: &ControllerSettings, order: Adopt
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "cannot look; trying again"),
+            Err(error) => tracing::warn!(%error, "cannot list the objects; trying again"),
         }
     }
 }
@@ -175,8 +179,8 @@ fn offers(config: &CiliumConfig, order: AdoptRequest) -> Option<usize> {
     (!config.mode.publishes_pool_entries()).then_some(order.free)
 }
 
-/// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if somebody
-/// wrote that CiliumNode since, and the plan rests on what is no more.
+/// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if
+/// that CiliumNode changed since, so that the plan is out of date.
 async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
     let node = plan.node.as_str();
     if let Some(ranges) = &plan.node_cidrs {
@@ -256,7 +260,7 @@ fn table(plans: &[NodePlan]) -> String {
     text
 }
 
-fn told(obstacles: &[Obstacle], heading: &str) -> String {
+fn obstacle_list(obstacles: &[Obstacle], heading: &str) -> String {
     let mut text = String::new();
     if !obstacles.is_empty() {
         let _ = writeln!(text, "{heading}");
@@ -267,12 +271,12 @@ fn told(obstacles: &[Obstacle], heading: &str) -> String {
     text
 }
 
-fn told_back(obstacles: &[Obstacle]) -> String {
+fn back_report(obstacles: &[Obstacle]) -> String {
     if obstacles.is_empty() {
         return "Every pod has an address of its own node's blocks, and no single address is routed elsewhere.\nNext: set \
                 Cilium's ipam back in its ConfigMap, and restart its agents node by node (pods keep running). The pools may stay: \
-                in other modes nobody reads them.\n"
+                other modes do not read them.\n"
             .to_owned();
     }
-    told(obstacles, "Do not go back yet. Away from home:")
+    obstacle_list(obstacles, "Do not go back yet. Away from home:")
 }

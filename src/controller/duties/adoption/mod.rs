@@ -1,4 +1,4 @@
-//! Marking: a sticky pod that came up without the plugin gets a binding from the addresses it shows. The claim on an address of
+//! Adoption: a sticky pod that started without the plugin gets a binding for the addresses it shows. The claim on an address of
 //! a node's block is asked of that node, whose agent grants it only if that very pod has the address.
 //!
 //! Must never take an attachment from a sandbox that the plugin attached, and never bind an address that the pod does not show.
@@ -35,11 +35,11 @@ use crate::policy::selection::rules::Rules;
 use crate::policy::selection::slot::{MAX_SLOT_TRIES, slot_name};
 use slots::UsedSlots;
 
-/// How many pods are marked side by side: each is three writes or more, one after the other.
+/// How many pods are adopted at the same time: each takes three writes or more, one after the other.
 const CONCURRENCY: usize = 32;
 /// While a home node has not answered; its answer wakes the duty too.
 const RETRY_WHILE_WAITING: Duration = Duration::from_secs(30);
-/// A home node that has not answered at the third look is told of.
+/// A home node that has not answered at the third look is reported.
 const UNANSWERED_AFTER: Duration = Duration::from_secs(2 * RETRY_WHILE_WAITING.as_secs());
 /// After a refusal: a person, or the end of another pod, may change it.
 const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(300);
@@ -56,7 +56,7 @@ pub struct PodAdoption {
     waiting: BTreeMap<String, (String, Duration)>,
 }
 
-/// A pod that has yet to be marked.
+/// A pod that has yet to be adopted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct UnadoptedPod {
     facts: PodFacts,
@@ -121,7 +121,7 @@ impl PodAdoption {
         pods
     }
 
-    /// Whether a pod is to be marked.
+    /// Whether a pod must be adopted.
     ///
     /// # Errors
     /// What it asks for cannot be followed.
@@ -184,7 +184,7 @@ enum AdoptionResult {
 }
 
 /// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
-async fn mark(context: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedSlots) -> AdoptionResult {
+async fn adopt(context: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedSlots) -> AdoptionResult {
     let facts = &pod.facts;
     let claimant = Claimant::of(facts);
     let named = |name: String| StickyKey { namespace: facts.namespace.clone(), name };
@@ -267,10 +267,12 @@ async fn conclude(
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
                 context.metrics.adopted_pods.inc();
-                tracing::info!(sticky = %key, addresses = ?sticky.spec.addresses, pod = facts.name, "marked a running pod");
-                let message =
-                    format!("bound to {} from the address it runs with", list(&sticky.spec.addresses));
-                record_event(context, facts, "Marked", message, false).await;
+                tracing::info!(sticky = %key, addresses = list(&sticky.spec.addresses), pod = facts.name, "adopted a running pod");
+                let message = format!(
+                    "adopted with its address {}; it keeps it over restarts",
+                    list(&sticky.spec.addresses)
+                );
+                record_event(context, facts, "Adopted", message, false).await;
             }
             AdoptionResult::Adopted
         }
@@ -279,12 +281,12 @@ async fn conclude(
             AdoptionResult::WaitingForNode(key)
         }
         Err(BindError::Refused(why)) => {
-            tracing::warn!(sticky = %key, pod = facts.name, %why, "cannot mark a running pod");
+            tracing::warn!(sticky = %key, pod = facts.name, %why, "cannot adopt a running pod");
             record_event(
                 context,
                 facts,
                 "AdoptionFailed",
-                format!("it keeps {} only until it ends: {why}", list(&pod.addresses)),
+                format!("not adopted, so it keeps {} only until it ends: {why}", list(&pod.addresses)),
                 true,
             )
             .await;
@@ -294,11 +296,11 @@ async fn conclude(
     }
 }
 
-/// What there is to offer if nothing stands of this StickyIP and of these addresses, as far as the watches have told.
+/// The candidate sources if the index has neither this StickyIP nor a claim on these addresses.
 fn unknown(index: &ClusterIndex, key: &StickyKey, addresses: &[IpAddr]) -> Option<CandidateSources> {
     let claimed = |address: &IpAddr| index.claims.contains(&ClaimName::of(*address).to_string());
-    let stands = index.stickies.contains(&key.to_string()) || addresses.iter().any(claimed);
-    (!stands).then(|| {
+    let is_known = index.stickies.contains(&key.to_string()) || addresses.iter().any(claimed);
+    (!is_known).then(|| {
         CandidateSources::of_pools_alone(
             index.pools.values().cloned().collect(),
             index.blocks_with(addresses),
@@ -315,7 +317,7 @@ fn is_unanswered(index: &ClusterIndex, pod: &UnadoptedPod) -> bool {
 }
 
 fn failed(pod: &UnadoptedPod, error: &dyn std::error::Error) -> AdoptionResult {
-    tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot mark a running pod; trying again");
+    tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot adopt a running pod; trying again");
     AdoptionResult::Failed
 }
 
@@ -335,7 +337,7 @@ fn list(addresses: &[IpAddr]) -> String {
 }
 
 impl Duty for PodAdoption {
-    const NAME: &'static str = "mark";
+    const NAME: &'static str = "adoption";
     const TRIGGERS: &'static [Kind] = &[Kind::Pod, Kind::Namespace, Kind::AddressClaim, Kind::StickyIP];
 
     async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
@@ -361,7 +363,7 @@ impl Duty for PodAdoption {
                 context,
                 &facts,
                 "InvalidAnnotation",
-                format!("whether it is sticky cannot be told: {why}"),
+                format!("its annotations cannot be read, so it is not adopted: {why}"),
                 true,
             )
             .await;
@@ -382,17 +384,17 @@ impl Duty for PodAdoption {
         }
         let mut taken = slots::taken(&context.index(), &self.asked, &workloads);
         let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
-        let marking = groups.map(|(mut taken, pods)| async move {
+        let adoptions = groups.map(|(mut taken, pods)| async move {
             let mut adopted_pods = Vec::new();
             for (name, pod) in pods {
-                let came = mark(context, &name, &pod, &mut taken).await;
+                let came = adopt(context, &name, &pod, &mut taken).await;
                 adopted_pods.push((name, pod, came));
             }
             adopted_pods
         });
         let _hurry = context.start_urgent_work();
         let adopted_pods: Vec<Vec<(String, UnadoptedPod, AdoptionResult)>> =
-            futures_util::stream::iter(marking).buffer_unordered(CONCURRENCY).collect().await;
+            futures_util::stream::iter(adoptions).buffer_unordered(CONCURRENCY).collect().await;
         let adopted_pods: Vec<(String, UnadoptedPod, AdoptionResult)> =
             adopted_pods.into_iter().flatten().collect();
         let over = adopted_pods
@@ -400,10 +402,10 @@ impl Duty for PodAdoption {
             .filter(|(_, _, came)| matches!(came, AdoptionResult::Adopted | AdoptionResult::Refused));
         self.forget(&over.map(|(name, _, _)| name.as_str()).collect());
         // Under another slot than before, maybe.
-        let anew =
+        let waiting =
             adopted_pods.iter().filter(|(_, _, came)| matches!(came, AdoptionResult::WaitingForNode(_)));
-        let anew: BTreeSet<&str> = anew.map(|(name, _, _)| name.as_str()).collect();
-        self.asked.retain(|_, pod| !anew.contains(pod.as_str()));
+        let waiting: BTreeSet<&str> = waiting.map(|(name, _, _)| name.as_str()).collect();
+        self.asked.retain(|_, pod| !waiting.contains(pod.as_str()));
         let mut done = RoundResult::default();
         for (name, pod, adopted_pods) in adopted_pods {
             let key = Key::new(Kind::Pod, name.clone());
@@ -413,8 +415,10 @@ impl Duty for PodAdoption {
                     if self.waits(&name, &pod.facts.uid, context.elapsed())
                         && is_unanswered(&context.index(), &pod)
                     {
-                        let message =
-                            format!("node {} has not answered; is its sticky-ipam agent running?", pod.node);
+                        let message = format!(
+                            "not adopted yet: node {} has not answered; check that its sticky-ipam agent runs",
+                            pod.node
+                        );
                         record_event(context, &pod.facts, "AdoptionFailed", message, true).await;
                     }
                     self.asked.insert(holder.to_string(), name);
@@ -482,7 +486,7 @@ mod tests {
         let addresses = ["10.0.0.1".parse().unwrap()];
         assert!(unknown(&index, &key, &addresses).is_some());
         index.claims.apply(CacheEvent::Unreadable("10.0.0.1".into()));
-        assert!(unknown(&index, &key, &addresses).is_none(), "somebody has claimed the address");
+        assert!(unknown(&index, &key, &addresses).is_none(), "the address is claimed");
         index.claims.apply(CacheEvent::Deleted("10.0.0.1".into()));
         index.stickies.apply(CacheEvent::Applied(sticky("mysql-0", "10.0.0.9", None)));
         assert!(unknown(&index, &key, &addresses).is_none(), "the name is taken");

@@ -1,7 +1,7 @@
-//! Under which slot a running pod of a Deployment is marked. A slot that was asked for is no StickyIP yet, so the claims say who
-//! asked, and the duty's own memory while the watches have yet to tell of them.
+//! Which slot a running pod of a Deployment is adopted under. A slot that was asked for is no StickyIP yet, so the claims show
+//! which pod asked, and the duty's own memory does until the watches show the claims.
 //!
-//! Must never give a pod a slot that stands for other addresses than the pod's, and never one slot to two pods.
+//! Must never give a pod a slot that keeps other addresses than the pod's, and never one slot to two pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -81,8 +81,8 @@ pub(crate) fn claimed(
     })
 }
 
-/// The slot by what the watches have told: a guess that costs the API server nothing. Where it is too old the slot turns out to be
-/// another's, and the next choice is by a live look.
+/// The slot by the index: a guess that costs no request. If it is out of date the slot turns out to be another pod's, and
+/// the next choice is by a live read.
 pub(crate) fn guessed(
     index: &ClusterIndex,
     claimant: &Claimant,

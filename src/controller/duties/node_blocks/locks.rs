@@ -1,5 +1,5 @@
 //! The lock on a block: a Lease named after it in a namespace that all replicas share, so that two replicas cannot both make it.
-//! Its holder is the node's name. Nobody renews it: it stands until the block is free again. Must never be removed without
+//! Its holder is the node's name. It is not renewed: it exists until the block is released. Must never be removed without
 //! its uid and resourceVersion.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ const BLOCK: &str = "sticky-ipam.io/block";
 /// The state of the node's object that was read before the lock was taken: what makes taking it again a write.
 const TAKEN_ON: &str = "sticky-ipam.io/taken-on";
 
-/// What one listing told.
+/// What one list showed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LockList {
     /// The locks.
@@ -75,21 +75,21 @@ impl Locks {
         Self { api, namespaces, namespace: namespace.to_owned() }
     }
 
-    /// Reads all of them, live. By their names and not by their label: one that has lost its label stands in the way all the same.
+    /// Reads all of them, live. By their names and not by their label: one that has lost its label still locks its block.
     /// The server reads every Lease of the namespace in either case.
     ///
     /// # Errors
-    /// The server is of no help.
+    /// The API server did not answer, or refused.
     pub async fn list(&self, writer: &Writer) -> Result<LockList, ApiError> {
         let params = ListParams::default();
         let listed = writer.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
         Ok(LockList::of(&listed.items))
     }
 
-    /// Makes the lock; none if somebody has.
+    /// Creates the lock; none if it exists.
     ///
     /// # Errors
-    /// The server is of no help; if in doubt, the lock may stand.
+    /// The API server did not answer, or refused; if in doubt, the lock may exist.
     pub async fn make(
         &self,
         writer: &Writer,
@@ -115,20 +115,23 @@ impl Locks {
         if let Some(made) = writer.write(&what, self.api.create(&params, &lease)).await? {
             return Ok(read(&made).ok());
         }
-        // Somebody has made it. Or there is no namespace to make it in: then nobody ever will.
+        // It exists. Or its namespace does not: then no try will ever create it.
         match writer.connection().read(&what, || self.namespaces.get_metadata_opt(&self.namespace)).await? {
             Some(_) => Ok(None),
             None => {
-                let why = format!("there is no namespace {}; make it, or name another", self.namespace);
+                let why = format!(
+                    "namespace {} does not exist; create it, or set --block-namespace",
+                    self.namespace
+                );
                 Err(ApiError::Refused { what, code: 404, why })
             }
         }
     }
 
-    /// Takes a lock again, after the node's object was read anew; none if it changed or is gone.
+    /// Takes a lock again, after the node's object was read again; none if the lock changed or is gone.
     ///
     /// # Errors
-    /// The server is of no help.
+    /// The API server did not answer, or refused.
     pub async fn take_again(
         &self,
         writer: &Writer,
@@ -145,7 +148,7 @@ impl Locks {
     /// Removes exactly this state of a lock; whether it did.
     ///
     /// # Errors
-    /// The server is of no help.
+    /// The API server did not answer, or refused.
     pub async fn remove(&self, writer: &Writer, lock: &BlockLock) -> Result<bool, ApiError> {
         let name = name(lock.block);
         writer.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
@@ -162,7 +165,7 @@ pub fn name(block: IpNet) -> String {
     format!("{PREFIX}{}", labels::block_value(block))
 }
 
-/// The block whose lock bears this name. Only the one written form is a name, so no other can stand in the way of a lock.
+/// The block whose lock has this name. Only the canonical form is a name, so that no other Lease can block a lock.
 fn block_of(name_of_lease: &str) -> Option<IpNet> {
     let (address, length) = name_of_lease.strip_prefix(PREFIX)?.rsplit_once('-')?;
     let address: IpAddr = address.replace('-', ":").parse().ok()?;

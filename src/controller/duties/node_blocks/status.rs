@@ -1,5 +1,5 @@
-//! How full a pool is and whether it is used, on the IPPool itself. Must never be the ground on which a pool is used: nobody but a
-//! look at the blocks shows that. That it is refused keeps others from it.
+//! The status of IPPools: how full a pool is, and whether it is used. Must never be a reason to use a pool: only a look at
+//! the blocks shows that it may be. A refusal here keeps plugin and agent from the pool.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,20 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
-use crate::alloc::block::{TakenRanges, count_blocks, count_taken, count_taken_besides};
+use crate::alloc::block::TakenRanges;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::ip_pool::READY;
 use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
 use crate::cluster::protocol::apply::patch_params;
 use crate::controller::context::Context;
+use crate::controller::duties::node_blocks::pools::sticky_fill;
 use crate::controller::duties::node_blocks::view::{BlockView, RefusedPool};
 use crate::policy::node_blocks::{BlockProblem, Fill, Plan};
 
 /// Writes the status of every pool whose status is another one now.
 ///
 /// # Errors
-/// The server is of no help.
+/// The API server did not answer, or refused.
 pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
     let refused: BTreeMap<&str, &RefusedPool> =
         seen.refused.iter().map(|refused| (refused.name.as_str(), refused)).collect();
@@ -30,7 +31,7 @@ pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(
     for (name, pool) in pools {
         let fill = match pool.spec.purpose {
             PoolUse::NodeBlocks => plan.fill.get(&name).copied(),
-            PoolUse::Sticky => Some(addresses(&pool, &kept)),
+            PoolUse::Sticky => Some(sticky_fill(&pool, &kept)),
         };
         let full = plan
             .problems
@@ -41,14 +42,14 @@ pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(
             None if full || fill.is_some_and(|fill| fill.total > 0 && fill.allocated >= fill.total) => {
                 ("False", "Full", "everything is allocated; add a range, or another IPPool".to_owned())
             }
-            None => ("True", "InUse", "it is used".to_owned()),
+            None => ("True", "InUse", "the pool is used".to_owned()),
         };
         let Some(status) = changed(&pool, fill, verdict) else { continue };
         let api: Api<IPPool> = Api::all(context.writer.client());
         let params = patch_params();
         let version = pool.metadata.resource_version.clone();
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
-        // A merge patch that leaves a key out keeps what stood there.
+        // A merge patch that leaves a key out keeps its old value.
         body["status"]["allocated"] = json!(status.allocated);
         body["status"]["total"] = json!(status.total);
         let what = format!("patch status of IPPool {name}");
@@ -84,25 +85,6 @@ fn changed(
     (after != before).then_some(after)
 }
 
-/// A Sticky pool counts addresses: those of claims, which are `kept`, of all that are not excluded.
-#[must_use]
-pub fn addresses(pool: &IPPool, kept: &TakenRanges) -> Fill {
-    let excluded: TakenRanges = pool
-        .spec
-        .excluded
-        .iter()
-        .filter_map(|text| text.parse().ok().or_else(|| Some(text.parse::<std::net::IpAddr>().ok()?.into())))
-        .collect();
-    let mut fill = Fill::default();
-    for range in &pool.spec.cidrs {
-        let single = range.max_prefix_len();
-        let there = count_blocks(*range, single) - count_taken(*range, single, &excluded);
-        fill.total = fill.total.saturating_add(there);
-        fill.allocated = fill.allocated.saturating_add(count_taken_besides(*range, single, kept, &excluded));
-    }
-    fill
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,17 +107,5 @@ mod tests {
         assert_eq!(second.conditions[0].last_transition_time, Time(Timestamp::UNIX_EPOCH));
         let third = changed(&pool, fill(2), ("False", "Full", "y".into())).unwrap();
         assert_ne!(third.conditions[0].last_transition_time, Time(Timestamp::UNIX_EPOCH));
-    }
-
-    #[test]
-    fn a_sticky_pool_counts_addresses() {
-        let pool = pool(
-            json!({"cidrs": ["10.1.0.0/24"], "use": "Sticky", "excluded": ["10.1.0.0", "10.1.0.128/25"]}),
-        );
-        let kept: TakenRanges =
-            ["10.1.0.5/32".parse().unwrap(), "10.9.0.5/32".parse().unwrap()].into_iter().collect();
-        assert_eq!(addresses(&pool, &kept), Fill { allocated: 1, total: 127 });
-        let excluded: TakenRanges = ["10.1.0.130/32".parse().unwrap()].into_iter().collect();
-        assert_eq!(addresses(&pool, &excluded), Fill { allocated: 0, total: 127 });
     }
 }

@@ -1,5 +1,5 @@
-//! What the index says of nodes and pools, as the decision on blocks wants it. Must never leave out a range that anybody says:
-//! an object that cannot be read is said to be in doubt, and then nothing new is given.
+//! What the index shows of nodes and pools, as the decision on blocks needs it. Must never leave out a range that any object
+//! names: while an object cannot be read, nothing new is given.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,22 +7,20 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
-use crate::alloc::block::TakenRanges;
 use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
-use crate::controller::duties::node_blocks::locks::LockList;
-use crate::controller::duties::node_blocks::status::addresses;
+use crate::controller::duties::node_blocks::locks::{self, LockList};
+use crate::controller::duties::node_blocks::pools::{behind, read};
 use crate::controller::index::ClusterIndex;
 use crate::policy::mode::BlockLocation;
-use crate::policy::node_blocks::{BlockFacts, Fill, NodeFacts, Pool};
-use crate::policy::selection::selector::Selector;
+use crate::policy::node_blocks::{BlockFacts, NodeFacts, Pool};
 
 /// A pool that is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedPool {
     /// Its name.
     pub name: String,
-    /// A word for a condition's reason.
+    /// The reason of the condition.
     pub reason: &'static str,
     /// A sentence for people.
     pub why: String,
@@ -31,11 +29,11 @@ pub struct RefusedPool {
 /// The view, and what could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BlockView {
-    /// What the decision rests on.
+    /// The input of the decision.
     pub view: BlockFacts,
     /// Pools that are not used.
     pub refused: Vec<RefusedPool>,
-    /// Objects that cannot be read: nobody knows which ranges they name.
+    /// Objects that cannot be read: the ranges that they name are not known.
     pub in_doubt: Vec<String>,
 }
 
@@ -109,7 +107,7 @@ fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
     (pools, refused.into_values().collect())
 }
 
-/// A Sticky pool of which a node has addresses, by whatever is said anywhere: the node's pods have them without asking anybody.
+/// Refuses a Sticky pool if any object names a block with addresses of it: the node's ordinary pods use them unasked.
 fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
     let clash = |block: IpNet| {
         let mut ranges = pool.spec.cidrs.iter().copied();
@@ -121,11 +119,7 @@ fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
         node.blocks.iter().chain(&node.said).map(|block| (*block, format!("of node {}", node.name)))
     });
     let locked = view.locks.iter().map(|lock| {
-        let kept = format!(
-            "that Lease {} keeps for node {}",
-            crate::controller::duties::node_blocks::lock_name(lock.block),
-            lock.node
-        );
+        let kept = format!("that Lease {} keeps for node {}", locks::name(lock.block), lock.node);
         (lock.block, kept)
     });
     let broken = view.broken.iter().map(|broken| (broken.block, format!("of {}", broken.object)));
@@ -139,56 +133,6 @@ fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
          spec.excluded, or drain the node and delete it"
     );
     Some(RefusedPool { name, reason: OVERLAPS_BLOCK, why })
-}
-
-/// The pool of the flags, behind those whose ranges these are. Whatever a pool names is that pool's, also while it is not used.
-fn behind(cluster_pool: &IPPool, named: &[IpNet]) -> Option<Pool> {
-    let mut behind = read(cluster_pool).ok()?;
-    behind.excluded.extend(named);
-    Some(behind)
-}
-
-/// How full every pool is, by what stands anywhere: pools of node blocks in blocks, the one of the flags among them, and Sticky pools in
-/// addresses. One that cannot be read is left out.
-#[must_use]
-pub fn fills(index: &ClusterIndex, cluster_pool: Option<&IPPool>) -> BTreeMap<String, Fill> {
-    let listed = index.cilium_nodes.values().flat_map(|node| node.blocks());
-    let said =
-        index.nodes.values().flat_map(|node| node.pod_cidrs.iter().chain(node.annotated.values().flatten()));
-    let given: TakenRanges = listed.chain(said.copied()).collect();
-    let kept: TakenRanges = index.claims.values().map(|claim| claim.spec.address.into()).collect();
-    let named: Vec<IpNet> = index.pools.values().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
-    let of_objects = index.pools.iter().filter_map(|(name, pool)| {
-        let fill = match pool.spec.purpose {
-            PoolUse::Sticky => addresses(pool, &kept),
-            PoolUse::NodeBlocks => read(pool).ok()?.fill(&given),
-        };
-        Some((name.clone(), fill))
-    });
-    let of_flags =
-        cluster_pool.and_then(|pool| behind(pool, &named)).map(|pool| (pool.name.clone(), pool.fill(&given)));
-    // An IPPool of the same name is the one that people see.
-    of_flags.into_iter().chain(of_objects).collect()
-}
-
-fn read(object: &IPPool) -> Result<Pool, String> {
-    let spec = &object.spec;
-    let selector = spec.node_selector.as_ref().map(Selector::check).transpose();
-    let net = |text: &String| -> Result<IpNet, String> {
-        let address = text.parse::<IpAddr>().map(IpNet::from);
-        address
-            .or_else(|_| text.parse::<IpNet>())
-            .map_err(|_| format!("excluded {text:?} is no address and no range"))
-    };
-    Ok(Pool {
-        name: object.metadata.name.clone().unwrap_or_default(),
-        ranges: spec.cidrs.clone(),
-        ipv4: spec.block_size.ipv4,
-        ipv6: spec.block_size.ipv6,
-        selector: selector.map_err(|error| error.to_string())?,
-        priority: spec.priority,
-        excluded: spec.excluded.iter().map(net).collect::<Result<_, _>>()?,
-    })
 }
 
 fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
@@ -206,7 +150,7 @@ fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
         let listed: Vec<IpNet> = cilium.map(|cilium| cilium.blocks().collect()).unwrap_or_default();
         let (blocks, said): (Vec<IpNet>, Vec<IpNet>) = match place {
             BlockLocation::CiliumNode => (listed, own.chain(annotated).collect()),
-            // Cilium looks at the Node first: what stands there it has.
+            // Cilium reads the Node first: it uses what is there.
             BlockLocation::Annotations => (own.chain(annotated).collect(), listed),
         };
         let blocks: BTreeSet<IpNet> = blocks.into_iter().map(|block| block.trunc()).collect();

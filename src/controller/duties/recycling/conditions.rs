@@ -1,5 +1,5 @@
-//! What stands on a StickyIP about an address that nobody has: that it will be let go, and when; that it is kept in doubt. Must
-//! never be written for what is let go at once: mass deletion would pay twice for each address.
+//! The conditions of a StickyIP that no pod is attached to: `Releasing` with the time of the release, `ReleaseBlocked` with the
+//! cause. Must never be written for an address that is released at once: mass deletion would pay twice for each.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -24,19 +24,19 @@ const MIN_SECONDS_TO_REPORT: u64 = 60;
 /// The longest message.
 const LONGEST_MESSAGE: usize = 1024;
 
-/// What an address that nobody has waits for.
+/// What the release of an unattached address waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PendingRelease {
-    /// It is let go at this time.
+    /// It is released at this time.
     Time {
         /// When, by the controller's clock.
         until: TimePoint,
-        /// One word for machines.
+        /// The reason of the condition.
         reason: &'static str,
-        /// Why, for a person.
+        /// Why, for people.
         why: String,
     },
-    /// Nobody knows whether it may be let go.
+    /// It is not known whether it may be released.
     Doubt {
         /// Why.
         why: String,
@@ -54,7 +54,7 @@ impl PendingRelease {
             }
             KeepReason::OwnerExists { by, seconds_left } => {
                 let why = format!(
-                    "{} {} is gone, and {by}, which made it, may make it anew",
+                    "{} {} is gone, and its owner {by} may create it again",
                     workload.kind, workload.name
                 );
                 (*seconds_left, "OwnerExists", why)
@@ -69,11 +69,12 @@ impl PendingRelease {
         let (kind, reason, message) = match self {
             Self::Time { until, reason, why } => {
                 let until = Timestamp::from_second(until.0).map(|at| at.to_string()).unwrap_or_default();
-                let text = format!("{why}; the address is let go at {until} if nobody asks for it by then");
+                let text =
+                    format!("{why}; the address is released at {until} unless a pod asks for it before");
                 (RELEASING, *reason, text)
             }
             Self::Doubt { why } => {
-                let text = format!("the address is kept, because its workload cannot be looked at: {why}");
+                let text = format!("the address is kept, because its workload cannot be looked up: {why}");
                 (RELEASE_BLOCKED, "WorkloadLookupFailed", text)
             }
         };

@@ -1,5 +1,5 @@
-//! Letting go of addresses whose workload is gone. The proof is `policy::recycle`'s: two live looks, far enough apart, with the
-//! StickyIP unchanged. Must never let go on one look, on the index alone, or faster than the operator allows.
+//! Releases addresses whose workload is gone. The proof is `policy::recycle`'s: two live looks, far enough apart, with the
+//! StickyIP unchanged. Must never release on one look, on the index alone, or faster than the operator allows.
 
 pub mod conditions;
 pub mod owners;
@@ -36,20 +36,20 @@ use owners::{OwnerRecords, may_return};
 use workloads::{Inboxes, Workloads};
 
 /// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests. More than the
-/// repair and the events that follow have: what is let go in numbers is let go first.
+/// repair and the events that follow have: releases in numbers come first.
 const CONCURRENCY: usize = 32;
 /// For how long one look at a workload is the proof for its other addresses too: less than a look may take to come back.
 const PROOF_MAX_AGE: Duration = Duration::from_millis(100);
-/// The longest time to the next look after looks that failed; it doubles from a second on.
+/// The longest time to the next look after looks that failed; it doubles, starting at one second.
 const MAX_LOOKUP_BACKOFF: Duration = Duration::from_secs(600);
-/// A doubt is told after so many: a server that was away for a moment is no news.
+/// An event is sent after this many failures: an API server that was away for a moment is no news.
 const FAILURES_BEFORE_EVENT: u32 = 3;
 /// The longest time to the next look at an address whose time runs.
 const MAX_RECHECK: Duration = Duration::from_secs(3600);
 /// While pods of a workload that is gone are still there.
 const RETRY_WHILE_PODS_REMAIN: Duration = Duration::from_secs(5);
 
-/// The duty's memory: first looks. Lost with the process at no harm, the proof begins anew.
+/// The duty's memory: first looks. Lost with the process at no harm, the proof starts again.
 pub struct Recycle<'a> {
     workloads: &'a Workloads,
     proof: Proof,
@@ -73,7 +73,7 @@ pub async fn run_recycling(context: &Context) {
     );
 }
 
-/// The StickyIPs among what is due that may be let go, as the index has them.
+/// The StickyIPs among what is due that may be released, by the index.
 fn suspects(index: &ClusterIndex, due: &[Key]) -> Vec<(String, StickyIP)> {
     let named = due.iter().filter_map(|key| match key.kind {
         Kind::StickyIP => Some(key.name.clone()),
@@ -96,7 +96,7 @@ fn is_suspect(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool {
         && !(sticky.spec.claimant.kind == ClaimantKind::Pod && index.pods.contains(name))
 }
 
-/// `left` is when this process saw its pod let go of it.
+/// `left` is when this process saw its pod detach from it.
 fn kept(sticky: &StickyIP, left: Option<TimePoint>) -> Kept {
     let status = sticky.status.as_ref();
     Kept {
@@ -116,8 +116,8 @@ fn kept(sticky: &StickyIP, left: Option<TimePoint>) -> Kept {
     }
 }
 
-/// The StickyIPs that nobody has, each with the time at which this process saw that begin. A time that a node has written is by that
-/// node's clock, which may be wrong by hours: it counts only where nobody looked.
+/// The unattached StickyIPs, each with the time at which this process saw that begin. A time that a node has written is by that
+/// node's clock, which may be wrong by hours: it counts only if no controller was looking.
 #[derive(Debug, Default)]
 struct Unattached {
     since: BTreeMap<String, Option<TimePoint>>,
@@ -196,7 +196,7 @@ impl<'a> Recycle<'a> {
                 && context.now().seconds_since(absence.first_look) >= self.proof.gap_seconds
         });
         if proves {
-            // Before the look, so that nothing has to wait between the proof and the deed.
+            // Before the look, so that nothing waits between the proof and the write.
             self.token(context).await;
         }
         // Not while it waits for a token: a slow rate would put everything else off for as long.
@@ -211,10 +211,10 @@ impl<'a> Recycle<'a> {
             return LookupResult::Kept { again: Some(RETRY_WHILE_PODS_REMAIN), waits: None };
         }
         let pod = match sticky.spec.claimant.kind {
-            // The first look proves nothing, and the watch has told that the pod is gone.
+            // The first look proves nothing, and the watch shows that the pod is gone.
             _ if !proves => PodLookup::Absent,
             ClaimantKind::Pod => look_at_pod(context, &key.namespace, &key.name).await,
-            // A slot or a machine is not of one pod: whoever has it is attached to it.
+            // A slot or a virtual machine is not of one pod: the pod that has it is attached to it.
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLookup::Absent,
         };
         match decide(&kept, &workload, pod, before, context.now(), self.proof) {
@@ -233,7 +233,7 @@ impl<'a> Recycle<'a> {
                     }
                     Ok(_) => LookupResult::Overtaken,
                     Err(error) => {
-                        tracing::warn!(sticky = name, %error, "cannot let go; trying again");
+                        tracing::warn!(sticky = name, %error, "cannot release an address; trying again");
                         LookupResult::Failed
                     }
                 }
@@ -241,14 +241,14 @@ impl<'a> Recycle<'a> {
         }
     }
 
-    /// How long to wait after another look that failed; the doubt is told if it stays.
+    /// How long to wait after another lookup that failed; an event reports it if it lasts.
     async fn doubt(&mut self, context: &Context, name: &str, sticky: &StickyIP, why: &str) -> Duration {
         let times = self.doubts.entry(name.to_owned()).or_default();
         *times = times.saturating_add(1);
         let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(MAX_LOOKUP_BACKOFF);
-        tracing::warn!(sticky = name, why, "in doubt whether an address may be let go; keeping it");
+        tracing::warn!(sticky = name, why, "cannot look up the workload of an address; the address is kept");
         if *times >= FAILURES_BEFORE_EVENT {
-            let message = format!("the address is kept, because its workload cannot be looked at: {why}");
+            let message = format!("the address is kept, because its workload cannot be looked up: {why}");
             let about = events::sticky_ip(sticky);
             context.record_event(Told { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
             settle(context, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
@@ -267,7 +267,7 @@ fn keep(reason: KeepReason, workload: &WorkloadRef, now: TimePoint) -> LookupRes
             }
         }
         KeepReason::Doubt { why } => LookupResult::Doubt(why),
-        // A watch tells when any of these ends.
+        // A watch shows when any of these ends.
         KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
             LookupResult::Kept { again: None, waits }
         }
@@ -285,24 +285,24 @@ async fn look_at_pod(context: &Context, namespace: &str, name: &str) -> PodLooku
 }
 
 async fn released(context: &Context, sticky: &StickyIP, reason: ReleaseReason) {
-    let (word, why) = match reason {
+    let (label, why) = match reason {
         ReleaseReason::WorkloadGone => ("WorkloadGone", "its workload is gone"),
         ReleaseReason::WorkloadReplaced => {
-            ("WorkloadReplaced", "another workload has taken its workload's name")
+            ("WorkloadReplaced", "another workload has its workload's name now")
         }
-        ReleaseReason::ScaledDown => ("ScaledDown", "its workload was scaled below it"),
-        ReleaseReason::TtlOver => ("TtlOver", "its time is over"),
+        ReleaseReason::ScaledDown => ("ScaledDown", "its workload was scaled down below it"),
+        ReleaseReason::TtlOver => ("TtlOver", "its TTL is over"),
     };
-    ControllerMetrics::count(&context.metrics.recycled, word);
+    ControllerMetrics::count(&context.metrics.recycled, label);
     let addresses: Vec<String> = sticky.spec.addresses.iter().map(ToString::to_string).collect();
     let (addresses, workload) = (addresses.join(", "), &sticky.spec.workload);
-    tracing::info!(sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "let go");
+    tracing::info!(sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "released an address");
     context
         .record_event(Told {
             about: events::sticky_ip(sticky),
             reason: "Released",
             message: format!(
-                "{addresses} let go: {why} ({} {}); it rests for {} before another may have it",
+                "{addresses} released: {why} ({} {}); quarantined for {} before another claimant may have it",
                 workload.kind, workload.name, context.settings.quarantine
             ),
             warning: false,
@@ -332,7 +332,7 @@ impl SharedLookups {
         proves: bool,
     ) -> WorkloadLookup {
         let workload = &sticky.spec.workload;
-        // Nobody comes again for another name, whoever lives.
+        // A pod of another name never asks for this address, whatever owner lives.
         let kept_for = duty.proof.owner_grace_seconds > 0 && may_return(sticky);
         let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
         let looking = (namespace.to_owned(), workload.clone(), owners.to_vec(), proves);
@@ -354,7 +354,7 @@ impl SharedLookups {
 }
 
 impl Duty for Recycle<'_> {
-    const NAME: &'static str = "recycle";
+    const NAME: &'static str = "recycling";
     const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
 
     async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
@@ -402,7 +402,7 @@ impl Duty for Recycle<'_> {
                     settle(context, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
                 }
-                // Somebody wrote it: the watch tells of that.
+                // It changed: the watch shows that.
                 LookupResult::Overtaken => {
                     self.absences.remove(name);
                 }
@@ -469,7 +469,11 @@ mod tests {
         index.stickies.apply(written("old", None));
         index.stickies.apply(written("new", Some("n1")));
         unattached.look(&index, &[due("old"), due("new")].concat(), TimePoint(7_200));
-        assert_eq!(since(&index, &unattached, "old"), Some(TimePoint(0)), "nobody saw when it was left");
+        assert_eq!(
+            since(&index, &unattached, "old"),
+            Some(TimePoint(0)),
+            "no controller saw when it was left"
+        );
         index.stickies.apply(written("new", None));
         unattached.look(&index, &due("new"), TimePoint(7_300));
         unattached.look(&index, &due("new"), TimePoint(7_400));

@@ -1,4 +1,4 @@
-//! Writes down what made a workload, while it is there: once it is gone nobody can say. Must never take an owner out of the
+//! Records the owners of a workload while it exists: once it is gone they cannot be read. Must never take an owner out of the
 //! record because the workload is gone, nor write what watches have shown in part.
 
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ impl<'a> OwnerRecords<'a> {
     }
 }
 
-/// Whether somebody may ask for the address of this StickyIP again after its workload was made anew.
+/// Whether a pod may ask for the address of this StickyIP again after its workload was created again.
 #[must_use]
 pub fn may_return(sticky: &StickyIP) -> bool {
     let claimant = sticky.spec.claimant;
@@ -45,8 +45,8 @@ pub fn may_return(sticky: &StickyIP) -> bool {
     can_return(named_by_workload, &sticky.spec.workload.kind)
 }
 
-/// The uid of the workload that took the place of the recorded one, by the word of the pod that has the address: from then on the
-/// address is that one's, and is not let go for being its predecessor's.
+/// The uid of the workload that replaced the recorded one, by the pod that has the address: from then on the address is the
+/// new workload's, and is not released with the old one.
 fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
     let recorded = &sticky.spec.workload;
     let owner = pod.owners.first()?;
@@ -54,11 +54,11 @@ fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
     (same && !recorded.uid.is_empty() && owner.uid != recorded.uid).then_some(owner.uid.as_str())
 }
 
-/// Who was not told it, would look for the old workload's uid.
+/// The event that the address belongs to a new workload now.
 fn inherited(sticky: &StickyIP, by: &str) -> Told {
     let WorkloadRef { kind, name, uid, .. } = &sticky.spec.workload;
     let message = format!(
-        "{kind} {name} was made anew, and its pod came before the address was let go: it is the new one's now (uid {by}, before {uid})"
+        "{kind} {name} was created again, and its pod came before the address was released: it belongs to the new one now (uid {by}, before {uid})"
     );
     Told { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
 }
@@ -85,8 +85,8 @@ impl Duty for OwnerRecords<'_> {
                             Some(uid) => json!({"spec": {"owners": owners, "workload": {"uid": uid}}}),
                             None => json!({"spec": {"owners": owners}}),
                         };
-                        let stands = owners == sticky.spec.owners && uid.is_none();
-                        if !stands && sticky.metadata.deletion_timestamp.is_none() {
+                        let is_recorded = owners == sticky.spec.owners && uid.is_none();
+                        if !is_recorded && sticky.metadata.deletion_timestamp.is_none() {
                             todo.push((sticky.clone(), patch, uid.map(str::to_owned)));
                         }
                     }
@@ -117,7 +117,7 @@ impl Duty for OwnerRecords<'_> {
                         context.record_event(inherited(&sticky, &uid)).await;
                     }
                 }
-                // Somebody wrote it: the watch tells of that.
+                // It changed: the watch shows that.
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(sticky = %key, %error, "cannot write the owners; trying again");

@@ -1,9 +1,10 @@
-//! Workloads of any kind, and what made them, found by discovery: live looks, and a watch of their kinds' metadata, which tells of
-//! their end and of their owners.
+//! Workloads of any kind and their owners, found by discovery: live lookups, and a watch of their kinds' metadata, which
+//! shows their end and their owners.
 //!
 //! Must never take a kind that the server does not serve, or an answer that does not name the object, for its absence.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use crate::runtime::cache::Cache;
 use crate::runtime::watch::{WatchProblem, feed, watch_trimmed};
 
 /// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its definition may be
-/// installed later. At rest that is one discovery in ten minutes.
+/// installed later. That becomes one discovery per ten minutes.
 const REDISCOVER_AFTER: Duration = Duration::from_secs(1);
 /// The longest such time.
 const MAX_REDISCOVER_AFTER: Duration = Duration::from_secs(600);
@@ -43,6 +44,13 @@ struct GroupKind {
     kind: String,
 }
 
+impl fmt::Display for GroupKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let group = if self.group.is_empty() { "the core group" } else { &self.group };
+        write!(f, "{} of {group}", self.kind)
+    }
+}
+
 impl GroupKind {
     fn of(workload: &WorkloadRef) -> Self {
         let group = workload.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -54,10 +62,8 @@ impl GroupKind {
     }
 
     fn unknown(&self) -> DiscoveryError {
-        let of = if self.group.is_empty() { "the core group" } else { &self.group };
         DiscoveryError::Unknown(format!(
-            "the API server knows no kind {} of {of}; install its definition, or release the address by hand",
-            self.kind
+            "the API server serves no kind {self}; install its CustomResourceDefinition, or delete the StickyIP"
         ))
     }
 
@@ -80,7 +86,7 @@ struct ServedKind {
     namespaced: bool,
 }
 
-/// What a watch tells of one object: its uid, its generation, which tells that its spec is another one, and its owner.
+/// What a watch shows of one object: its uid, its generation (another one means another spec), and its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct WorkloadMeta {
     uid: String,
@@ -258,8 +264,9 @@ impl Workloads {
         let asked = tokio::time::timeout(DISCOVERY_TIMEOUT, kube::discovery::group(&client, &kind.group));
         let late = || {
             DiscoveryError::Failed(format!(
-                "cannot discover the kinds of {}: no answer within {DISCOVERY_TIMEOUT:?}",
-                kind.group
+                "cannot discover the kinds of {}: no answer within {} s",
+                kind.group,
+                DISCOVERY_TIMEOUT.as_secs()
             ))
         };
         let group = asked.await.map_err(|_| late())?.map_err(|error| match error {
@@ -311,11 +318,11 @@ impl Workloads {
         match self.served(context, &kind).await {
             Ok(served) => self.watch_once(kind, served),
             Err(DiscoveryError::Unknown(why)) => {
-                tracing::warn!(why, "a chain of owners ends where it cannot be seen");
+                tracing::warn!(why, "cannot read an owner's kind; the chain of owners ends there");
                 locked(&self.seen).entry(kind).or_default().hidden = true;
             }
             Err(DiscoveryError::Failed(why)) => {
-                tracing::warn!(why, "cannot follow a chain of owners; trying again");
+                tracing::warn!(why, "cannot read a chain of owners; trying again");
                 return false;
             }
         }
@@ -358,14 +365,14 @@ impl Workloads {
                 () = self.another_unknown.notified() => continue,
             }
             if !context.index().stickies.values().any(|sticky| kind.concerns(sticky)) {
-                // Whoever comes with it asks anew.
+                // The next StickyIP of this kind asks again.
                 locked(&self.unknown).0.remove(&kind);
                 locked(&self.seen).remove(&kind);
                 continue;
             }
             match self.discover(context, &kind).await {
                 Ok(served) => {
-                    tracing::info!(?kind, "the API server knows this kind by now");
+                    tracing::info!(%kind, "the API server serves this kind now");
                     locked(&self.unknown).0.remove(&kind);
                     locked(&self.seen).entry(kind.clone()).or_default().hidden = false;
                     self.watch_once(kind, served);
@@ -395,13 +402,13 @@ impl Workloads {
             }
             if first {
                 wake_all(context, inboxes.owners, may_be_a_link);
-                // One that went after it was looked at and before this list is in no list, and no event tells of it.
+                // One that went after it was looked at and before this list is in no list, and no watch event shows it.
                 wake_all(context, inboxes.recycle, |sticky| kind.concerns(sticky));
             }
         };
         let mut reported = None;
         let report = |problem: WatchProblem| {
-            // It is tried again and again: one line is enough.
+            // The watch retries: one log line per cause is enough.
             let reason = problem.to_string();
             if reported.as_ref() != Some(&reason) {
                 let GroupKind { group, kind } = &kind;
@@ -423,12 +430,12 @@ impl Workloads {
     }
 }
 
-/// Who is woken.
+/// The inboxes to wake.
 #[derive(Clone, Copy)]
 pub struct Inboxes<'a> {
-    /// Whoever lets go.
+    /// The recycling duty.
     pub recycle: &'a Inbox,
-    /// Whoever writes down owners.
+    /// The duty that records owners.
     pub owners: &'a Inbox,
 }
 

@@ -1,5 +1,5 @@
-//! What must stand in the nodes' pools before Cilium may go by them, and what must be gone before it may go by its blocks again.
-//! Pure. Must never offer an address that somebody has or keeps, and never give one pod's address to another.
+//! What must be in the nodes' pools before Cilium may use them, and what must be gone before it may use its blocks again.
+//! Pure. Must never offer an address that is in use or claimed, and never give one pod's address to another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::controller::index::objects::{IndexedCiliumNode, IndexedNode, IndexedP
 pub struct NodePlan {
     /// The node.
     pub node: String,
-    /// Its CiliumNode as the plan was made from: written only if nobody else wrote it since.
+    /// Its CiliumNode as the plan was made from: written only if it has not changed since.
     pub at: Precondition,
     /// Its home blocks.
     pub blocks: Vec<IpNet>,
@@ -132,7 +132,7 @@ impl fmt::Display for Obstacle {
         match self {
             Self::NoCiliumNode { node, pod } => write!(
                 f,
-                "node {node} has no CiliumNode, and pod {pod} lives there; start Cilium's agent on it, or drain it"
+                "node {node} has no CiliumNode, and pod {pod} lives there; start cilium-agent on it, or drain it"
             ),
             Self::NoBlock { node } => write!(
                 f,
@@ -142,7 +142,7 @@ impl fmt::Display for Obstacle {
             Self::Missing { node, who, address } => write!(
                 f,
                 "node {node}: {address} of {who} is not in the pool of its CiliumNode; it would lose its network when \
-                 Cilium's agent restarts. Run this command again with --apply"
+                 cilium-agent restarts. Run this command again with --apply"
             ),
             Self::Contested { node, pod, address, owner } => write!(
                 f,
@@ -238,11 +238,11 @@ pub fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Ve
             let wanted = entry(index, pod, seen, *address);
             plan.sticky += usize::from(!wanted.owner.is_empty());
             match cilium.owned.get(address) {
-                Some(stands) if stands.owner != **pod => obstacles.push(Obstacle::Contested {
+                Some(current) if current.owner != **pod => obstacles.push(Obstacle::Contested {
                     node: name.clone(),
                     pod: (*pod).to_owned(),
                     address: *address,
-                    owner: stands.owner.clone(),
+                    owner: current.owner.clone(),
                 }),
                 Some(_) => {}
                 // Marking the pod that has it: the one case in which an unowned key gets an owner.
@@ -367,7 +367,7 @@ fn live(index: &ClusterIndex) -> BTreeMap<&str, Vec<LivePod<'_>>> {
     live
 }
 
-/// The key of a pod's address: with its owner if a StickyIP keeps it for the pod.
+/// The pool entry of a pod's address: with its owner if a StickyIP keeps it for the pod.
 fn entry(index: &ClusterIndex, name: &str, pod: &IndexedPod, address: IpAddr) -> PoolEntry {
     match index.sticky_of(pod).filter(|sticky| sticky.spec.addresses.contains(&address)) {
         Some(sticky) => PoolEntry {
