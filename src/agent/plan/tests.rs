@@ -63,7 +63,7 @@ fn look(
 ) -> Vec<&'static str> {
     let input = PlanInput { options, index, store, now: Duration::from_secs(at) };
     // Of every living pod, and no concern of these tests.
-    plan(&input, debounce).iter().map(Action::name).filter(|name| *name != "mac").collect()
+    plan(&input, debounce).iter().map(Action::name).filter(|name| *name != "record_mac").collect()
 }
 
 /// What is planned at a first look, and at one long after it.
@@ -127,7 +127,7 @@ fn before_the_initial_sync_only_pending_updates_are_written() {
     let leak = record("10.0.0.5", "c1", "u9", Phase::Attached, Some("db-9"));
     store.held.push(NodeRecord { record: leak, netns: Netns::Gone });
     store.pending_updates.push(("n".into(), note(Told::Ended)));
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &store), (vec!["tell"], vec!["tell"]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &store), (vec!["send_update"], vec!["send_update"]));
 }
 
 fn note(what: Told) -> PendingUpdate {
@@ -219,7 +219,7 @@ fn a_sandbox_is_released_on_the_second_check_and_only_without_its_pod() {
     let (mut index, mut store) = (listed(), store());
     let plain = record("10.0.0.5", "c1", "u1", Phase::Attached, None);
     store.held.push(NodeRecord { record: plain, netns: Netns::Gone });
-    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store), (vec![], vec!["end"]));
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &store), (vec![], vec!["end_attachment"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     assert_eq!(
         twice(&options(PluginMode::Delegated), &index, &store),
@@ -263,8 +263,14 @@ fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_lives
         store
     };
     let mut index = listed();
-    assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.0.0.5")), (vec![], vec!["free"]));
-    assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.7.0.5")), (vec![], vec!["free"]));
+    assert_eq!(
+        twice(&options(PluginMode::Delegated), &index, &kept("10.0.0.5")),
+        (vec![], vec!["release_record"])
+    );
+    assert_eq!(
+        twice(&options(PluginMode::Delegated), &index, &kept("10.7.0.5")),
+        (vec![], vec!["release_record"])
+    );
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.7.0.5")), (vec![], vec![]));
     put_claim(&mut index, "10.0.0.5");
@@ -304,7 +310,7 @@ fn unclaimed_addresses_are_freed_once_their_pod_is_gone_and_claimed_ones_are_kep
         }
         assert_eq!(
             twice(&options(PluginMode::Delegated), &index, &store),
-            (vec![], vec!["free"]),
+            (vec![], vec!["release_record"]),
             "{wanted}"
         );
         put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
@@ -320,9 +326,9 @@ fn unclaimed_addresses_are_freed_once_their_pod_is_gone_and_claimed_ones_are_kep
 fn the_pool_is_filled_owned_and_cleared() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["offer"]);
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["refill"]);
     put_node(&mut index, json!({"10.0.0.5": {}, "10.0.0.6": {}}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["mark"]);
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["record_unowned"]);
     let mut marked = store();
     for address in ["10.0.0.5", "10.0.0.6"] {
         let record = Record::offered(address.parse().unwrap(), &now()).unwrap();
@@ -330,10 +336,14 @@ fn the_pool_is_filled_owned_and_cleared() {
     }
     assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec![]));
     put_node(&mut index, json!({"10.0.0.5": {}}), json!(["10.0.0.0/24"]));
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked).0, ["offer"], "what was offered is missing");
+    assert_eq!(
+        twice(&options(PluginMode::Crd), &index, &marked).0,
+        ["refill"],
+        "what was offered is missing"
+    );
     let stale = json!({"10.0.0.5": {}, "10.0.0.6": {}, "10.0.0.9": {"owner": "db/db-0"}});
     put_node(&mut index, stale, json!(["10.0.0.0/24", "10.9.0.1/32"]));
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec!["hide", "hide"]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec!["unpublish", "unpublish"]));
 }
 
 #[test]
@@ -347,5 +357,5 @@ fn an_attached_stickyip_is_shown_once_its_sandbox_stands() {
     let mut lives = store();
     let record = record("10.0.0.5", "c1", "u1", Phase::Attached, Some("db-0"));
     lives.held.push(NodeRecord { record, netns: Netns::MayExist });
-    assert_eq!(twice(&options, &index, &lives), (vec![], vec!["show"]));
+    assert_eq!(twice(&options, &index, &lives), (vec![], vec!["publish"]));
 }
