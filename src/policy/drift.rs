@@ -366,7 +366,7 @@ mod tests {
         };
         assert_eq!(found.len(), 8);
         assert!(of("node01")[0].contains("Node has 10.5.115.0/24, CiliumNode has 10.5.112.0/24"));
-        assert!(of("node01")[1].contains("10.5.115.0/24 is where the pods of node master2 are"));
+        assert!(of("node01")[1].contains("10.5.115.0/24 contains the pods of node master2"));
         assert!(found.iter().all(|finding| finding.breaks() == Breaks::Bgp && !finding.advice().is_empty()));
     }
 
