@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 /// Modules that still use each other, by folder. This list must only shrink: a cycle that is gone fails the
 /// test until its line is, too.
 const KNOWN_CYCLES: &[(&str, &[&str])] = &[
-    ("", &["cni", "names"]),
     ("store", &["cluster", "open", "records"]),
     ("store/records", &["bitmaps", "list", "reconcile", "state"]),
     ("plugin", &["cluster", "verbs"]),
