@@ -67,7 +67,7 @@ async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
     let (mut before, mut coming, mut marked) = (0, String::new(), String::new());
     while_at_work(&context, async {
         until("a decision", || async { decided(&node, &going) }).await;
-        until("a look at each workload", || async { rounds(&context, "recycle") > 1 }).await;
+        until("a look at each workload", || async { rounds(&context, "recycling") > 1 }).await;
         let known = version(&desk).await;
         proxy.set(Weather::Reset);
         // Nobody watches: for the agent a pod goes and another comes; for the controller two workloads are gone, and a pod runs.

@@ -66,7 +66,7 @@ async fn keys_and_routes_of_a_dead_node_go_once_the_address_lives_elsewhere() {
     .unwrap();
     let context = desk.context(&[HURRIED, &["--adopt-running=false"]].concat());
     while_at_work(&context, async {
-        until("a look", || async { rounds(&context, "remove") > 0 }).await;
+        until("a look", || async { rounds(&context, "dead_nodes") > 0 }).await;
         assert_eq!(desk.cilium_node("dead").await.spec.ipam.pool.len(), 3, "its node is ready: no proof");
         let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}});
         let nodes: Api<Node> = Api::all(desk.case.client());
