@@ -12,7 +12,6 @@ const KNOWN_CYCLES: &[(&str, &[&str])] = &[
     ("store/records", &["bitmaps", "list", "reconcile", "state"]),
     ("plugin", &["cluster", "verbs"]),
     ("plugin/cluster", &["add", "api", "optimistic", "reads"]),
-    ("controller/duties/node_blocks", &["status", "view"]),
     ("cni", &["config", "request", "result"]),
     ("cni/config", &["cluster", "ipam", "sticky"]),
     ("cluster", &["api", "cilium", "protocol"]),
