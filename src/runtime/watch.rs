@@ -86,6 +86,9 @@ where
     watch(api, config, move |object| Ok(trim(object)))
 }
 
+/// How an object of a list, or one that changed, becomes an event of the cache.
+type Wrap<T> = fn((String, T)) -> CacheEvent<(String, T)>;
+
 fn watch<O, T>(
     api: Api<O>,
     config: watcher::Config,
@@ -97,7 +100,7 @@ where
 {
     let events = kube::runtime::watcher(api, config.page_size(PAGE_SIZE)).default_backoff();
     events.flat_map(move |event| {
-        let read = |object: O, wrap: fn((String, T)) -> CacheEvent<(String, T)>| {
+        let read = |object: O, wrap: Wrap<T>| {
             let name = name_of(&object);
             match read(object) {
                 Ok(object) => vec![Ok(wrap((name, object)))],

@@ -180,9 +180,7 @@ impl ControllerSettings {
     /// was given.
     #[must_use]
     pub fn cluster_pool(&self) -> Option<IPPool> {
-        if self.cilium_ipam.blocks_go_to().is_none() {
-            return None;
-        }
+        self.cilium_ipam.blocks_go_to()?;
         let v6 = self.cluster_pool_ipv6_cidr.0.filter(|_| self.enable_ipv6);
         let cidrs: Vec<_> = self.cluster_pool_ipv4_cidr.0.into_iter().chain(v6).collect();
         let spec = IPPoolSpec {
