@@ -36,7 +36,7 @@ impl<D: Disk> Store<D> {
     /// another pod while it has it.
     ///
     /// # Errors
-    /// As [`Store::turn`].
+    /// As [`Store::claimant_lock`].
     pub fn pool_lock(&self, claimant: &Claimant, timeout: Duration) -> Result<ClaimantLock, StoreError> {
         self.lock_named(&format!("{},pool", claimant.entry()), timeout)
     }

@@ -33,7 +33,7 @@ pub const RANGE_ANNOTATIONS: &[&str] = &[
 /// A pod, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedPod {
-    /// What decides whether it is sticky. The namespace's annotations are not in it: [`ClusterIndex::facts`] puts them there.
+    /// What decides whether it is sticky. The namespace's annotations are not in it: [`facts`](super::ClusterIndex::facts) adds them.
     pub facts: PodFacts,
     /// The node it is bound to; empty if none.
     pub node: String,

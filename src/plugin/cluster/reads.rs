@@ -61,7 +61,7 @@ impl SideReads {
 
 /// Looks. `remembered` are the addresses that this node knows of the pod.
 ///
-/// From the API server's [memory] are taken: a pod of the very uid that is asked for; a StickyIP that nobody has; claims that
+/// From the API server's [cache](crate::cluster::api::cached) are taken: a pod of the very uid that is asked for; a StickyIP that nobody has; claims that
 /// are sealed to it; and the word of the namespace where it makes the pod sticky.
 pub(crate) async fn look<D: Disk>(
     api: &Connection,

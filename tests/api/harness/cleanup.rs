@@ -174,7 +174,7 @@ fn case(name: &str, temporary: &Path) -> Command {
         // A background job of a script has them ignored, and so has all that it starts.
         .arg("--default-signal=INT,TERM")
         .arg(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "--nocapture", &format!("bench_cleanup::{name}")])
+        .args(["--ignored", "--exact", "--nocapture", &format!("harness::cleanup::{name}")])
         .env(STARTED_BY_A_TEST, "yes")
         .env("TMPDIR", temporary)
         .stdin(Stdio::null())
