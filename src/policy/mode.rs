@@ -165,7 +165,8 @@ pub enum SettingsPlace {
 }
 
 /// The IPAM mode of Cilium itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(any(feature = "agent", feature = "controller"), derive(clap::ValueEnum))]
 pub enum CiliumMode {
     /// From the pools of CiliumNodes
     Crd,
@@ -177,7 +178,7 @@ pub enum CiliumMode {
     Delegated,
     /// Cilium's settings name a mode that is none of these.
     #[default]
-    #[value(skip)]
+    #[cfg_attr(any(feature = "agent", feature = "controller"), value(skip))]
     Unknown,
 }
 
