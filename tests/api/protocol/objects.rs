@@ -53,7 +53,7 @@ async fn a_stickyip_keeps_its_addresses_and_its_rules() {
                       "workload": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"}});
     api.create(&PostParams::default(), &object("StickyIP", "db-0", &good)).await.unwrap();
     for (addresses, why) in [
-        (json!(["10.0.9.9", "10.0.9.10"]), "one address a family"),
+        (json!(["10.0.9.9", "10.0.9.10"]), "one address per family"),
         (json!(["fd00:0::9"]), "canonical"),
         (json!(["010.0.9.9"]), "canonical"),
         (json!(["ten"]), "canonical"),
@@ -85,7 +85,7 @@ async fn a_claim_is_its_address_and_moves_only_through_its_phases() {
     refused(&api, "AddressClaim", &address, with(&good, json!({"phase": "Requested"})), "node's block").await;
     refused(&api, "AddressClaim", &address, with(&good, json!({"stickyUid": "u1"})), "is Bound").await;
     let asked = json!({"phase": "Requested", "homeNode": "n1", "stickyUid": "u1"});
-    refused(&api, "AddressClaim", &address, with(&good, asked), "before it is granted").await;
+    refused(&api, "AddressClaim", &address, with(&good, asked), "before it is Granted").await;
     // Made for a StickyIP that stands, it is sealed from the beginning.
     let sealed = with(&good, json!({"phase": "Bound", "stickyUid": "u1"}));
     api.create(&PostParams::default(), &object("AddressClaim", &address, &sealed)).await.unwrap();
