@@ -1,16 +1,14 @@
-//! The node's own addresses as ranges, from the conflist that the plugin reads. Must never take a network, broadcast or gateway
-//! address for a pod's.
+//! The node's own addresses as ranges, from the conflist that the plugin reads. Must never give a network,
+//! broadcast or gateway address to a pod.
 
 use serde_json::Value;
 
 use crate::alloc::range::RangeSpec;
 use crate::alloc::{Range, RangeSet};
 
-/// The range sets of the plugin's own configuration, from a conflist's text; none if no entry has ours as `ipam`.
-///
-/// # Errors
-/// What cannot be read.
-pub fn sets_of_conflist(text: &str) -> Result<Vec<RangeSet>, String> {
+/// The range sets of the plugin's own configuration, from the text of a conflist; none if no entry has our
+/// `ipam`.
+pub(crate) fn sets_of_conflist(text: &str) -> Result<Vec<RangeSet>, String> {
     let list: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let plugins = list["plugins"].as_array().map(Vec::as_slice).unwrap_or_default();
     let Some(ipam) = plugins.iter().map(|plugin| &plugin["ipam"]).find(|ipam| ipam["type"] == "sticky-ipam")
@@ -43,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_conflists_of_the_manual_are_understood() {
+    fn the_conflists_of_the_manual_are_read() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("conflist");
         for (name, count) in [("delegated", 1), ("chained", 1), ("crd", 0)] {
             let text = std::fs::read_to_string(folder.join(format!("{name}.conflist"))).unwrap();

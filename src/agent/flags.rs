@@ -1,5 +1,5 @@
-//! The agent's settings: flags and, for each, an environment variable. Must never accept a value that would only be found wrong
-//! later.
+//! The agent's settings: flags and, for each, an environment variable. Must never accept a value that would
+//! only be found wrong later.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,8 +11,9 @@ use crate::agent::install::{
     ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, InstallSettings, ServiceAccountRef,
 };
 use crate::cluster::cilium::pool::PublishConfig;
-use crate::cni::config::ipam::DEFAULT_DATA_DIR;
-use crate::cni::{NetworkName, OnUnavailable};
+use crate::cni::OnUnavailable;
+use crate::cni::config::DEFAULT_DATA_DIR;
+use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
 use crate::runtime::flags::{self, ClientFlags, LogFlags, SELECTION, SelectionFlags, ServerFlags, dns_name};
 
@@ -28,7 +29,8 @@ const INSTALL: &str = "Installation";
 #[command(
     name = "sticky-ipam-agent",
     version,
-    about = "Manages a node's sticky addresses: installs the plugin, prepares pods, fills Cilium's pool, releases leaks",
+    about = "Manages a node's sticky addresses: installs the plugin, prepares pods, fills Cilium's pool, \
+        releases leaks",
     max_term_width = 120,
     mut_args(flags::global)
 )]
@@ -117,7 +119,8 @@ pub struct AgentSettings {
     /// API server as the host reaches it, if not as the agent does
     #[arg(long, env, help_heading = INSTALL)]
     pub api_server: Option<String>,
-    /// What ADD of a sticky pod does when the API server is unavailable: fail or allocate; default: as the conflist says, or fail
+    /// What ADD of a sticky pod does when the API server is unavailable: fail or allocate; default: as the
+    /// conflist says, or fail
     #[arg(long, env, value_parser = on_unavailable, help_heading = INSTALL)]
     pub on_unavailable: Option<OnUnavailable>,
 
@@ -134,9 +137,7 @@ pub struct AgentSettings {
 
 impl AgentSettings {
     /// What flags cannot say one by one.
-    ///
-    /// # Errors
-    /// The flag, its value, and what would be right.
+    /// Errors: the flag, its value, and what would be right.
     pub fn check(&self) -> Result<(), String> {
         if self.node.is_empty() {
             return Err(
@@ -151,19 +152,21 @@ impl AgentSettings {
         }
         self.selection.check()?;
         if self.keep_mac && !self.mode.can_keep_mac() {
-            return Err("--keep-mac (KEEP_MAC) and --mode chained: another plugin makes the interface then, and Cilium cannot set its MAC".into());
+            return Err(
+                "--keep-mac (KEEP_MAC) and --mode chained: another plugin makes the interface then, \
+                and Cilium cannot set its MAC"
+                    .into(),
+            );
         }
         self.server.certificate().map(|_| ()).map_err(|error| error.to_string())
     }
 
     /// What the node's CiliumNode shows. `ranges` are those of the node's own configuration.
-    #[must_use]
     pub fn shape(&self, ranges: Vec<ipnet::IpNet>) -> PublishConfig {
         PublishConfig { mode: self.mode, ranges }
     }
 
     /// What is to be installed.
-    #[must_use]
     pub fn install(&self) -> InstallSettings {
         let conflist = match self.conflist.as_deref().map(|path| (path.to_str(), path)) {
             None if self.plugin.is_some() => ConflistSource::BuiltIn,
@@ -189,7 +192,6 @@ impl AgentSettings {
     }
 
     /// Where a path of the node is found from here.
-    #[must_use]
     pub fn on_host(&self, path: &Path) -> PathBuf {
         if self.host_root == Path::new("/") {
             return path.to_owned();
@@ -198,7 +200,6 @@ impl AgentSettings {
     }
 
     /// Between two looks at the node's own files.
-    #[must_use]
     pub fn tick(&self) -> Duration {
         Duration::from_secs(self.tick_seconds)
     }

@@ -1,6 +1,6 @@
-//! What the watches have told of this node: its pods, the StickyIPs attached to it, the claims on its
-//! addresses, its own CiliumNode. Synchronous, and without a clock, disk or network. Must never be taken for
-//! live: whatever is written rests on a live read or a resourceVersion.
+//! What the watches show of this node: its pods, the StickyIPs attached to it, the claims on its addresses,
+//! its own CiliumNode. Synchronous, and without a clock, disk or network. Must never count as live: every
+//! write has a live read or a resourceVersion as its precondition.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::home_blocks;
-use crate::cluster::objects::{StickyIP, StickyKey};
+use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
 use crate::cluster::protocol::view::ClaimView;
+use crate::names::StickyKey;
 use crate::policy::selection::facts::PodFacts;
 pub use crate::runtime::cache::{Cache, CacheEvent};
 
-/// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePod {
     /// What decides whether it is sticky.
@@ -61,39 +61,31 @@ pub struct NodeIndex {
 
 impl NodeIndex {
     /// Whether every watch has listed once.
-    #[must_use]
     pub fn is_synced(&self) -> bool {
         self.pods.is_synced() && self.stickies.is_synced() && self.claims.is_synced() && self.node.is_synced()
     }
 
     /// The pod that the runtime knows by this uid.
-    #[must_use]
-    pub fn pod_of(&self, uid: &str) -> Option<&NodePod> {
+    pub(crate) fn pod_of(&self, uid: &str) -> Option<&NodePod> {
         self.pods.values().find(|pod| pod.runtime_uid == uid || pod.facts.uid == uid)
     }
 
-    /// This node's CiliumNode.
-    #[must_use]
     pub fn cilium_node(&self) -> Option<&CiliumNode> {
         self.node.values().next()
     }
 
     /// The claim on an address, if its home is here.
-    #[must_use]
-    pub fn claim_on(&self, address: IpAddr) -> Option<&ClaimView> {
+    pub(crate) fn claim_on(&self, address: IpAddr) -> Option<&ClaimView> {
         self.claims.values().find(|claim| claim.address == address)
     }
 
     /// This node's blocks, as its CiliumNode has them.
-    #[must_use]
     pub fn blocks(&self) -> Vec<IpNet> {
         self.cilium_node().map(home_blocks).unwrap_or_default()
     }
 }
 
-/// A StickyIP's key.
-#[must_use]
-pub fn key_of(object: &StickyIP) -> StickyKey {
+pub(crate) fn key_of(object: &StickyIP) -> StickyKey {
     StickyKey {
         namespace: object.metadata.namespace.clone().unwrap_or_default(),
         name: object.metadata.name.clone().unwrap_or_default(),
@@ -106,23 +98,23 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
-        let mut known = Cache::default();
-        known.apply(CacheEvent::ListStarted);
-        known.apply(CacheEvent::Listed(("a".to_owned(), 1)));
-        assert!(!known.is_synced() && known.get("a").is_none());
-        known.apply(CacheEvent::ListComplete);
-        assert!(known.is_synced() && known.get("a") == Some(&1));
-        known.apply(CacheEvent::Applied(("b".to_owned(), 2)));
-        known.apply(CacheEvent::ListStarted);
-        known.apply(CacheEvent::Listed(("b".to_owned(), 3)));
-        known.apply(CacheEvent::Unreadable("c".to_owned()));
-        assert_eq!((known.get("a"), known.get("b")), (Some(&1), Some(&2)), "as long as it is not whole");
-        known.apply(CacheEvent::ListComplete);
-        assert_eq!((known.get("a"), known.get("b"), known.contains("c")), (None, Some(&3), true));
-        known.apply(CacheEvent::Deleted("b".to_owned()));
-        known.apply(CacheEvent::Deleted("c".to_owned()));
-        assert!(!known.contains("b") && !known.contains("c"));
+    fn a_new_list_replaces_the_old_one_only_when_it_is_complete() {
+        let mut cache = Cache::default();
+        cache.apply(CacheEvent::ListStarted);
+        cache.apply(CacheEvent::Listed(("a".to_owned(), 1)));
+        assert!(!cache.is_synced() && cache.get("a").is_none());
+        cache.apply(CacheEvent::ListComplete);
+        assert!(cache.is_synced() && cache.get("a") == Some(&1));
+        cache.apply(CacheEvent::Applied(("b".to_owned(), 2)));
+        cache.apply(CacheEvent::ListStarted);
+        cache.apply(CacheEvent::Listed(("b".to_owned(), 3)));
+        cache.apply(CacheEvent::Unreadable("c".to_owned()));
+        assert_eq!((cache.get("a"), cache.get("b")), (Some(&1), Some(&2)), "as long as it is not complete");
+        cache.apply(CacheEvent::ListComplete);
+        assert_eq!((cache.get("a"), cache.get("b"), cache.contains("c")), (None, Some(&3), true));
+        cache.apply(CacheEvent::Deleted("b".to_owned()));
+        cache.apply(CacheEvent::Deleted("c".to_owned()));
+        assert!(!cache.contains("b") && !cache.contains("c"));
     }
 
     #[test]

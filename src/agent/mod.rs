@@ -41,12 +41,10 @@ use clap::Parser;
 use crate::runtime::exit::ExitError;
 use crate::runtime::log;
 use flags::{AgentCommand, AgentCommandLine};
-pub use run::{AgentError, run};
+pub use run::run;
 
 /// The whole program. What it returns is for standard output.
-///
-/// # Errors
-/// What went wrong, and the exit status.
+/// Errors: what went wrong, and the exit status.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, ExitError> {
     let line = match AgentCommandLine::try_parse_from(arguments) {
         Ok(line) => line,

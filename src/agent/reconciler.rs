@@ -1,31 +1,33 @@
 //! One step of the loop: take a snapshot of the store, ask [`plan`](crate::agent::plan::plan), perform what
-//! is due, one action at a time. And what is remembered between steps: when to retry. A restart may lose that
+//! is due, one action at a time. And what is kept between steps: when to retry. A restart may lose that
 //! without harm.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, open_store};
+use crate::agent::actions::{self, ActionContext, ActionError, ActionOutcome, open_store};
 use crate::agent::blocks;
 use crate::agent::flags::AgentSettings;
 use crate::agent::index::NodeIndex;
-use crate::agent::metrics::{AgentMetrics, PoolLabels, PoolState, What};
+use crate::agent::metrics::AgentMetrics;
 use crate::agent::plan;
 use crate::agent::plan::debounce::Debounce;
-use crate::agent::plan::{Action, PlanInput, PlanOptions};
+use crate::agent::plan::{Action, PlanInput, PlanOptions, PoolCount};
 use crate::agent::snapshot::Snapshot;
 use crate::alloc::Family;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::protocol::apply::WriteObserver;
+use crate::runtime::metrics::whole;
 use crate::store::Disk;
 
 /// The first pause before an action that did not succeed is tried again.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest: a person may have to look.
+/// The longest: an operator may have to act.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// The longest while the server is away. A watch that goes on where it was does not tell that it is back, and
-/// others wait for what a note says. One action a step is tried then, so this is at most that many requests.
+/// The longest while the API server is away. A watch that continues where it was does not show that the
+/// server is back, and other nodes wait for the pending updates. One action per step is tried then, so this
+/// is at most that many requests.
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
 /// Keeps one node in sync.
@@ -34,19 +36,19 @@ pub struct Reconciler<D: Disk + Clone> {
     options: PlanOptions,
     metrics: Arc<AgentMetrics>,
     disk: D,
-    observer: Arc<dyn WriteObserver + Send + Sync>,
-    /// What the watches have told.
+    observer: Arc<dyn WriteObserver>,
+    /// What the watches show.
     pub index: NodeIndex,
     debounce: Debounce,
     pauses: BTreeMap<String, Pause>,
 }
 
-/// How often an action did not succeed, what was said of it, and when it is due again.
+/// How often an action did not succeed, what was logged of it, and when it is due again.
 #[derive(Debug, Clone, Default)]
 struct Pause {
     tries: u32,
     due: Duration,
-    said: String,
+    logged: String,
 }
 
 /// What a step came to.
@@ -62,12 +64,11 @@ pub struct StepReport {
 
 impl<D: Disk + Clone> Reconciler<D> {
     /// A reconciler that knows nothing yet.
-    #[must_use]
     pub fn new(
         settings: Arc<AgentSettings>,
         metrics: Arc<AgentMetrics>,
         disk: D,
-        observer: Arc<dyn WriteObserver + Send + Sync>,
+        observer: Arc<dyn WriteObserver>,
     ) -> Self {
         let options = PlanOptions {
             node: settings.node.clone(),
@@ -89,10 +90,8 @@ impl<D: Disk + Clone> Reconciler<D> {
         }
     }
 
-    /// Looks, plans, and carries out what is due. `now` is of a clock that only goes forward.
-    ///
-    /// # Errors
-    /// The store cannot be looked at. What an action fails with is logged, counted and tried again.
+    /// Reads, plans, and performs what is due. `now` is of a clock that only goes forward.
+    /// Errors: the store cannot be read. An action that fails is logged, counted and tried again.
     pub async fn step(&mut self, client: &kube::Client, now: Duration) -> Result<StepReport, ActionError> {
         self.metrics.steps.inc();
         self.read_ranges();
@@ -100,10 +99,10 @@ impl<D: Disk + Clone> Reconciler<D> {
         let store = open_store(&self.settings, self.disk.clone())?;
         let snapshot = Snapshot::take(&store, |path| self.settings.on_host(path))?;
         let input = PlanInput { options: &self.options, index: &self.index, store: &snapshot, now };
-        let actions = plan::plan(&input, &mut self.debounce);
-        self.forget_pauses(&actions);
+        let planned = plan::plan(&input, &mut self.debounce);
+        self.forget_pauses(&planned);
         let mut step = StepReport::default();
-        for action in &actions {
+        for action in &planned {
             let id = id(action);
             if self.pauses.get(&id).is_some_and(|pause| pause.due > now) {
                 continue;
@@ -117,20 +116,20 @@ impl<D: Disk + Clone> Reconciler<D> {
                 observer: &*self.observer,
                 metrics: &self.metrics,
             };
-            let outcome = context.perform(action).await;
+            let outcome = actions::perform(&context, action).await;
             match &outcome {
                 Ok(ActionOutcome::Done(_)) => step.done += 1,
                 Ok(_) => {}
                 Err(error) => {
                     step.failed += 1;
-                    AgentMetrics::count(&self.metrics.errors, action.name());
+                    self.metrics.errors.inc([action.name()]);
                     step.unauthorized |= matches!(error.api(), Some(ApiError::Unauthorized { .. }));
                 }
             }
             let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
-            self.account(action, &id, outcome, now);
+            self.record_outcome(action, &id, outcome, now);
             if away {
-                // Others would only wait for the same server.
+                // The other actions would only wait for the same server.
                 break;
             }
         }
@@ -143,8 +142,8 @@ impl<D: Disk + Clone> Reconciler<D> {
         Ok(step)
     }
 
-    /// Says what came of an action, once, and sets its pause.
-    fn account(
+    /// Logs what came of an action, once, and sets its pause.
+    fn record_outcome(
         &mut self,
         action: &Action,
         id: &str,
@@ -153,28 +152,28 @@ impl<D: Disk + Clone> Reconciler<D> {
     ) {
         let (name, subject) = (action.name(), action.subject());
         let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
-        let (needs_attention, said) = match outcome {
-            Ok(ActionOutcome::Done(why)) => {
-                tracing::info!(action = name, subject, reason = why, "action completed");
+        let (needs_attention, reason) = match outcome {
+            Ok(ActionOutcome::Done(reason)) => {
+                tracing::info!(action = name, subject, reason, "action completed");
                 self.pauses.remove(id);
                 return;
             }
-            Ok(ActionOutcome::NotNeeded(why)) => {
-                tracing::debug!(action = name, subject, reason = why, "action not needed");
+            Ok(ActionOutcome::NotNeeded(reason)) => {
+                tracing::debug!(action = name, subject, reason, "action not needed");
                 (false, String::new())
             }
-            Ok(ActionOutcome::Postponed(why)) => {
-                tracing::debug!(action = name, subject, reason = why, "action postponed");
+            Ok(ActionOutcome::Postponed(reason)) => {
+                tracing::debug!(action = name, subject, reason, "action postponed");
                 (false, String::new())
             }
-            Ok(ActionOutcome::NeedsAttention(why)) => (true, why),
+            Ok(ActionOutcome::NeedsAttention(reason)) => (true, reason),
             Err(error) => (true, error.to_string()),
         };
         let pause = self.pauses.entry(id.to_owned()).or_default();
-        if needs_attention && pause.said != said {
-            tracing::warn!(action = name, subject, reason = said, "action failed; the agent retries it");
+        if needs_attention && pause.logged != reason {
+            tracing::warn!(action = name, subject, reason, "action failed; the agent retries it");
         }
-        pause.said = said;
+        pause.logged = reason;
         pause.tries += 1;
         let longest = if away { LONGEST_AWAY } else { LONGEST_PAUSE };
         pause.due = now + pause_after(id, pause.tries).min(longest);
@@ -185,7 +184,7 @@ impl<D: Disk + Clone> Reconciler<D> {
         self.pauses.retain(|id, _| planned.contains(id));
     }
 
-    /// Has everything that waits be tried at the next step: the API server is back.
+    /// Has everything that waits tried again at the next step: the API server is back.
     pub fn forget_all_pauses(&mut self) {
         self.pauses.clear();
     }
@@ -203,22 +202,21 @@ impl<D: Disk + Clone> Reconciler<D> {
                 self.options.shape = self.settings.shape(nets);
                 self.options.ranges = sets;
             }
-            Err(why) => {
-                tracing::debug!(file = %path.display(), reason = why, "cannot read the ranges of the conflist")
+            Err(reason) => {
+                tracing::debug!(file = %path.display(), reason, "cannot read the ranges of the conflist")
             }
         }
     }
 
     fn report_pool(&self) {
         let Some(node) = self.index.cilium_node() else { return };
-        for (family, (total, free)) in plan::count_pool(node) {
+        for (family, PoolCount { total, free }) in plan::count_pool(node) {
             let family = match family {
                 Family::V4 => "IPv4",
                 Family::V6 => "IPv6",
             };
-            for (state, count) in [(PoolState::Total, total), (PoolState::Free, free)] {
-                let labels = PoolLabels { family: family.to_owned(), state };
-                self.metrics.pool.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+            for (state, count) in [("Total", total), ("Free", free)] {
+                self.metrics.pool.with([family, state]).set(whole(count));
             }
         }
     }
@@ -227,10 +225,10 @@ impl<D: Disk + Clone> Reconciler<D> {
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for (id, pause) in &self.pauses {
             let name = id.split(' ').next().unwrap_or_default();
-            *counts.entry(name).or_default() += i64::from(!pause.said.is_empty());
+            *counts.entry(name).or_default() += i64::from(!pause.logged.is_empty());
         }
         for name in ["attach", "unpublish", "grant", "send_update", "record_mac"] {
-            let gauge = self.metrics.needs_attention.get_or_create(&What { what: name.to_owned() });
+            let gauge = self.metrics.needs_attention.with([name]);
             gauge.set(counts.get(name).copied().unwrap_or_default());
         }
     }

@@ -1,5 +1,5 @@
-//! The agent's life: connect, watch, reconcile on every event and tick, reconnect when the credentials were refused. Must
-//! never end because the API server is away.
+//! The agent's loop: connect, watch, reconcile on every event and tick, reconnect when the credentials were
+//! refused. Must never end because the API server is away.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::watcher::DefaultBackoff;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch as channel};
@@ -15,13 +14,12 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::agent::flags::AgentSettings;
 use crate::agent::install::{InstallError, Installer};
-use crate::agent::metrics::{AgentMetrics, What};
+use crate::agent::metrics::AgentMetrics;
 use crate::agent::reconciler::Reconciler;
 use crate::agent::watch;
 use crate::agent::watch::IndexUpdate;
 use crate::cluster::api::client::Connection;
-use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::{self, NewEvent};
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::protocol::apply::{ApiWriter, NoObserver};
@@ -35,7 +33,8 @@ use crate::store::RealDisk;
 const MAX_UPDATES: usize = 512;
 /// Events come in groups: a step waits this long for the rest of one. Not with a pod, whose ADD comes next.
 const EVENT_GROUPING: Duration = Duration::from_millis(2);
-/// A watch that goes on failing for one reason is logged this often: it tries every second, and would hide the rest.
+/// A watch that keeps failing for one reason is logged this often: it tries every second, and would hide
+/// other logs.
 const REPEAT_LOG: Duration = Duration::from_secs(60);
 
 /// The watches that failed and have not listed since: why, and when it was logged.
@@ -44,13 +43,12 @@ type FailedWatches = BTreeMap<&'static str, (String, Instant)>;
 /// Why the agent cannot start.
 #[derive(Debug, Error)]
 pub enum AgentError {
-    /// The pages cannot be served.
+    /// The HTTP pages cannot be served.
     #[error(transparent)]
     HttpServer(#[from] HttpServerError),
     /// There are no credentials.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// What was to be installed is not.
     #[error(transparent)]
     Install(#[from] InstallError),
 }
@@ -71,7 +69,7 @@ async fn connect(
 ) -> Result<(kube::Client, kube::Config), ClientError> {
     let counted = metrics.clone();
     let count = move |method: &str| {
-        counted.requests.get_or_create(&What { what: method.to_owned() }).inc();
+        counted.requests.inc([method]);
     };
     runtime::client::connect(settings.client.kubeconfig.as_deref(), count).await
 }
@@ -90,9 +88,7 @@ pub(super) async fn install_once(settings: &AgentSettings) -> Result<(), AgentEr
 }
 
 /// Runs until `end` comes.
-///
-/// # Errors
-/// It cannot start: a flag is wrong. Later errors are logged, counted, and tried again.
+/// Errors: it cannot start: a flag is wrong. Later errors are logged, counted, and tried again.
 pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
     let (settings, metrics, ready) =
         (Arc::new(settings), Arc::new(AgentMetrics::default()), Readiness::default());
@@ -100,13 +96,13 @@ pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Resu
     let counts = metrics.clone();
     let tls = settings.server.certificate().map_err(HttpServerError::from)?;
     let pages = HttpServer::bind(address, tls, Arc::new(move || counts.page()), ready.clone()).await?;
-    // Credentials that cannot be read at the start are a mistake in the flags; later they are a matter of time.
+    // Credentials that cannot be read at the start are an error in the flags; later the agent waits for them.
     connect(&settings, &metrics).await?;
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(pages.serve());
     tracing::info!(node = settings.node, mode = %settings.mode, %address, "the agent starts");
     let (blocks_out, blocks) = channel::channel(Vec::new());
-    let live = async {
+    let sessions = async {
         let mut pauses = DefaultBackoff::default();
         loop {
             let begun = Instant::now();
@@ -121,13 +117,13 @@ pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Resu
     };
     tokio::select! {
         () = end => {}
-        () = live => {}
+        () = sessions => {}
     }
     tracing::info!(node = settings.node, "the agent ends");
     Ok(())
 }
 
-/// One connection's life; the reason why it ended.
+/// Runs with one connection; returns the reason why it ended.
 async fn session(
     settings: &Arc<AgentSettings>,
     metrics: &Arc<AgentMetrics>,
@@ -185,7 +181,7 @@ async fn session(
             }
         }
         for skipped in skipped.drain(..) {
-            tell(&client, settings, &skipped).await;
+            report_skipped(&client, settings, &skipped).await;
         }
         let seen = reconciler.index.blocks();
         blocks_out.send_if_modified(|known| {
@@ -211,7 +207,7 @@ async fn session(
                 ready.set(problems);
             }
             Err(error) => {
-                AgentMetrics::count(&metrics.errors, "look");
+                metrics.errors.inc(["read_store"]);
                 tracing::error!(%error, "cannot read the node's store");
                 ready.set(vec![error.to_string()]);
             }
@@ -235,11 +231,16 @@ fn apply(
     match &update {
         IndexUpdate::Skipped(object) => {
             metrics.skipped.inc();
-            tracing::warn!("{object}");
+            tracing::warn!(
+                kind = object.kind,
+                object = object.name,
+                reason = object.why,
+                "skipped an object that cannot be read"
+            );
             skipped.push(object.clone());
         }
         IndexUpdate::Failed { watch, reason, unauthorized } => {
-            AgentMetrics::count(&metrics.errors, "watch");
+            metrics.errors.inc(["watch"]);
             let logged =
                 broken.get(watch).is_some_and(|(last, at)| last == reason && at.elapsed() < REPEAT_LOG);
             if logged {
@@ -263,26 +264,13 @@ fn apply(
 }
 
 /// Reports an object that was skipped as an event on it. The same event sent again is shown once.
-async fn tell(client: &kube::Client, settings: &AgentSettings, skipped: &Skipped) {
-    let (namespace, name) = match skipped.name.split_once('/') {
-        Some((namespace, name)) => (namespace, name),
-        // Where events of objects without a namespace stand.
-        None => ("default", skipped.name.as_str()),
-    };
-    let told = Told {
-        about: ObjectReference {
-            api_version: Some(
-                if skipped.kind == "Pod" { "v1" } else { "sticky-ipam.io/v1alpha1" }.to_owned(),
-            ),
-            kind: Some(skipped.kind.clone()),
-            namespace: Some(namespace.to_owned()),
-            name: Some(name.to_owned()),
-            ..ObjectReference::default()
-        },
+async fn report_skipped(client: &kube::Client, settings: &AgentSettings, skipped: &Skipped) {
+    let event = NewEvent {
+        about: events::skipped(skipped),
         reason: "Unreadable",
         message: skipped.to_string(),
         warning: true,
     };
     let api = Connection::with_client(client.clone(), settings.client.origin(), Duration::from_secs(1));
-    events::tell(&mut ApiWriter::new(api, &NoObserver), &told).await;
+    events::send(&mut ApiWriter::new(api, &NoObserver), &event).await;
 }

@@ -1,28 +1,27 @@
-//! The node's store as it stands at one moment, read without its lock. Must never be the ground of a change:
-//! whoever changes something looks again under the lock.
+//! The node's store at one moment, read without its lock. Must never be the only reason for a change: an
+//! action reads again under the lock.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::cluster::objects::StickyKey;
+use crate::names::StickyKey;
 use crate::store::{Decision, Disk, NodeTime, PendingUpdate, Record, Store, StoreError};
 
-/// What a look at a sandbox's network namespace shows.
+/// Whether the network namespace of a sandbox exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Netns {
-    /// It is there, or nobody can tell.
+    /// It exists, or cannot be looked at.
     MayExist,
-    /// It is gone, and the directory that it lay in is there.
+    /// It is gone, and its directory exists.
     Gone,
 }
 
-/// A record and what is left of its sandbox.
+/// A record and whether the network namespace of its sandbox exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRecord {
-    /// The record.
     pub record: Record,
-    /// Its namespace.
+    /// The network namespace.
     pub netns: Netns,
 }
 
@@ -30,37 +29,34 @@ pub struct NodeRecord {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The records, each once.
-    pub held: Vec<NodeRecord>,
+    pub records: Vec<NodeRecord>,
     /// The prepared decisions.
     pub decisions: Vec<Decision>,
-    /// The notes, with their names.
+    /// The pending updates, with the names of their files.
     pub pending_updates: Vec<(String, PendingUpdate)>,
     /// When.
     pub now: NodeTime,
 }
 
 impl Snapshot {
-    /// Reads it. `on_host` tells where a path of the node is found.
-    ///
-    /// # Errors
-    /// A directory cannot be read.
-    pub fn take<D: Disk>(
+    /// Reads it. `on_host` is where the agent finds a path of the node.
+    pub(crate) fn take<D: Disk>(
         store: &Store<D>,
         on_host: impl Fn(&Path) -> std::path::PathBuf,
     ) -> Result<Self, StoreError> {
         let mut seen: BTreeSet<IpAddr> = BTreeSet::new();
-        let mut held = Vec::new();
-        for look in store.walk()? {
-            let Some(record) = look.record.filter(|_| !seen.contains(&look.address)) else { continue };
+        let mut records = Vec::new();
+        for found in store.address_files()? {
+            let Some(record) = found.record.filter(|_| !seen.contains(&found.address)) else { continue };
             seen.extend(record.addresses.iter().copied());
             let netns = match record.netns.as_deref() {
-                Some(path) if record.is_attached(store.now()) => look_at(&on_host(path)),
+                Some(path) if record.is_attached(store.now()) => netns_at(&on_host(path)),
                 _ => Netns::MayExist,
             };
-            held.push(NodeRecord { record, netns });
+            records.push(NodeRecord { record, netns });
         }
         Ok(Self {
-            held,
+            records,
             decisions: store.decisions()?,
             pending_updates: store.pending_updates()?,
             now: store.now().clone(),
@@ -68,19 +64,17 @@ impl Snapshot {
     }
 
     /// The records that sandboxes of this boot have.
-    pub fn attached(&self) -> impl Iterator<Item = &NodeRecord> {
-        self.held.iter().filter(|held| held.record.is_attached(&self.now))
+    pub(crate) fn attached(&self) -> impl Iterator<Item = &NodeRecord> {
+        self.records.iter().filter(|found| found.record.is_attached(&self.now))
     }
 
-    /// The record with which a sandbox lives through this StickyIP.
-    #[must_use]
-    pub fn living(&self, key: &StickyKey) -> Option<&Record> {
-        self.attached().map(|held| &held.record).find(|record| is_bound_to(record, key))
+    /// The record of the sandbox that has this StickyIP.
+    pub(crate) fn attached_to(&self, key: &StickyKey) -> Option<&Record> {
+        self.attached().map(|found| &found.record).find(|record| is_bound_to(record, key))
     }
 
     /// The decision that is prepared through this StickyIP.
-    #[must_use]
-    pub fn prepared(&self, key: &StickyKey) -> Option<&Decision> {
+    pub(crate) fn prepared(&self, key: &StickyKey) -> Option<&Decision> {
         self.decisions.iter().find(|decision| {
             decision
                 .sticky
@@ -89,10 +83,9 @@ impl Snapshot {
         })
     }
 
-    /// Whether a sandbox or a decision stands with this address.
-    #[must_use]
-    pub fn uses(&self, address: IpAddr) -> bool {
-        self.attached().any(|held| held.record.addresses.contains(&address))
+    /// Whether a sandbox or a decision has this address.
+    pub(crate) fn uses(&self, address: IpAddr) -> bool {
+        self.attached().any(|found| found.record.addresses.contains(&address))
             || self.decisions.iter().any(|decision| {
                 decision.sticky.as_ref().is_some_and(|sticky| sticky.addresses.contains(&address))
             })
@@ -100,23 +93,18 @@ impl Snapshot {
 }
 
 /// Whether the record is of this StickyIP.
-#[must_use]
-pub fn is_bound_to(record: &Record, key: &StickyKey) -> bool {
-    record
-        .binding
-        .as_ref()
-        .is_some_and(|binding| binding.namespace == key.namespace && binding.name == key.name)
+pub(crate) fn is_bound_to(record: &Record, key: &StickyKey) -> bool {
+    record.binding.as_ref().is_some_and(|binding| binding.key == *key)
 }
 
 /// The uid of a record's pod.
-#[must_use]
-pub fn uid_of(record: &Record) -> Option<&str> {
+pub(crate) fn uid_of(record: &Record) -> Option<&str> {
     record.pod.as_ref().and_then(|pod| pod.uid())
 }
 
-/// A namespace is gone only where its directory can be seen without it. Namespaces named by a process are not
-/// looked at: the agent may live among other processes.
-fn look_at(path: &Path) -> Netns {
+/// A namespace is gone only if its directory exists without it. Namespaces that are named by a process are
+/// not looked at: the agent may have another process namespace.
+fn netns_at(path: &Path) -> Netns {
     let folder = path.parent().filter(|folder| folder.is_dir());
     let by_process = path.components().any(|part| part.as_os_str() == "proc");
     match (folder, by_process) {
@@ -134,9 +122,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let there = dir.path().join("cni-1");
         std::fs::write(&there, "").unwrap();
-        assert_eq!(look_at(&there), Netns::MayExist);
-        assert_eq!(look_at(&dir.path().join("cni-2")), Netns::Gone);
-        assert_eq!(look_at(&dir.path().join("unmounted/cni-2")), Netns::MayExist);
-        assert_eq!(look_at(Path::new("/proc/4194305/ns/net")), Netns::MayExist);
+        assert_eq!(netns_at(&there), Netns::MayExist);
+        assert_eq!(netns_at(&dir.path().join("cni-2")), Netns::Gone);
+        assert_eq!(netns_at(&dir.path().join("unmounted/cni-2")), Netns::MayExist);
+        assert_eq!(netns_at(Path::new("/proc/4194305/ns/net")), Netns::MayExist);
     }
 }

@@ -1,5 +1,5 @@
-//! The agent's four watches: this node's pods, the StickyIPs attached to it, the claims on its addresses, its own
-//! CiliumNode. Must never end because of one object.
+//! The agent's four watches: this node's pods, the StickyIPs attached to it, the claims on its addresses, its
+//! own CiliumNode. Must never end because of one object.
 
 use std::time::Duration;
 
@@ -28,19 +28,14 @@ const NODE: &str = "the CiliumNode";
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "applied to the index one by one, never kept")]
 pub enum IndexUpdate {
-    /// Of a pod.
     Pod(CacheEvent<(String, NodePod)>),
-    /// Of a StickyIP.
     Sticky(CacheEvent<(String, StickyIP)>),
-    /// Of a claim.
     Claim(CacheEvent<(String, ClaimView)>),
-    /// Of the CiliumNode.
     Node(CacheEvent<(String, CiliumNode)>),
     /// An object was skipped.
     Skipped(Skipped),
     /// A watch failed, and tries again.
     Failed {
-        /// Which.
         watch: &'static str,
         /// Why.
         reason: String,
@@ -51,7 +46,6 @@ pub enum IndexUpdate {
 
 impl IndexUpdate {
     /// The watch whose list is complete with this.
-    #[must_use]
     pub fn completes(&self) -> Option<&'static str> {
         match self {
             Self::Pod(CacheEvent::ListComplete) => Some(PODS),
@@ -77,7 +71,6 @@ impl NodeIndex {
 }
 
 /// Starts all four. They end when the set is dropped.
-#[must_use]
 pub fn start(client: &kube::Client, node: &str, out: &Sender<IndexUpdate>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let by = |field: &str| watcher::Config::default().fields(&format!("{field}={node}"));

@@ -1,5 +1,5 @@
-//! Blocks of a range: the lowest one that overlaps nothing that is taken. Must never hand out a block of which one address
-//! is taken, whatever the sizes of what is taken.
+//! Blocks of a range: the lowest one that overlaps nothing that is taken. Must never hand out a block of
+//! which one address is taken, whatever the sizes of what is taken.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,6 +13,11 @@ use crate::alloc::range::Family;
 pub struct TakenRanges {
     v4: Spans,
     v6: Spans,
+}
+
+/// Whether two ranges share an address.
+pub fn overlap(a: IpNet, b: IpNet) -> bool {
+    a.contains(&b) || b.contains(&a)
 }
 
 /// Spans of addresses as numbers, first to last, apart from each other.
@@ -45,14 +50,13 @@ impl Spans {
 
 impl TakenRanges {
     /// Takes a range out.
-    pub fn add(&mut self, range: IpNet) {
+    pub(crate) fn add(&mut self, range: IpNet) {
         let (first, last) = bounds(range);
         self.of_mut(range).add(first, last);
     }
 
     /// Whether any address of the range is taken.
-    #[must_use]
-    pub fn overlaps(&self, range: IpNet) -> bool {
+    pub(crate) fn overlaps(&self, range: IpNet) -> bool {
         let (first, last) = bounds(range);
         self.of(range).overlap(first, last).is_some()
     }
@@ -82,10 +86,9 @@ impl FromIterator<IpNet> for TakenRanges {
     }
 }
 
-/// The lowest block of this prefix length in the range that overlaps nothing that is taken in any of these; none if the
-/// range is full, or shorter than a block.
-#[must_use]
-pub fn next_block(range: IpNet, prefix: u8, taken: &[&TakenRanges]) -> Option<IpNet> {
+/// The lowest block of this prefix length in the range that overlaps nothing that is taken in any of these;
+/// none if the range is full, or shorter than a block.
+pub(crate) fn next_block(range: IpNet, prefix: u8, taken: &[&TakenRanges]) -> Option<IpNet> {
     if prefix < range.prefix_len() || prefix > range.max_prefix_len() {
         return None;
     }
@@ -102,8 +105,7 @@ pub fn next_block(range: IpNet, prefix: u8, taken: &[&TakenRanges]) -> Option<Ip
 }
 
 /// How many blocks of this prefix length a range has.
-#[must_use]
-pub fn count_blocks(range: IpNet, prefix: u8) -> u128 {
+pub(crate) fn count_blocks(range: IpNet, prefix: u8) -> u128 {
     if prefix < range.prefix_len() || prefix > range.max_prefix_len() {
         return 0;
     }
@@ -111,8 +113,7 @@ pub fn count_blocks(range: IpNet, prefix: u8) -> u128 {
 }
 
 /// How many blocks of this prefix length a range has of which something is taken.
-#[must_use]
-pub fn count_taken(range: IpNet, prefix: u8, taken: &TakenRanges) -> u128 {
+pub(crate) fn count_taken(range: IpNet, prefix: u8, taken: &TakenRanges) -> u128 {
     if count_blocks(range, prefix) == 0 {
         return 0;
     }
@@ -136,8 +137,12 @@ pub fn count_taken(range: IpNet, prefix: u8, taken: &TakenRanges) -> u128 {
 }
 
 /// The same, but for blocks of which something is in `beside`, too.
-#[must_use]
-pub fn count_taken_besides(range: IpNet, prefix: u8, taken: &TakenRanges, beside: &TakenRanges) -> u128 {
+pub(crate) fn count_taken_besides(
+    range: IpNet,
+    prefix: u8,
+    taken: &TakenRanges,
+    beside: &TakenRanges,
+) -> u128 {
     let mut both = beside.clone();
     both.of_mut(range).extend(taken.of(range));
     count_taken(range, prefix, &both) - count_taken(range, prefix, beside)

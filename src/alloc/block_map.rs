@@ -1,26 +1,27 @@
-//! Who has which range: a map of blocks to owners that answers quickly who else is there. Must never miss an overlap,
-//! whichever of the two ranges is the larger.
+//! Who has which range: a map of blocks to owners that answers quickly who else is there. Must never miss an
+//! overlap, whichever of the two ranges is the larger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// Ranges in the order of their first addresses, each with everyone who has it, so that thousands of nodes are compared
-/// with a few steps each.
+/// Ranges in the order of their first addresses, each with everyone who has it, so that thousands of nodes
+/// are compared with a few steps each.
 #[derive(Debug, Clone, Default)]
-pub struct BlockMap(BTreeMap<(bool, IpAddr, u8), BTreeSet<String>>);
+pub(crate) struct BlockMap(BTreeMap<(bool, IpAddr, u8), BTreeSet<String>>);
 
 impl BlockMap {
     /// Writes down that the owner has the range.
-    pub fn add(&mut self, range: IpNet, owner: &str) {
+    pub(crate) fn add(&mut self, range: IpNet, owner: &str) {
         self.0.entry(key(range)).or_default().insert(owner.to_owned());
     }
 
     /// Everyone who has something of this range, with what they have of it.
-    pub fn overlapping(&self, range: IpNet) -> impl Iterator<Item = (&str, IpNet)> {
+    pub(crate) fn overlapping(&self, range: IpNet) -> impl Iterator<Item = (&str, IpNet)> {
         let family = range.addr().is_ipv4();
-        // CIDRs overlap only by one containing the other: it starts inside, or is one of the few that contain the start.
+        // CIDRs overlap only by one containing the other: it starts inside, or is one of the few that contain
+        // the start.
         let inside = self
             .0
             .range((family, range.network(), range.prefix_len())..=(family, range.broadcast(), u8::MAX));
@@ -35,8 +36,7 @@ impl BlockMap {
     }
 
     /// The first other owner, by name, of something of this range.
-    #[must_use]
-    pub fn other_owner(&self, owner: &str, range: IpNet) -> Option<(&str, IpNet)> {
+    pub(crate) fn other_owner(&self, owner: &str, range: IpNet) -> Option<(&str, IpNet)> {
         self.overlapping(range).filter(|(other, _)| *other != owner).min_by_key(|(other, _)| *other)
     }
 }

@@ -5,5 +5,12 @@ pub mod block;
 pub mod block_map;
 pub mod range;
 
-pub use bitmap::{BITMAP_BYTES, Bitmap, Group, count_free, next_free, position};
-pub use range::{Family, Range, RangeError, RangeSet};
+pub(crate) use bitmap::{BITMAP_BYTES, Bitmap, count_free, next_free};
+pub use bitmap::{Group, position};
+pub use range::Range;
+pub(crate) use range::{Family, RangeSet};
+
+/// A list for people, with commas.
+pub(crate) fn join<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

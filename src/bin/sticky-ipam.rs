@@ -1,5 +1,5 @@
-//! The CNI plugin `sticky-ipam`: reads the request, runs the verb, prints the answer. Without a request and with
-//! arguments it is a person's command.
+//! The CNI plugin `sticky-ipam`: reads the request, runs the verb, prints the answer. Without a request and
+//! with arguments it is a person's command.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -15,7 +15,7 @@ pub struct CommandOutput {
     pub status: u8,
 }
 
-/// Runs a command of the plugin's executable: what stands behind its name.
+/// Runs a command of the plugin's executable: the arguments after its name.
 pub fn run(arguments: &[OsString]) -> CommandOutput {
     let first = arguments.first().map(|argument| argument.to_string_lossy());
     match first.as_deref() {

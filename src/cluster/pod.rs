@@ -14,7 +14,6 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
 /// The facts of a pod. Its owner's owners are not looked up.
-#[must_use]
 pub fn facts(pod: &Pod, namespace_annotations: BTreeMap<String, String>) -> PodFacts {
     let meta = &pod.metadata;
     PodFacts {
@@ -29,9 +28,7 @@ pub fn facts(pod: &Pod, namespace_annotations: BTreeMap<String, String>) -> PodF
     }
 }
 
-/// The owner that an object is controlled by.
-#[must_use]
-pub fn controlling_owner(meta: &ObjectMeta) -> Option<Owner> {
+pub(crate) fn controlling_owner(meta: &ObjectMeta) -> Option<Owner> {
     let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
     Some(Owner {
         api_version: owner.api_version.clone(),
@@ -42,22 +39,19 @@ pub fn controlling_owner(meta: &ObjectMeta) -> Option<Owner> {
 }
 
 /// Whether this is the pod that the runtime means by `uid`.
-#[must_use]
-pub fn is_meant(pod: &Pod, uid: &str) -> bool {
+pub(crate) fn is_meant(pod: &Pod, uid: &str) -> bool {
     let mirrored = pod.metadata.annotations.as_ref().and_then(|all| all.get(CONFIG_HASH));
     pod.metadata.uid.as_deref() == Some(uid) || mirrored.is_some_and(|hash| hash == uid)
 }
 
 /// The uid by which the runtime knows a pod: a static pod's own, not its mirror's.
-#[must_use]
-pub fn runtime_uid(pod: &Pod) -> &str {
+pub(crate) fn runtime_uid(pod: &Pod) -> &str {
     let mirrored = pod.metadata.annotations.as_ref().and_then(|all| all.get(CONFIG_HASH));
     mirrored.or(pod.metadata.uid.as_ref()).map_or("", String::as_str)
 }
 
 /// The state of a node; none means that it does not exist.
-#[must_use]
-pub fn node_state(node: Option<&Node>) -> NodeState {
+pub(crate) fn node_state(node: Option<&Node>) -> NodeState {
     let Some(node) = node else { return NodeState::Gone };
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     if taints.into_iter().flatten().any(|taint| taint.key == OUT_OF_SERVICE) {
@@ -69,8 +63,7 @@ pub fn node_state(node: Option<&Node>) -> NodeState {
 }
 
 /// The state of the pod with this uid, from the pod that has its name now.
-#[must_use]
-pub fn old_pod(found: Option<&Pod>, uid: &str) -> OldPod {
+pub(crate) fn old_pod(found: Option<&Pod>, uid: &str) -> OldPod {
     let Some(pod) = found.filter(|pod| is_meant(pod, uid)) else { return OldPod::Gone };
     if pod.metadata.deletion_timestamp.is_some() {
         return OldPod::Terminating;

@@ -1,7 +1,7 @@
 //! Errors as the specification wants them printed, and every code that is ever used, in one place.
 //!
-//! A message is one sentence that says what was wrong and what would be right; it must never be a mere code, and
-//! never carry a secret.
+//! A message is one sentence that says what was wrong and what would be right; it must never be a mere code,
+//! and never carry a secret.
 
 use std::fmt;
 
@@ -72,7 +72,6 @@ pub mod code {
 /// An error of the protocol: a code, a sentence, and more where there is more to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CniError {
-    /// One of [`code`].
     pub code: u32,
     /// What was wrong and what would be right.
     pub msg: String,
@@ -87,29 +86,24 @@ impl CniError {
     }
 
     /// The same with more about it.
-    pub fn with_details(mut self, details: impl Into<String>) -> Self {
+    pub(crate) fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
     /// Code 1.
-    pub fn incompatible_version(msg: impl Into<String>) -> Self {
+    pub(crate) fn incompatible_version(msg: impl Into<String>) -> Self {
         Self::new(code::INCOMPATIBLE_VERSION, msg)
             .with_details(format!("supported versions: {}", CniVersion::supported_list()))
     }
 
-    /// Code 2: names the key and the value.
-    pub fn unsupported_field(field: &str, value: &Value, why: impl fmt::Display) -> Self {
-        Self::new(code::UNSUPPORTED_FIELD, format!("{field}: {} is not supported: {why}", shown(value)))
-    }
-
     /// Code 3.
-    pub fn unknown_container(msg: impl Into<String>) -> Self {
+    pub(crate) fn unknown_container(msg: impl Into<String>) -> Self {
         Self::new(code::UNKNOWN_CONTAINER, msg)
     }
 
     /// Code 4: the message must name the variables.
-    pub fn invalid_environment(msg: impl Into<String>) -> Self {
+    pub(crate) fn invalid_environment(msg: impl Into<String>) -> Self {
         Self::new(code::INVALID_ENVIRONMENT, msg)
     }
 
@@ -119,42 +113,37 @@ impl CniError {
     }
 
     /// Code 6.
-    pub fn decoding(msg: impl Into<String>) -> Self {
+    pub(crate) fn decoding(msg: impl Into<String>) -> Self {
         Self::new(code::DECODING_FAILURE, msg)
     }
 
     /// Code 6, for a field whose JSON type is wrong.
-    pub fn wrong_type(field: &str, value: &Value, right: &str) -> Self {
+    pub(crate) fn wrong_type(field: &str, value: &Value, right: &str) -> Self {
         Self::decoding(format!("{field}: {} is not {right}", shown(value)))
     }
 
     /// Code 7: the field and a sentence about its value.
-    pub fn invalid_config(field: &str, problem: impl fmt::Display) -> Self {
+    pub(crate) fn invalid_config(field: &str, problem: impl fmt::Display) -> Self {
         Self::new(code::INVALID_CONFIG, format!("{field}: {problem}"))
     }
 
     /// Code 8.
-    pub fn invalid_netns(msg: impl Into<String>) -> Self {
+    pub(crate) fn invalid_netns(msg: impl Into<String>) -> Self {
         Self::new(code::INVALID_NETNS, msg)
     }
 
     /// Code 11.
-    pub fn try_again(msg: impl Into<String>) -> Self {
+    pub(crate) fn try_again(msg: impl Into<String>) -> Self {
         Self::new(code::TRY_AGAIN, msg)
     }
 
     /// Code 50.
-    pub fn not_available(msg: impl Into<String>) -> Self {
+    pub(crate) fn not_available(msg: impl Into<String>) -> Self {
         Self::new(code::NOT_AVAILABLE, msg)
     }
 
-    /// Code 51.
-    pub fn limited_connectivity(msg: impl Into<String>) -> Self {
-        Self::new(code::LIMITED_CONNECTIVITY, msg)
-    }
-
     /// Code 999.
-    pub fn internal(msg: impl Into<String>) -> Self {
+    pub(crate) fn internal(msg: impl Into<String>) -> Self {
         Self::new(code::INTERNAL, msg)
     }
 

@@ -1,30 +1,28 @@
-//! The CNI protocol: environment and standard input into a [`Request`], a [`CniResult`] or [`CniError`] into the
-//! document to print.
+//! The CNI protocol: environment and standard input into a [`Request`], a [`CniResult`] or [`CniError`] into
+//! the document to print.
 //!
-//! Everything a runtime can get wrong is refused here, with the field, the value and what would be right, so that
-//! no verb meets an invalid value. This room must never write anything, and never touch standard output.
+//! Everything a runtime can get wrong is refused here, with the field, the value and what would be right, so
+//! that no verb meets an invalid value. This room must never write anything, and never touch standard output.
 
+mod args;
 pub mod config;
-
 pub mod error;
+mod fields;
 mod request;
 mod result;
+mod verb;
 mod version;
 
-pub use crate::names::{Attachment, ContainerId, IfName, NetworkName, PodIdentity};
-pub use config::NetConf;
-pub use config::cluster::{ClusterConf, OnUnavailable};
-pub use config::ipam::{IpamConf, RequestedAddress};
-pub use config::resolv::parse_resolv_conf;
-pub use config::sticky::{
-    NodeRetention, OnExhaustion, PluginLogLevel, PodPattern, StatusWhenExhausted, StickyConf,
-};
+pub(crate) use config::cluster::{ClusterConf, OnUnavailable};
+pub(crate) use config::ipam::IpamConf;
+pub(crate) use config::resolv::parse_resolv_conf;
+pub(crate) use config::sticky::{OnExhaustion, PluginLogLevel, StatusWhenExhausted, StickyConf};
 pub use error::{CniError, code};
-pub use request::input::{ConfigSource, MAX_INPUT, Pollable};
-pub use request::verb::Verb;
+pub(crate) use request::input::ConfigSource;
+pub use request::input::Pollable;
 pub use request::{ParsedRequest, Request, RequestError, about, read_request};
-pub use result::{CniResult, Dns, Interface, IpConfig, Route};
-pub use version::{CniVersion, UnknownVersion};
+pub(crate) use result::{CniResult, Dns, IpConfig};
+pub use verb::Verb;
 
 #[cfg(test)]
 mod reference;

@@ -69,7 +69,7 @@ fn the_defaults_in_the_schema_are_those_of_the_code() {
     assert!(written.len() >= 9, "{written:?}");
     assert_eq!(settings(Value::Object(written)), settings(json!({})));
     let data_dir = &schema["$defs"]["ipam"]["properties"]["dataDir"]["default"];
-    assert_eq!(data_dir, ipam::DEFAULT_DATA_DIR);
+    assert_eq!(data_dir, config::DEFAULT_DATA_DIR);
 }
 
 #[test]

@@ -7,11 +7,9 @@ use std::fmt;
 pub enum CniVersion {
     /// 0.1.0, also meant when a configuration names no version.
     V0_1_0,
-    /// 0.2.0.
     V0_2_0,
     /// 0.3.0: results with lists of addresses and interfaces.
     V0_3_0,
-    /// 0.3.1.
     V0_3_1,
     /// 0.4.0: CHECK.
     V0_4_0,
@@ -23,14 +21,14 @@ pub enum CniVersion {
 
 impl CniVersion {
     /// Every version that is spoken, oldest first.
-    pub const SUPPORTED: [Self; 7] =
+    pub(crate) const SUPPORTED: [Self; 7] =
         [Self::V0_1_0, Self::V0_2_0, Self::V0_3_0, Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
 
     /// The newest version, used where the caller's is not known.
-    pub const LATEST: Self = Self::V1_1_0;
+    pub(crate) const LATEST: Self = Self::V1_1_0;
 
     /// The version as it is written.
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::V0_1_0 => "0.1.0",
             Self::V0_2_0 => "0.2.0",
@@ -43,7 +41,7 @@ impl CniVersion {
     }
 
     /// Reads a version; an empty text is 0.1.0, from the time when configurations had none.
-    pub fn parse(text: &str) -> Result<Self, UnknownVersion> {
+    pub(crate) fn parse(text: &str) -> Result<Self, UnknownVersion> {
         if text.is_empty() {
             return Ok(Self::V0_1_0);
         }
@@ -55,7 +53,7 @@ impl CniVersion {
     }
 
     /// The supported versions as they stand in messages.
-    pub fn supported_list() -> String {
+    pub(crate) fn supported_list() -> String {
         Self::SUPPORTED.map(Self::as_str).join(", ")
     }
 }
@@ -68,7 +66,7 @@ impl fmt::Display for CniVersion {
 
 /// What is wrong with a version that is not spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UnknownVersion {
+pub(crate) enum UnknownVersion {
     /// A version, but none of ours.
     Unsupported,
     /// Not one to three numbers with dots between them.

@@ -1,5 +1,5 @@
-//! What Cilium's own settings say: its mode, and whether it announces ranges. Read where that is allowed; must never be
-//! needed: without it the controller's own setting counts.
+//! What Cilium's own settings say: its mode, and whether it announces ranges. Read where that is allowed;
+//! must never be needed: without it the controller's own setting counts.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DynamicObject, ListParams};
@@ -18,7 +18,7 @@ const NAMESPACE: &str = "kube-system";
 
 /// What is known of Cilium's settings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CiliumConfig {
+pub(crate) struct CiliumConfig {
     /// How it gets its addresses.
     pub mode: CiliumMode,
     /// Whether its BGP speaker is asked to announce pod ranges.
@@ -29,7 +29,7 @@ pub struct CiliumConfig {
 
 impl CiliumConfig {
     /// Reads it, as far as that is allowed.
-    pub async fn read(writer: &Writer, settings: &ControllerSettings) -> Self {
+    pub(crate) async fn read(writer: &Writer, settings: &ControllerSettings) -> Self {
         let set = settings.cilium_ipam;
         let mut config = Self { mode: set, ..Self::default() };
         let api: Api<ConfigMap> = Api::namespaced(writer.client(), NAMESPACE);
@@ -45,7 +45,8 @@ impl CiliumConfig {
         if let Some(mode) = said("ipam").map(CiliumMode::from_cilium_config) {
             if mode.is_known() && mode != set {
                 config.remarks.push(format!(
-                    "ConfigMap {NAMESPACE}/{NAME} says ipam: {}, and --cilium-ipam says otherwise; set them alike",
+                    "ConfigMap {NAMESPACE}/{NAME} says ipam: {}, and --cilium-ipam says otherwise; set them \
+                     alike",
                     said("ipam").unwrap_or_default()
                 ));
             }

@@ -1,16 +1,16 @@
 //! What the duties share: the index, their inboxes, the time, the writer, events, settings and metrics.
 //!
-//! A duty holds the index's lock while it decides, and writes after it has released it. Must never be held locked over an
-//! await.
+//! A duty holds the index's lock while it decides, and writes after it has released it. Must never be held
+//! locked over an await.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::controller::events::EventRecorder;
 use crate::controller::flags::ControllerSettings;
 use crate::controller::index::{ClusterIndex, Kind};
@@ -20,6 +20,7 @@ use crate::controller::writer::Writer;
 use crate::policy::selection::facts::TimePoint;
 use crate::runtime::cache::CacheEvent;
 use crate::runtime::http::Readiness;
+use crate::runtime::locked;
 
 /// For how long urgent work may hold up the rest at most: an API server that hangs keeps a duty busy, too.
 const MAX_URGENT_WORK: Duration = Duration::from_secs(10);
@@ -47,13 +48,8 @@ pub struct Context {
     started_at: i64,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Context {
     /// A context with an empty index.
-    #[must_use]
     pub fn new(
         writer: Writer,
         settings: ControllerSettings,
@@ -82,14 +78,12 @@ impl Context {
     }
 
     /// The time: the wall clock at the start, and from then on a clock that cannot be set.
-    #[must_use]
     pub fn now(&self) -> TimePoint {
         let since = i64::try_from(self.started.elapsed().as_secs()).unwrap_or(i64::MAX);
         TimePoint(self.started_at.saturating_add(since))
     }
 
     /// The time since the start, for queues.
-    #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
@@ -103,7 +97,7 @@ impl Context {
     ) {
         let changed = {
             let mut index = self.index();
-            index.observe_event(kind, &event);
+            index.freshness.observe_event(kind, &event);
             apply(&mut index, event)
         };
         self.enqueue(kind, &changed);
@@ -124,7 +118,7 @@ impl Context {
     }
 
     /// Pods are being adopted or addresses released, until the answer is dropped: everything else can wait.
-    pub fn start_urgent_work(&self) -> UrgentWork<'_> {
+    pub(crate) fn start_urgent_work(&self) -> UrgentWork<'_> {
         let mut urgent_work = locked(&self.urgent_work);
         if urgent_work.0 == 0 {
             urgent_work.1 = Instant::now();
@@ -134,7 +128,6 @@ impl Context {
     }
 
     /// Whether what can wait should wait.
-    #[must_use]
     pub fn has_urgent_work(&self) -> bool {
         let (many, since) = *locked(&self.urgent_work);
         many > 0 && since.elapsed() < MAX_URGENT_WORK
@@ -173,7 +166,7 @@ impl Context {
     }
 
     /// An inbox for changes of these kinds. It starts with every object that is known already.
-    pub fn inbox(&self, kinds: &'static [Kind]) -> Arc<Inbox> {
+    pub(crate) fn inbox(&self, kinds: &'static [Kind]) -> Arc<Inbox> {
         let inbox = Arc::new(Inbox::new(kinds));
         let index = self.index();
         let now = self.elapsed();
@@ -187,12 +180,13 @@ impl Context {
     }
 
     /// Records an event once; in the background while [`Context::run_events`] runs.
-    pub async fn record_event(&self, event: Told) {
+    pub(crate) async fn record_event(&self, event: NewEvent) {
         self.event_recorder.record(&self.writer, event).await;
     }
 
-    /// The same without waiting: if too many events are queued, this one is recorded when it is decided again.
-    pub fn record_event_later(&self, event: Told) {
+    /// The same without waiting: if too many events are queued, this one is recorded when it is decided
+    /// again.
+    pub(crate) fn record_event_later(&self, event: NewEvent) {
         self.event_recorder.record_later(event);
     }
 
@@ -203,7 +197,7 @@ impl Context {
 }
 
 /// Lasts as long as a round decides about addresses.
-pub struct UrgentWork<'a>(&'a Context);
+pub(crate) struct UrgentWork<'a>(&'a Context);
 
 impl Drop for UrgentWork<'_> {
     fn drop(&mut self) {

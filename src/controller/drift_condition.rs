@@ -7,21 +7,19 @@ use serde_json::{Value, json};
 use crate::policy::drift::DriftFinding;
 
 /// The type of the condition. True while objects disagree about the node's addresses.
-pub const TYPE: &str = "AddressDrift";
+pub(crate) const TYPE: &str = "AddressDrift";
 /// The longest message.
 const MAX_MESSAGE: usize = 4096;
 
 /// The message of a Node's condition, if that is True.
-#[must_use]
 pub fn message(node: &Node) -> Option<String> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ours = conditions.iter().find(|condition| condition.type_ == TYPE && condition.status == "True")?;
     Some(ours.message.clone().unwrap_or_default())
 }
 
-/// The condition for these findings; none if the Node has it already. `current` is the message of a condition that is
-/// True. A node that never drifted gets no condition.
-#[must_use]
+/// The condition for these findings; none if the Node has it already. `current` is the message of a condition
+/// that is True. A node that never drifted gets no condition.
 pub fn changed(findings: &[&DriftFinding], current: Option<&str>) -> Option<Value> {
     let texts: Vec<String> = findings.iter().map(ToString::to_string).collect();
     let text = texts.join("; ");

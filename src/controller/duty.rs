@@ -17,7 +17,16 @@ pub struct RoundResult {
     pub failures: usize,
 }
 
-/// One of the controller's duties. A round decides by a pure function from the index, and writes by [`Context::writer`].
+impl RoundResult {
+    /// A step on this key failed, and is tried again after this time.
+    pub fn retry(&mut self, key: Key, after: Duration) {
+        self.failures += 1;
+        self.again.push((key, after));
+    }
+}
+
+/// One of the controller's duties. A round decides by a pure function from the index, and writes by
+/// [`Context::writer`].
 pub trait Duty {
     /// For logs and metrics.
     const NAME: &'static str;
@@ -31,20 +40,20 @@ pub trait Duty {
     /// One round over what is due.
     fn round(&mut self, context: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult>;
 
-    /// The tick's round: over what is due, and over what changes without waking the duty. A duty that looks at everything
-    /// in each round has no other.
+    /// The tick's round: over what is due, and over what changes without waking the duty. A duty that looks
+    /// at everything in each round has no other.
     fn full_round(&mut self, context: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult> {
         self.round(context, due)
     }
 }
 
 /// Runs a duty until it is dropped.
-pub async fn run_duty<D: Duty>(duty: D, context: &Context) {
+pub(crate) async fn run_duty<D: Duty>(duty: D, context: &Context) {
     run_duty_with(duty, context, &context.inbox(D::TRIGGERS)).await;
 }
 
 /// The same with an inbox that others put keys into, too.
-pub async fn run_duty_with<D: Duty>(mut duty: D, context: &Context, inbox: &Inbox) {
+pub(crate) async fn run_duty_with<D: Duty>(mut duty: D, context: &Context, inbox: &Inbox) {
     let mut tick = D::TICK.map(|every| Instant::now() + every);
     let mut is_first = true;
     if inbox.is_empty() {
@@ -94,8 +103,9 @@ mod tests {
 
     use super::*;
     use crate::cluster::api::canned::Canned;
+    use crate::cluster::protocol::apply::NoObserver;
     use crate::controller::flags::load;
-    use crate::controller::writer::{Unwatched, Writer};
+    use crate::controller::writer::Writer;
     use crate::runtime::http::Readiness;
 
     /// Always has something to look at in its next round, and reports its full ones.
@@ -131,7 +141,7 @@ mod tests {
     #[tokio::test]
     async fn a_tick_has_its_full_round_though_something_is_always_due_and_loses_none_of_it() {
         const DEADLINE: Duration = Duration::from_secs(30);
-        let writer = Writer::new(Canned::new().client(), "canned".into(), Box::new(Unwatched));
+        let writer = Writer::new(Canned::new().client(), "canned".into(), Box::new(NoObserver));
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
         let context = Context::new(writer, settings, Arc::default(), Readiness::default());
         let inbox = context.inbox(Busy::TRIGGERS);

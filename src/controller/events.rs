@@ -1,31 +1,33 @@
 //! Events: each is sent once, however often it is decided. Must never hold a duty up, nor decide anything.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::controller::writer::Writer;
+use crate::runtime::locked;
 
 /// Events that are sent at the same time. Few: a duty that decides in numbers has its own writes to make.
 const CONCURRENCY: usize = 2;
 /// How often the recorder looks whether urgent work is over.
 const URGENT_WORK_POLL: Duration = Duration::from_millis(50);
-/// Events that wait to be sent. Beyond that each duty sends its own, which slows it down to what the API server takes.
+/// Events that wait to be sent. Beyond that each duty sends its own, which slows it down to what the API
+/// server takes.
 const MAX_QUEUED: usize = 4096;
 /// How many events are remembered as sent. One that falls out may be sent again; its name is taken then.
 const MAX_REMEMBERED: usize = 10_000;
 
 /// Sends events, and remembers which were sent.
 #[derive(Debug, Default)]
-pub struct EventRecorder {
+pub(crate) struct EventRecorder {
     memory: Mutex<SentEvents>,
     /// Where events go while [`EventRecorder::run`] runs.
-    out: Mutex<Option<mpsc::Sender<Told>>>,
+    out: Mutex<Option<mpsc::Sender<NewEvent>>>,
 }
 
 #[derive(Debug, Default)]
@@ -36,23 +38,24 @@ struct SentEvents {
 
 impl EventRecorder {
     /// Records an event, unless it was recorded before; in the background while [`EventRecorder::run`] runs.
-    pub async fn record(&self, writer: &Writer, event: Told) {
+    pub(crate) async fn record(&self, writer: &Writer, event: NewEvent) {
         if let Some(event) = self.enqueue(event) {
             self.send(writer, &event).await;
         }
     }
 
-    /// The same without waiting: if too many events are queued, this one is recorded when it is decided again.
-    pub fn record_later(&self, event: Told) {
+    /// The same without waiting: if too many events are queued, this one is recorded when it is decided
+    /// again.
+    pub(crate) fn record_later(&self, event: NewEvent) {
         if let Some(event) = self.enqueue(event) {
             self.forget(&event);
         }
     }
 
     /// Sends queued events while nothing urgent is done. Until dropped.
-    pub async fn run(&self, writer: &Writer, has_urgent_work: impl Fn() -> bool) {
+    pub(crate) async fn run(&self, writer: &Writer, has_urgent_work: impl Fn() -> bool) {
         let (out, queued) = mpsc::channel(MAX_QUEUED);
-        *self.out.lock().unwrap_or_else(PoisonError::into_inner) = Some(out);
+        *locked(&self.out) = Some(out);
         let queued = futures_util::stream::unfold(queued, async |mut queued| {
             queued.recv().await.map(|event| (event, queued))
         });
@@ -68,30 +71,26 @@ impl EventRecorder {
     }
 
     /// None if it was recorded before, or is queued now; else the event, which the caller must send.
-    fn enqueue(&self, event: Told) -> Option<Told> {
+    fn enqueue(&self, event: NewEvent) -> Option<NewEvent> {
         if !self.is_new(&event) {
             return None;
         }
-        let out = self.out.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let out = locked(&self.out).clone();
         match out {
             Some(out) => out.try_send(event).err().map(mpsc::error::TrySendError::into_inner),
             None => Some(event),
         }
     }
 
-    async fn send(&self, writer: &Writer, event: &Told) {
-        if !events::tell(&mut writer.api_writer(), event).await {
+    async fn send(&self, writer: &Writer, event: &NewEvent) {
+        if !events::send(&mut writer.api_writer(), event).await {
             self.forget(event);
         }
     }
 
-    fn memory(&self) -> MutexGuard<'_, SentEvents> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether this is new; from now on it is not.
-    fn is_new(&self, event: &Told) -> bool {
-        let mut memory = self.memory();
+    fn is_new(&self, event: &NewEvent) -> bool {
+        let mut memory = locked(&self.memory);
         let name = event.name();
         if !memory.names.insert(name.clone()) {
             return false;
@@ -106,8 +105,8 @@ impl EventRecorder {
     }
 
     /// It could not be sent: when it is decided again, it is new.
-    fn forget(&self, event: &Told) {
-        let mut memory = self.memory();
+    fn forget(&self, event: &NewEvent) {
+        let mut memory = locked(&self.memory);
         let name = event.name();
         if memory.names.remove(&name) {
             memory.order.retain(|other| *other != name);
@@ -122,7 +121,7 @@ mod tests {
     #[test]
     fn the_same_event_is_sent_once_and_the_memory_is_bounded() {
         let event_recorder = EventRecorder::default();
-        let event = |message: String| Told {
+        let event = |message: String| NewEvent {
             about: events::pod("db", "db-0", "u"),
             reason: "Test",
             message,

@@ -1,8 +1,9 @@
-//! The cluster's controller: adopts running pods, releases addresses of deleted workloads, repairs what was left half done.
-//! One of several replicas works, elected on a Lease.
+//! The cluster's controller: adopts running pods, releases addresses of deleted workloads, repairs what was
+//! left half done. One of several replicas works, elected on a Lease.
 //!
-//! Watches feed a synchronous [`index`]. Each of the [`duties`] decides by a pure function from the index, and writes by
-//! [`writer`]. Must never rely on being the only one: every write has a precondition, and every proof is read live.
+//! Watches feed a synchronous [`index`]. Each of the [`duties`] decides by a pure function from the index,
+//! and writes by [`writer`]. Must never rely on being the only one: every write has a precondition, and every
+//! proof is read live.
 
 pub mod cilium_config;
 pub mod commands;
@@ -26,9 +27,7 @@ use crate::runtime::exit::{ExitError, ExitOutput};
 use crate::runtime::log;
 
 /// The whole program; what goes to standard output.
-///
-/// # Errors
-/// What goes to standard error, and the status.
+/// Errors: what goes to standard error, and the status.
 pub fn main(arguments: Vec<OsString>) -> Result<ExitOutput, ExitError> {
     let loaded = match flags::load(&arguments) {
         Ok(loaded) => loaded,

@@ -1,27 +1,25 @@
-//! Work queues: each key once, and not before its time. The caller passes the time in. Must never lose a key: what was put
-//! in comes out once it is due.
+//! Work queues: each key once, and not before its time. The caller passes the time in. Must never lose a key:
+//! what was put in comes out once it is due.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::controller::index::Kind;
+use crate::runtime::locked;
 
 /// An object to look at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Its kind.
     pub kind: Kind,
     /// Its name, with its namespace in front if it has one.
     pub name: String,
 }
 
 impl Key {
-    /// A key.
-    #[must_use]
     pub fn new(kind: Kind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into() }
     }
@@ -29,14 +27,14 @@ impl Key {
 
 /// The keys that wait, each with the time at which it is due; times are since any fixed point.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub(crate) struct Queue {
     due: BTreeMap<Key, Duration>,
     order: BTreeSet<(Duration, Key)>,
 }
 
 impl Queue {
     /// Puts a key in. One that waits already keeps the earlier of both times.
-    pub fn put(&mut self, key: Key, at: Duration) {
+    pub(crate) fn put(&mut self, key: Key, at: Duration) {
         if let Some(before) = self.due.get(&key) {
             if *before <= at {
                 return;
@@ -48,7 +46,7 @@ impl Queue {
     }
 
     /// Takes out everything that is due, in the order of its time.
-    pub fn take_due(&mut self, now: Duration) -> Vec<Key> {
+    pub(crate) fn take_due(&mut self, now: Duration) -> Vec<Key> {
         let mut due = Vec::new();
         while self.order.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, key)) = self.order.pop_first() {
@@ -60,26 +58,17 @@ impl Queue {
     }
 
     /// When the next key is due.
-    #[must_use]
-    pub fn next(&self) -> Option<Duration> {
+    pub(crate) fn next(&self) -> Option<Duration> {
         self.order.first().map(|(at, _)| *at)
     }
 
-    /// How many keys are due or wait.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.due.len()
-    }
-
     /// Whether nothing waits.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
 
     /// How many keys are due now.
-    #[must_use]
-    pub fn depth(&self, now: Duration) -> usize {
+    pub(crate) fn depth(&self, now: Duration) -> usize {
         self.order.iter().take_while(|(at, _)| *at <= now).count()
     }
 }
@@ -93,29 +82,27 @@ pub struct Inbox {
 
 impl Inbox {
     /// An empty inbox for changes of these kinds.
-    #[must_use]
-    pub fn new(kinds: &'static [Kind]) -> Self {
+    pub(crate) fn new(kinds: &'static [Kind]) -> Self {
         Self { kinds, queue: Mutex::default(), arrived: Notify::new() }
     }
 
     /// Whether changes of this kind belong here.
-    #[must_use]
-    pub fn takes(&self, kind: Kind) -> bool {
+    pub(crate) fn takes(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
     /// Puts a key in, due at this time since the start.
-    pub fn put(&self, key: Key, at: Duration) {
+    pub(crate) fn put(&self, key: Key, at: Duration) {
         self.queue().put(key, at);
         self.arrived.notify_one();
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.queue)
     }
 
     /// Waits until something is due, and takes all of it. Times are since `started`.
-    pub async fn due(&self, started: Instant) -> Vec<Key> {
+    pub(crate) async fn due(&self, started: Instant) -> Vec<Key> {
         loop {
             let next = {
                 let mut queue = self.queue();
@@ -136,27 +123,24 @@ impl Inbox {
     }
 
     /// Takes what is due now.
-    #[must_use]
-    pub fn take_due(&self, now: Duration) -> Vec<Key> {
+    pub(crate) fn take_due(&self, now: Duration) -> Vec<Key> {
         self.queue().take_due(now)
     }
 
     /// Whether nothing is due or waits.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.queue().is_empty()
     }
 
     /// How many keys are due.
-    #[must_use]
-    pub fn depth(&self, now: Duration) -> usize {
+    pub(crate) fn depth(&self, now: Duration) -> usize {
         self.queue().depth(now)
     }
 }
 
 /// A token bucket: a rate with a burst. The caller passes the time in.
 #[derive(Debug, Clone)]
-pub struct TokenBucket {
+pub(crate) struct TokenBucket {
     per_second: f64,
     burst: f64,
     tokens: f64,
@@ -165,17 +149,14 @@ pub struct TokenBucket {
 
 impl TokenBucket {
     /// A full bucket that gets `per_second` tokens and holds `burst`, one at least.
-    #[must_use]
-    pub fn new(per_second: u32, burst: u32) -> Self {
+    pub(crate) fn new(per_second: u32, burst: u32) -> Self {
         let burst = f64::from(burst.max(1));
         Self { per_second: f64::from(per_second.max(1)), burst, tokens: burst, filled: Duration::ZERO }
     }
 
     /// Takes a token, or says how long to wait for one.
-    ///
-    /// # Errors
-    /// The time until the next token.
-    pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
+    /// Errors: the time until the next token.
+    pub(crate) fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let since = now.saturating_sub(self.filled).as_secs_f64();
         self.filled = self.filled.max(now);
         self.tokens = (self.tokens + since * self.per_second).min(self.burst);
@@ -207,7 +188,7 @@ mod tests {
         queue.put(key(1), at(9));
         queue.put(key(2), at(7));
         queue.put(key(2), at(3));
-        assert_eq!((queue.take_due(at(2)), queue.next(), queue.len()), (vec![], Some(at(3)), 2));
+        assert_eq!((queue.take_due(at(2)), queue.next(), queue.due.len()), (vec![], Some(at(3)), 2));
         assert_eq!(queue.depth(at(4)), 1);
         assert_eq!(queue.take_due(at(6)), [key(2), key(1)]);
         assert!(queue.is_empty() && queue.take_due(at(100)).is_empty());

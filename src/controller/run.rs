@@ -1,5 +1,5 @@
-//! The controller's life: win the Lease, watch, do the duties, release the Lease. Must never go on working after the
-//! Lease is lost: the process ends, and a new one takes part in the election.
+//! The controller's life: win the Lease, watch, do the duties, release the Lease. Must never go on working
+//! after the Lease is lost: the process ends, and a new one takes part in the election.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::api::lease::LeaderElection;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
+use crate::cluster::protocol::apply::{NoObserver, WriteObserver};
 use crate::controller::context::Context;
 use crate::controller::duties::{
     adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
@@ -29,8 +30,8 @@ use crate::controller::index::objects::{
     without_managed_fields,
 };
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::{ControllerMetrics, What};
-use crate::controller::writer::{Overseer, Unwatched, Writer};
+use crate::controller::metrics::ControllerMetrics;
+use crate::controller::writer::Writer;
 use crate::runtime::cache::CacheEvent;
 use crate::runtime::client::connect;
 use crate::runtime::exit::ExitError;
@@ -42,9 +43,7 @@ use crate::runtime::watch::{WatchProblem, feed, watch_readable, watch_trimmed};
 const CONFIG_POLL: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT.
-///
-/// # Errors
-/// The process ends with a status: 1 if the lease was lost, 2 if it could not start.
+/// Errors: the process ends with a status: 1 if the lease was lost, 2 if it could not start.
 pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(), ExitError> {
     let settings = loaded.line.settings.clone();
     for remark in settings.remarks() {
@@ -53,6 +52,7 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     let mut shutdown = ShutdownSignal::listen()
         .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
     let metrics = Arc::new(ControllerMetrics::default());
+    metrics.config_valid.set(1);
     let ready = Readiness::default();
     let counts = metrics.clone();
     let tls = settings.server.certificate().map_err(|error| ExitError::start(format!("error: {error}")))?;
@@ -69,10 +69,10 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     }
     tokio::spawn(pages.serve());
     let counts = metrics.clone();
-    let count = move |method: &str| ControllerMetrics::count(&counts.requests, method);
+    let count = move |method: &str| counts.requests.inc([method]);
     let connected = connect(settings.client.kubeconfig.as_deref(), count).await;
     let (client, _) = connected.map_err(|error| ExitError::start(format!("error: {error}")))?;
-    let context = context(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(Unwatched));
+    let context = context(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(NoObserver));
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
     let (file, counts) = (loaded.file, metrics.clone());
     tokio::spawn(async move {
@@ -105,7 +105,7 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
         _ = stopped.wait_for(|stopped| *stopped) => None,
     };
     let Some(term) = term else {
-        election.give_back().await;
+        election.release().await;
         return Ok(());
     };
     let held = election.hold(term, work).await;
@@ -114,16 +114,15 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
 }
 
 /// What the duties share, with nothing cached yet.
-#[must_use]
 pub fn context(
     client: kube::Client,
     settings: ControllerSettings,
     metrics: Arc<ControllerMetrics>,
     ready: Readiness,
-    overseer: Box<dyn Overseer>,
+    observer: Box<dyn WriteObserver>,
 ) -> Context {
     let from = settings.client.origin().to_owned();
-    Context::new(Writer::new(client, from, overseer), settings, metrics, ready)
+    Context::new(Writer::new(client, from, observer), settings, metrics, ready)
 }
 
 /// Watches and does all duties, until dropped.
@@ -202,9 +201,11 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
     ]
 }
 
-/// Reports what goes wrong with the watch of a kind: in the log, as an event, on /readyz, and as a stale cache.
+/// Reports what goes wrong with the watch of a kind: in the log, as an event, on /readyz, and as a stale
+/// cache.
 fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
-    // A kind that was listed once does not make the process unready: no later event would make it ready again.
+    // A kind that was listed once does not make the process unready: no later event would make it ready
+    // again.
     let not_ready = move |reason: String| {
         if context.index().missing().contains(&kind) {
             context.ready.no(reason);
@@ -212,14 +213,15 @@ fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
     };
     move |problem| match problem {
         WatchProblem::Unreadable(skipped) => {
-            context.metrics.skipped.get_or_create(&What { what: format!("{kind:?}") }).inc();
+            context.metrics.skipped.inc([&format!("{kind:?}")]);
             tracing::warn!("{skipped}");
             let (about, message) = (events::skipped(&skipped), skipped.to_string());
-            context.record_event_later(Told { about, reason: "Unreadable", message, warning: true });
+            context.record_event_later(NewEvent { about, reason: "Unreadable", message, warning: true });
         }
         WatchProblem::UnknownKind(reason) => {
             tracing::warn!(?kind, reason, "the API server does not know this kind; trying again in a minute");
-            // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right now.
+            // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right
+            // now.
             let none = CacheEvent::<()>::ListComplete;
             match kind {
                 Kind::CiliumNode => {
@@ -235,12 +237,12 @@ fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
         }
         WatchProblem::Forbidden(reason) => {
             tracing::error!(?kind, reason, "not allowed to watch; allow it by a role");
-            context.index().mark_stale(kind, context.elapsed());
+            context.index().freshness.mark_stale(kind, context.elapsed());
             not_ready(format!("not allowed to watch {kind:?}: {reason}; allow it by a role"));
         }
         WatchProblem::Unauthorized(reason) | WatchProblem::Disconnected(reason) => {
             tracing::warn!(?kind, reason, "the watch failed; listing again");
-            context.index().mark_stale(kind, context.elapsed());
+            context.index().freshness.mark_stale(kind, context.elapsed());
         }
     }
 }
@@ -252,24 +254,31 @@ async fn file_changes(
     metrics: &ControllerMetrics,
 ) {
     let Some((path, before)) = file else { return std::future::pending().await };
-    let mut told = None;
+    let mut reported = None;
     loop {
         tokio::time::sleep(CONFIG_POLL).await;
         match reread(arguments, path, before) {
             None => {
                 metrics.config_valid.set(1);
-                told = None;
+                reported = None;
             }
             Some(Ok(())) => {
-                tracing::info!(file = %path.display(), "the settings file has changed; shutting down, to start again with it");
+                tracing::info!(
+                    file = %path.display(),
+                    "the settings file has changed; shutting down, to start again with it"
+                );
                 return;
             }
             Some(Err(refused)) => {
                 metrics.config_valid.set(0);
-                if told.as_ref() != Some(&refused) {
-                    tracing::error!(file = %path.display(), error = %refused, "the settings file has changed and is not accepted; keeping the old settings");
+                if reported.as_ref() != Some(&refused) {
+                    tracing::error!(
+                        file = %path.display(),
+                        error = %refused,
+                        "the settings file has changed and is not accepted; keeping the old settings"
+                    );
                 }
-                told = Some(refused);
+                reported = Some(refused);
             }
         }
     }
@@ -289,21 +298,21 @@ mod tests {
     use crate::controller::flags::load;
 
     #[tokio::test]
-    async fn a_kind_that_the_server_does_not_know_is_heard_and_has_no_objects() {
+    async fn a_kind_that_the_server_does_not_know_is_synced_and_has_no_objects() {
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
         let context = context(
             Canned::new().client(),
             settings,
             Arc::default(),
             Readiness::default(),
-            Box::new(Unwatched),
+            Box::new(NoObserver),
         );
         for kind in [Kind::CiliumEndpoint, Kind::CiliumNode] {
             // Every list begins with this, also one that is answered with 404.
-            context.index().observe_event(kind, &CacheEvent::<()>::ListStarted);
-            assert!(context.index().is_stale(kind, Duration::ZERO));
+            context.index().freshness.observe_event(kind, &CacheEvent::<()>::ListStarted);
+            assert!(context.index().freshness.is_stale(kind, Duration::ZERO));
             report(&context, kind)(WatchProblem::UnknownKind(String::new()));
-            assert!(!context.index().is_stale(kind, Duration::ZERO), "{kind:?}");
+            assert!(!context.index().freshness.is_stale(kind, Duration::ZERO), "{kind:?}");
             assert!(!context.index().missing().contains(&kind), "{kind:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! The thin shell: one write at a time, each with its precondition, each past a witness and a count. Must never decide
+//! Sends the controller's writes, each with its precondition, observed and counted. Must never decide
 //! anything, and never write without saying what must not have changed.
 
 use std::future::Future;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, Patch, Preconditions};
+use kube::api::{Api, Patch};
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
@@ -18,75 +18,51 @@ use crate::controller::index::objects::sticky_key_of;
 /// How long the API server may take over one request.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Told of every write. Tests end the controller there.
-pub trait Overseer: Send + Sync {
-    /// The write is about to be sent.
-    fn before(&self, what: &str) {
-        let _ = what;
-    }
-    /// The write was sent, whatever came of it.
-    fn after(&self, what: &str) {
-        let _ = what;
-    }
-}
-
-/// Watches nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Unwatched;
-
-impl Overseer for Unwatched {}
-
-/// The controller's hands.
+/// Sends writes, several at a time.
 pub struct Writer {
     client: kube::Client,
     kubeconfig: PathBuf,
-    overseer: Box<dyn Overseer>,
+    observer: Box<dyn WriteObserver>,
     count: AtomicUsize,
 }
 
 impl Writer {
-    /// Writer that work with this client; `kubeconfig` is where it came from, for messages.
-    #[must_use]
-    pub fn new(client: kube::Client, kubeconfig: PathBuf, overseer: Box<dyn Overseer>) -> Self {
-        Self { client, kubeconfig, overseer, count: AtomicUsize::new(0) }
+    /// A writer with this client; `kubeconfig` is where it came from, for messages.
+    pub fn new(client: kube::Client, kubeconfig: PathBuf, observer: Box<dyn WriteObserver>) -> Self {
+        Self { client, kubeconfig, observer, count: AtomicUsize::new(0) }
     }
 
     /// The client, for reads.
-    #[must_use]
     pub fn client(&self) -> kube::Client {
         self.client.clone()
     }
 
-    /// A connection whose time starts now; its `read` is how live looks are taken.
-    #[must_use]
+    /// A connection whose time starts now, for live reads.
     pub fn connection(&self) -> Connection {
         Connection::with_client(self.client(), &self.kubeconfig, API_TIMEOUT)
     }
 
-    /// A carrier for the writes of the claim protocol, each counted here.
-    #[must_use]
+    /// A writer of the claim protocol, whose writes are counted here.
     pub fn api_writer(&self) -> ApiWriter<'_> {
-        ApiWriter::new(self.connection(), self)
+        ApiWriter::in_sequence(self.connection(), &*self.observer, &self.count)
     }
 
     /// How many writes were sent.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Sends one write of another kind. None if the world has moved on: gone, changed, or there already.
-    ///
-    /// # Errors
-    /// The server is of no help; if [`ApiError::leaves_doubt`], the write may have happened.
+    /// Sends one write of another kind. None on a conflict: the object is gone, changed, or exists already.
+    /// Errors: the request to the API server failed. If [`ApiError::leaves_doubt`], it may have been applied.
     pub async fn write<T>(
         &self,
         what: &str,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Option<T>, ApiError> {
-        self.about_to(what);
+        let number = self.count.fetch_add(1, Ordering::SeqCst) + 1;
+        self.observer.before(number, SentWrite::Other(what));
         let sent = self.connection().once(what, request).await;
-        self.overseer.after(what);
+        self.observer.after(number, SentWrite::Other(what));
         match sent {
             Ok(written) => Ok(Some(written)),
             Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(None),
@@ -95,9 +71,6 @@ impl Writer {
     }
 
     /// A merge patch on exactly this state of an object.
-    ///
-    /// # Errors
-    /// As [`Writer::write`].
     pub async fn patch<K>(
         &self,
         what: &str,
@@ -116,10 +89,7 @@ impl Writer {
     }
 
     /// A merge patch of one part on exactly this state of a StickyIP.
-    ///
-    /// # Errors
-    /// As [`Writer::write`].
-    pub async fn patch_sticky(
+    pub(crate) async fn patch_sticky(
         &self,
         part: &str,
         sticky: &StickyIP,
@@ -132,9 +102,6 @@ impl Writer {
     }
 
     /// Deletes exactly this state of an object.
-    ///
-    /// # Errors
-    /// As [`Writer::write`].
     pub async fn delete<K>(
         &self,
         what: &str,
@@ -145,33 +112,6 @@ impl Writer {
     where
         K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
     {
-        let preconditions =
-            Preconditions { uid: Some(at.uid.clone()), resource_version: Some(at.resource_version.clone()) };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        Ok(self.write(what, api.delete(name, &params)).await?.is_some())
-    }
-
-    fn about_to(&self, what: &str) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        self.overseer.before(what);
-    }
-}
-
-/// The writes of the claim protocol are counted with the others.
-impl WriteObserver for Writer {
-    fn before(&self, _: usize, write: SentWrite<'_>) {
-        self.about_to(word(write));
-    }
-    fn after(&self, _: usize, write: SentWrite<'_>) {
-        self.overseer.after(word(write));
-    }
-}
-
-fn word(write: SentWrite<'_>) -> &'static str {
-    match write {
-        SentWrite::Protocol(write) => write.word(),
-        SentWrite::Node(_) => "patch CiliumNode",
-        SentWrite::Pod(_) => "patch Pod",
-        SentWrite::Event(_) => "create Event",
+        Ok(self.write(what, api.delete(name, &at.delete_params())).await?.is_some())
     }
 }

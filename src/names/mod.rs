@@ -1,5 +1,6 @@
-//! Identity types: ids and names of containers, interfaces, networks, pods and StickyIPs. Each is checked once, where it
-//! enters, so a value of these types can be a file name and a log field. Must never depend on another module.
+//! Identity types: ids and names of containers, interfaces, networks, pods and StickyIPs. Each is checked
+//! once, where it enters, so a value of these types can be a file name and a log field. Must never depend on
+//! another module.
 
 mod attachment;
 mod pod;
@@ -8,7 +9,8 @@ mod sticky_key;
 use std::fmt;
 
 pub use attachment::{Attachment, AttachmentId};
-pub use pod::{InvalidPodIdentity, PodIdentity};
+pub(crate) use pod::InvalidPodIdentity;
+pub use pod::PodIdentity;
 pub use sticky_key::StickyKey;
 
 /// The longest interface name that Linux takes.

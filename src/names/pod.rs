@@ -34,9 +34,7 @@ impl std::error::Error for InvalidPodIdentity {}
 
 impl PodIdentity {
     /// Checks the three parts. An empty uid counts as absent.
-    ///
-    /// # Errors
-    /// Names the part that is wrong.
+    /// Errors: names the part that is wrong.
     pub fn new(namespace: &str, name: &str, uid: Option<&str>) -> Result<Self, InvalidPodIdentity> {
         let uid = uid.filter(|uid| !uid.is_empty());
         let parts =
@@ -49,12 +47,10 @@ impl PodIdentity {
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.map(str::to_owned) })
     }
 
-    /// The pod's namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The pod's name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,4 +1,4 @@
-//! The plugin's log: a line a verb, to a file that a new one follows each day, or to standard error.
+//! The plugin's log: one line per verb, to a file per day, or to standard error.
 //!
 //! A log that cannot be written never fails a verb.
 
@@ -37,26 +37,26 @@ pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
 }
 
 /// The line of a verb.
-pub(super) fn verb(request: &Request, story: &VerbLog<'_>, error: Option<&CniError>, took: Duration) {
+pub(super) fn verb(request: &Request, verb_log: &VerbLog<'_>, error: Option<&CniError>, took: Duration) {
     let verb = request.verb.as_str();
     let network = request.config.name.as_str();
     let pod =
         request.pod.as_ref().map_or_else(String::new, |pod| format!("{}/{}", pod.namespace(), pod.name()));
     let container = request.attachment.as_ref().map_or("", |attachment| attachment.container.as_str());
     let interface = request.attachment.as_ref().map_or("", |attachment| attachment.interface.as_str());
-    let (address, reason, took) = (&story.addresses, &story.reason, took.as_micros());
+    let (address, reason, took) = (&verb_log.addresses, &verb_log.reason, took.as_micros());
     match error {
         None => tracing::info!(verb, network, pod, container, interface, address, reason, took_us = took),
         Some(error) => {
-            tracing::error!(verb, network, pod, container, interface, address, error = %error, took_us = took);
+            tracing::error!(verb, network, pod, container, interface, address, %error, took_us = took);
         }
     }
 }
 
 fn open(path: &Path, most: usize) -> io::Result<RollingFileAppender> {
-    let odd = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a file");
+    let not_a_file = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a file");
     let (directory, name) =
-        path.parent().zip(path.file_name().and_then(|name| name.to_str())).ok_or_else(odd)?;
+        path.parent().zip(path.file_name().and_then(|name| name.to_str())).ok_or_else(not_a_file)?;
     fs::create_dir_all(directory)?;
     prune(directory, name, most);
     RollingFileAppender::builder()
@@ -86,7 +86,7 @@ fn prune(directory: &Path, name: &str, most: usize) {
     }
 }
 
-/// The log's file, opened with the first line: where `logLevel` leaves a verb nothing to say, it costs nothing.
+/// The log's file, opened with the first line: a verb that logs nothing at this `logLevel` does not open it.
 struct LogFile {
     path: PathBuf,
     most: usize,
@@ -115,8 +115,8 @@ impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for LogFile {
     }
 }
 
-/// A writer whose failures stay with it: a full disk, or a runtime that no longer listens, must not fail an ADD that
-/// succeeded.
+/// A writer that ignores its failures: a full disk, or a runtime that does not read any more, must not fail
+/// an ADD that succeeded.
 struct QuietWriter<W>(W);
 
 impl<W: io::Write> io::Write for QuietWriter<W> {

@@ -1,7 +1,8 @@
-//! The CNI plugin: one verb a run, each on a page of its own.
+//! The CNI plugin: one verb per run, each in a file of its own.
 //!
-//! A verb asks the store, and the cluster where it is told to, and answers with a result or an error of the specification's
-//! shape. Must never print anything else on standard output, and never leave half of a verb done.
+//! A verb asks the store, and the cluster where it is configured, and answers with a result or an error of
+//! the form that the specification gives. Must never print anything else on standard output, and never leave
+//! half of a verb done.
 
 pub mod cluster;
 mod delegate;
@@ -16,18 +17,20 @@ use serde_json::Value;
 
 use crate::cni;
 use crate::cni::{
-    Attachment, CniError, ConfigSource, IpamConf, NodeRetention, ParsedRequest, Request, RequestError,
-    StickyConf, Verb, code,
+    CniError, ConfigSource, IpamConf, ParsedRequest, Request, RequestError, StickyConf, Verb, code,
 };
+use crate::names::Attachment;
+use crate::node::list;
+use crate::policy::lifetime::retention::Retention;
 use crate::policy::mode::PluginMode;
-use crate::store::{Disk, Keep, NodeTime, RealDisk, Store, StoreError};
+use crate::store::{Disk, NodeTime, RealDisk, Store, StoreError};
 
-/// What a run of the plugin leaves: what to print where, and how to exit.
+/// What a run of the plugin returns: what to print where, and how to exit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The one document for standard output, or nothing.
     pub stdout: Option<String>,
-    /// A text for a person.
+    /// A text for an operator.
     pub stderr: Option<String>,
     /// The exit status.
     pub status: u8,
@@ -38,7 +41,7 @@ pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSourc
     answer(env, stdin, RealDisk, VerbLog::default())
 }
 
-/// The same, with a witness of every write to the API server, on a disk that may be another's.
+/// The same, with an observer of every write to the API server, on a disk that a test may provide.
 pub fn run_observed(
     observer: &dyn crate::cluster::protocol::apply::WriteObserver,
     disk: impl Disk,
@@ -52,12 +55,12 @@ fn answer(
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
     disk: impl Disk,
-    story: VerbLog<'_>,
+    verb_log: VerbLog<'_>,
 ) -> Answer {
     match cni::read_request(env, stdin) {
         Ok(ParsedRequest::About) => Answer { stdout: None, stderr: Some(cni::about()), status: 0 },
         Ok(ParsedRequest::Version { reply }) => Answer::document(&reply, 0),
-        Ok(ParsedRequest::Verb(request)) => run_verb(&request, disk, story),
+        Ok(ParsedRequest::Verb(request)) => run_verb(&request, disk, verb_log),
         Err(failure) => Answer::document(&failure.to_json(), 1),
     }
 }
@@ -68,7 +71,7 @@ impl Answer {
     }
 }
 
-/// What a verb did, for the log: the address and why it is that one. And who watches while it is done.
+/// What a verb did, for the log: the addresses and why it is those. And the observer of its writes.
 pub(crate) struct VerbLog<'a> {
     addresses: String,
     reason: String,
@@ -86,29 +89,25 @@ impl Default for VerbLog<'_> {
 }
 
 impl VerbLog<'_> {
-    fn tell(&mut self, addresses: &[IpAddr], reason: impl Into<String>) {
+    fn report(&mut self, addresses: &[IpAddr], reason: impl Into<String>) {
         self.addresses = list(addresses);
         self.reason = reason.into();
     }
 }
 
-fn list(addresses: &[IpAddr]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn run_verb(request: &Request, disk: impl Disk, mut story: VerbLog<'_>) -> Answer {
+fn run_verb(request: &Request, disk: impl Disk, mut verb_log: VerbLog<'_>) -> Answer {
     let started = Instant::now();
     let _log = log::start(request.config.sticky());
     for warning in &request.warnings {
         tracing::warn!(network = request.config.name.as_str(), "{warning}");
     }
     let outcome = match &request.config.delegate {
-        Some(delegate) => delegate::run(request, delegate, disk, &mut story),
+        Some(delegate) => delegate::run(request, delegate, disk, &mut verb_log),
         None => NodeTime::now(&boot_id_file(request))
             .map_err(CniError::from)
-            .and_then(|now| dispatch(request, disk, now, &mut story)),
+            .and_then(|now| dispatch(request, disk, now, &mut verb_log)),
     };
-    log::verb(request, &story, outcome.as_ref().err(), started.elapsed());
+    log::verb(request, &verb_log, outcome.as_ref().err(), started.elapsed());
     match outcome {
         Ok(Some(result)) => Answer::document(&result, 0),
         Ok(None) => Answer { stdout: None, stderr: None, status: 0 },
@@ -119,11 +118,8 @@ fn run_verb(request: &Request, disk: impl Disk, mut story: VerbLog<'_>) -> Answe
     }
 }
 
-/// Carries out a verb on the disk and at the moment given, and says nothing to the log: for whoever fails the disk
-/// on purpose or turns the clock.
-///
-/// # Errors
-/// As the specification wants them printed.
+/// Runs a verb on this disk and at this moment, without a log: for tests that make the disk fail or set the
+/// clock.
 pub fn run_verb_on<D: Disk>(request: &Request, disk: D, now: NodeTime) -> Result<Option<Value>, CniError> {
     dispatch(request, disk, now, &mut VerbLog::default())
 }
@@ -132,18 +128,18 @@ fn dispatch<D: Disk>(
     request: &Request,
     disk: D,
     now: NodeTime,
-    story: &mut VerbLog<'_>,
+    verb_log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
-    let scene = VerbContext::of(request, disk, now)?;
+    let context = VerbContext::of(request, disk, now)?;
     let verb = match request.verb {
-        Verb::Add => return verbs::add::run(&scene, request, story).map(Some),
+        Verb::Add => return verbs::add::run(&context, request, verb_log).map(Some),
         Verb::Del => verbs::del::run,
         Verb::Check => verbs::check::run,
         Verb::Gc => verbs::gc::run,
         Verb::Status => verbs::status::run,
         Verb::Version => return Err(CniError::internal("VERSION is answered by the protocol")),
     };
-    verb(&scene, request, story).map(|()| None)
+    verb(&context, request, verb_log).map(|()| None)
 }
 
 /// What every verb needs, looked up once.
@@ -151,7 +147,7 @@ pub(crate) struct VerbContext<'a, D: Disk> {
     ipam: &'a IpamConf,
     sticky: StickyConf,
     store: Store<D>,
-    /// How the plugin stands before Cilium.
+    /// How the plugin is used beside Cilium.
     mode: PluginMode,
 }
 
@@ -170,20 +166,15 @@ fn boot_id_file(request: &Request) -> std::path::PathBuf {
     request.config.sticky().cloned().unwrap_or_default().boot_id_file
 }
 
-/// How long this request's addresses are kept once it is over, by this node's own settings. Without them nothing is, as
-/// host-local does; where the cluster decides who is sticky, this node does not.
-fn keep(request: &Request) -> Keep {
-    match (request.config.sticky(), &request.pod) {
-        (Some(sticky), _) if sticky.cluster.is_some() => Keep::No,
-        (Some(sticky), Some(pod)) if sticky.selects(pod) => match sticky.retention {
-            NodeRetention::Forever => Keep::Forever,
-            NodeRetention::For(time) => Keep::For(time),
-        },
-        _ => Keep::No,
-    }
+/// How long the addresses of this request are kept after its sandbox has ended, by this node's own settings.
+/// Without them nothing is kept, as host-local does; where the cluster decides who is sticky, this node does
+/// not.
+fn retention(request: &Request) -> Option<Retention> {
+    let (sticky, pod) = (request.config.sticky()?, request.pod.as_ref()?);
+    (sticky.cluster.is_none() && sticky.selects(pod)).then_some(sticky.retention)
 }
 
-/// The attachment, which the protocol has made sure of for the verbs that need one.
+/// The attachment, which the reader of requests requires for the verbs that need one.
 fn attachment(request: &Request) -> Result<&Attachment, CniError> {
     request.attachment.as_ref().ok_or_else(|| CniError::internal("the request has no attachment"))
 }

@@ -12,13 +12,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
+use crate::alloc::block::overlap;
 use crate::alloc::block_map::BlockMap;
 use crate::policy::mode::CiliumMode;
 
 /// The ranges and pods of one node, from all sources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeRanges {
-    /// The node's name.
     pub name: String,
     /// `Node.spec.podCIDRs`; none if there is no Node.
     pub node: Option<Vec<IpNet>>,
@@ -37,13 +37,11 @@ pub struct ClusterRanges {
     pub mode: CiliumMode,
     /// Whether its BGP speaker is configured to announce pod ranges.
     pub announces: bool,
-    /// Its nodes.
     pub nodes: Vec<NodeRanges>,
 }
 
-/// What breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Breaks {
+pub(crate) enum Breaks {
     /// What the routers of the network learn.
     Bgp,
     /// Which pod is reachable from where.
@@ -77,7 +75,6 @@ pub enum Drift {
     /// The Node's range contains the pods of another node: if this node is removed, the route of the other is
     /// removed too.
     RangeOfAnotherNode {
-        /// The range.
         range: IpNet,
         /// The node whose pods are there.
         other: String,
@@ -95,7 +92,6 @@ pub enum Drift {
     Stray {
         /// Namespace and name.
         pod: String,
-        /// The address.
         address: IpAddr,
     },
     /// In `crd` mode the Node has no range, and Cilium chooses one itself.
@@ -104,7 +100,6 @@ pub enum Drift {
     Annotation {
         /// The annotation's key.
         key: String,
-        /// What it says.
         says: Vec<IpNet>,
         /// What Cilium uses.
         stands: Vec<IpNet>,
@@ -120,14 +115,11 @@ pub enum Drift {
 pub struct DriftFinding {
     /// The node; empty if it concerns the cluster.
     pub node: String,
-    /// What.
     pub drift: Drift,
 }
 
 impl DriftFinding {
-    /// What breaks.
-    #[must_use]
-    pub fn breaks(&self) -> Breaks {
+    pub(crate) fn breaks(&self) -> Breaks {
         match &self.drift {
             Drift::Disagree { announced: true, .. }
             | Drift::RangeOfAnotherNode { .. }
@@ -138,8 +130,7 @@ impl DriftFinding {
     }
 
     /// The reason of the event and the value of the metric's label.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match &self.drift {
             Drift::Disagree { .. } => "RangesDisagree",
             Drift::RangeOfAnotherNode { .. } => "RangeOfAnotherNode",
@@ -153,28 +144,32 @@ impl DriftFinding {
     }
 
     /// What to do about it.
-    #[must_use]
-    pub fn advice(&self) -> &'static str {
+    pub(crate) fn advice(&self) -> &'static str {
         match &self.drift {
             Drift::Disagree { .. } => {
-                "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or let one part assign both: \
+                "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or let one part \
+                 assign both: \
                  kube-controller-manager with --allocate-node-cidrs=false"
             }
             Drift::RangeOfAnotherNode { .. } => {
-                "do not remove this node before its Node range is corrected; the other node's pods become unreachable with it"
+                "do not remove this node before its Node range is corrected; the other node's pods become \
+                 unreachable with it"
             }
             Drift::Overlap { .. } => {
-                "drain the younger node, delete its CiliumNode and let it register again; look for two controllers that assign \
+                "drain the younger node, delete its CiliumNode and let it register again; look for two \
+                 controllers that assign \
                  ranges"
             }
             Drift::Stray { .. } => {
-                "delete the pod if it may restart with another address; for a sticky pod see the events of its StickyIP"
+                "delete the pod if it may restart with another address; for a sticky pod see the events of \
+                 its StickyIP"
             }
             Drift::Invented => "write spec.podCIDR of the Node: probes of its pods fail otherwise",
             Drift::Annotation { .. } => "remove the annotation, or set it to Node.spec.podCIDRs",
             Drift::NoNode => "delete the CiliumNode if the machine is gone for good",
             Drift::NothingAnnounced => {
-                "Cilium announces pod ranges only in kubernetes and cluster-pool mode: route the pools' ranges to the nodes in the \
+                "Cilium announces pod ranges only in kubernetes and cluster-pool mode: route the pools' \
+                 ranges to the nodes in the \
                  network, or turn the announcement off"
             }
         }
@@ -215,7 +210,6 @@ fn list(ranges: &[IpNet]) -> String {
 }
 
 /// Compares all sources. The findings are in the order of the nodes, those of the cluster last.
-#[must_use]
 pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
     let mut found = Vec::new();
     let owners: BlockMap = cluster
@@ -239,7 +233,7 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
             (Some(_), _) if own.is_empty() && cluster.mode.invents_a_missing_range() => tell(Drift::Invented),
             _ => {}
         }
-        for range in own.iter().filter(|range| !cilium.iter().any(|block| clash(block, range))) {
+        for range in own.iter().filter(|range| !cilium.iter().any(|block| overlap(*block, **range))) {
             if let Some((other, _)) = owners.other_owner(&node.name, *range) {
                 tell(Drift::RangeOfAnotherNode { range: *range, other: other.to_owned() });
             }
@@ -315,10 +309,6 @@ fn stands(node: &NodeRanges, key: &str, own: &[IpNet], cilium: &[IpNet], says: &
 
 fn same(a: &[IpNet], b: &[IpNet]) -> bool {
     a.len() == b.len() && a.iter().all(|range| b.contains(range))
-}
-
-fn clash(a: &IpNet, b: &IpNet) -> bool {
-    a.contains(b) || b.contains(a)
 }
 
 #[cfg(test)]

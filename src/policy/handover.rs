@@ -5,15 +5,15 @@
 //! delete removes the object, not the process). Proof is one of these: the old node cleared the attachment
 //! itself, its Node object was deleted, or it has the out-of-service taint.
 
+use crate::names::AttachmentId;
+
 /// An attached sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Attached {
-    /// The node.
     pub node: String,
-    /// The pod's uid.
     pub pod_uid: String,
-    /// The sandbox's container id.
-    pub container_id: String,
+    /// The id under which the API server knows it.
+    pub attachment_id: AttachmentId,
 }
 
 /// The state of the node of the attachment, by a live read.
@@ -33,7 +33,7 @@ pub enum NodeState {
 
 /// The state of the attached pod, found by its uid, by a live read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OldPod {
+pub(crate) enum OldPod {
     /// It exists and is not being deleted.
     Running,
     /// It exists and is being deleted.
@@ -65,7 +65,7 @@ pub struct Situation<'a> {
     /// The state of the attached node.
     pub old_node: NodeState,
     /// The state of the attached pod.
-    pub old_pod: OldPod,
+    pub(crate) old_pod: OldPod,
     /// What this node knows, if the attachment names it.
     pub old_sandbox: OldSandbox,
 }
@@ -102,7 +102,8 @@ impl std::fmt::Display for WaitReason {
             Self::LocalSandboxMayLive => "its sandbox on this node may still be alive",
             Self::OldNodeDetaches => "that node is Ready, and detaches when the pod has ended",
             Self::NotReadyIsNoProof => {
-                "that node is NotReady, which does not prove that the pod has ended; delete the Node or taint it out-of-service once \
+                "that node is NotReady, which does not prove that the pod has ended; delete the Node or \
+                 taint it out-of-service once \
                  it is off"
             }
             Self::NodeUnknown => "the state of that node is unknown",
@@ -136,8 +137,7 @@ pub enum Handover {
 
 impl NodeState {
     /// Whether this state proves that nothing on the node runs any more.
-    #[must_use]
-    pub fn proof_of_death(self) -> Option<Takeover> {
+    pub(crate) fn proof_of_death(self) -> Option<Takeover> {
         match self {
             Self::Gone => Some(Takeover::NodeGone),
             Self::OutOfService => Some(Takeover::OutOfService),
@@ -148,7 +148,6 @@ impl NodeState {
 
 /// Decides. The caller attaches with the StickyIP's resourceVersion, so a decision on stale facts writes
 /// nothing.
-#[must_use]
 pub fn decide(situation: &Situation<'_>) -> Handover {
     let Situation { attached, asker, old_node, old_pod, old_sandbox } = situation;
     let Some(attached) = attached else { return Handover::Attach };
@@ -189,7 +188,7 @@ mod tests {
         [OldPod::Running, OldPod::Terminating, OldPod::Finished, OldPod::Gone, OldPod::Unknown];
 
     fn on(node: &str, pod: &str, container: &str) -> Attached {
-        Attached { node: node.into(), pod_uid: pod.into(), container_id: container.into() }
+        Attached { node: node.into(), pod_uid: pod.into(), attachment_id: container.into() }
     }
 
     fn judge(

@@ -51,16 +51,15 @@ pub enum PolicyError {
     },
     /// Two annotations pin different addresses.
     #[error(
-        "annotations {ours}: {ours_value:?} and {theirs}: {theirs_value:?} ask for different addresses; remove one"
+        "annotations {ours}: {ours_value:?} and {theirs}: {theirs_value:?} ask for different addresses; \
+         remove one"
     )]
     PinsDisagree {
         /// Our annotation's key.
         ours: &'static str,
-        /// Its value.
         ours_value: String,
         /// The other annotation's key.
         theirs: &'static str,
-        /// Its value.
         theirs_value: String,
     },
     /// A retention setting contradicts itself.

@@ -27,19 +27,16 @@ pub enum PluginMode {
 }
 
 impl PluginMode {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Delegated, Self::Chained];
 
     /// The mode of a call to the plugin, by its configuration. A plugin that is asked for an address cannot
     /// see who asks, so `chained` counts as `delegated` there; no question that the plugin asks tells the two
     /// apart.
-    #[must_use]
     pub fn of_call(has_delegate: bool) -> Self {
         if has_delegate { Self::Crd } else { Self::Delegated }
     }
 
     /// The value of the agent's flag `--mode`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Crd => "crd",
@@ -50,7 +47,6 @@ impl PluginMode {
 
     /// Does cilium-agent pick the address? Then it knows which sandbox has which address, and it is asked
     /// before one is released. Otherwise the node's store knows.
-    #[must_use]
     pub fn cilium_picks_the_address(self) -> bool {
         match self {
             Self::Crd => true,
@@ -59,7 +55,6 @@ impl PluginMode {
     }
 
     /// Do attached addresses stand in `CiliumNode.spec.ipam.pool`? Then the agent refills it, too.
-    #[must_use]
     pub fn publishes_pool_entries(self) -> bool {
         match self {
             Self::Crd => true,
@@ -69,7 +64,6 @@ impl PluginMode {
 
     /// Does the conflist name the ranges that addresses are taken from? Otherwise they are the blocks of the
     /// CiliumNode.
-    #[must_use]
     pub fn needs_ranges(self) -> bool {
         match self {
             Self::Crd => false,
@@ -78,7 +72,6 @@ impl PluginMode {
     }
 
     /// Can a pod keep its MAC address? Only Cilium's own interfaces follow the annotation that asks for one.
-    #[must_use]
     pub fn can_keep_mac(self) -> bool {
         match self {
             Self::Crd | Self::Delegated => true,
@@ -87,7 +80,6 @@ impl PluginMode {
     }
 
     /// What to do if the node has no addresses for pods.
-    #[must_use]
     pub fn how_to_get_ranges(self) -> &'static str {
         match self {
             Self::Crd => "spec.ipam.podCIDRs of its CiliumNode is empty; fill it",
@@ -96,7 +88,6 @@ impl PluginMode {
     }
 
     /// The conflist that the agent installs if the operator gives none. Its addresses are examples.
-    #[must_use]
     pub fn example_conflist(self) -> &'static str {
         match self {
             Self::Crd => include_str!("../../conflist/crd.conflist"),
@@ -106,8 +97,7 @@ impl PluginMode {
     }
 
     /// Where a conflist's entry has our settings.
-    #[must_use]
-    pub fn settings_place(self) -> SettingsPlace {
+    pub(crate) fn settings_place(self) -> SettingsPlace {
         match self {
             Self::Crd => SettingsPlace::Entry,
             Self::Delegated | Self::Chained => SettingsPlace::Ipam,
@@ -115,23 +105,24 @@ impl PluginMode {
     }
 
     /// Checks the entry of a conflist that uses sticky-ipam; `next` is the entry after it.
-    ///
-    /// # Errors
-    /// What this mode needs instead.
+    /// Errors: what this mode needs instead.
     pub fn check_entry(self, entry: &Value, next: &Value) -> Result<(), String> {
         let given = &entry["type"];
         match self {
             Self::Crd if given == "sticky-ipam" && entry["delegate"].is_object() => Ok(()),
             Self::Crd => Err(format!(
-                "{given} is not what --mode crd needs: \"sticky-ipam\" with a \"delegate\" of type \"cilium-cni\""
+                "{given} is not what --mode crd needs: \"sticky-ipam\" with a \"delegate\" of type \
+                 \"cilium-cni\""
             )),
             Self::Delegated if given == "cilium-cni" && entry.get("chaining-mode").is_none() => Ok(()),
             Self::Delegated => Err(format!(
-                "{given} is not what --mode delegated needs: \"cilium-cni\" with \"ipam\": {{\"type\": \"sticky-ipam\"}}"
+                "{given} is not what --mode delegated needs: \"cilium-cni\" with \"ipam\": {{\"type\": \
+                 \"sticky-ipam\"}}"
             )),
             Self::Chained if next["type"] == "cilium-cni" && next.get("chaining-mode").is_some() => Ok(()),
             Self::Chained => Err(format!(
-                "{given} is not followed by what --mode chained needs: \"cilium-cni\" with a \"chaining-mode\""
+                "{given} is not followed by what --mode chained needs: \"cilium-cni\" with a \
+                 \"chaining-mode\""
             )),
         }
     }
@@ -157,7 +148,7 @@ impl FromStr for PluginMode {
 
 /// Where a conflist's entry has the settings of sticky-ipam.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SettingsPlace {
+pub(crate) enum SettingsPlace {
     /// At the top of the entry, beside its delegate.
     Entry,
     /// In the entry's `ipam`.
@@ -184,7 +175,6 @@ pub enum CiliumMode {
 
 impl CiliumMode {
     /// The mode that Cilium's ConfigMap names (`ipam`).
-    #[must_use]
     pub fn from_cilium_config(text: &str) -> Self {
         match text {
             "cluster-pool" | "cluster-pool-v2beta" => Self::ClusterPool,
@@ -196,7 +186,6 @@ impl CiliumMode {
     }
 
     /// As Cilium's ConfigMap spells it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ClusterPool => "cluster-pool",
@@ -208,7 +197,6 @@ impl CiliumMode {
     }
 
     /// Is it one of the modes that sticky-ipam knows?
-    #[must_use]
     pub fn is_known(self) -> bool {
         match self {
             Self::Crd | Self::Kubernetes | Self::ClusterPool | Self::Delegated => true,
@@ -217,7 +205,6 @@ impl CiliumMode {
     }
 
     /// Where does the controller write the blocks of nodes? Nowhere if Cilium's operator hands them out.
-    #[must_use]
     pub fn blocks_go_to(self) -> Option<BlockLocation> {
         match self {
             Self::Crd | Self::Delegated => Some(BlockLocation::CiliumNode),
@@ -227,7 +214,6 @@ impl CiliumMode {
     }
 
     /// Do pod addresses stand in `CiliumNode.spec.ipam.pool`?
-    #[must_use]
     pub fn publishes_pool_entries(self) -> bool {
         match self {
             Self::Crd => true,
@@ -236,7 +222,6 @@ impl CiliumMode {
     }
 
     /// Does Cilium copy the ranges of the Node, or its annotations, to the CiliumNode?
-    #[must_use]
     pub fn copies_ranges_from_the_node(self) -> bool {
         match self {
             Self::Kubernetes => true,
@@ -245,7 +230,6 @@ impl CiliumMode {
     }
 
     /// Does Cilium invent a range for a Node that has none?
-    #[must_use]
     pub fn invents_a_missing_range(self) -> bool {
         match self {
             Self::Crd => true,
@@ -254,7 +238,6 @@ impl CiliumMode {
     }
 
     /// Does Cilium's BGP speaker announce nothing, although it is asked to announce the ranges of pods?
-    #[must_use]
     pub fn announces_no_ranges(self) -> bool {
         match self {
             Self::Crd | Self::Delegated => true,
@@ -263,7 +246,6 @@ impl CiliumMode {
     }
 
     /// Can a cluster in this mode be adopted into `crd` mode?
-    #[must_use]
     pub fn can_be_adopted(self) -> bool {
         match self {
             Self::Crd | Self::Kubernetes | Self::ClusterPool => true,

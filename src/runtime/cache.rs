@@ -1,12 +1,11 @@
-//! The local cache of one kind of object, fed by a watch. Synchronous. May be stale: what is written must rest on a live read or
-//! on a resourceVersion, never on the cache alone.
+//! The local cache of one kind of object, fed by a watch. Synchronous. May be stale: what is written must
+//! rest on a live read or on a resourceVersion, never on the cache alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One event of a watch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CacheEvent<T> {
-    /// A new list starts.
     ListStarted,
     /// An object of the new list.
     Listed(T),
@@ -37,7 +36,8 @@ impl<T> Default for Cache<T> {
 }
 
 impl<T: PartialEq> Cache<T> {
-    /// Applies an event. Returns the names whose object differs now: none for a list that repeats what is cached.
+    /// Applies an event. Returns the names whose object differs now: none for a list that repeats what is
+    /// cached.
     pub fn apply(&mut self, event: CacheEvent<(String, T)>) -> Vec<String> {
         match event {
             CacheEvent::ListStarted => {
@@ -94,7 +94,6 @@ impl<T: PartialEq> Cache<T> {
 
 impl<T> Cache<T> {
     /// Whether a list was complete once.
-    #[must_use]
     pub fn is_synced(&self) -> bool {
         self.synced
     }
@@ -109,19 +108,19 @@ impl<T> Cache<T> {
         self.objects.values()
     }
 
-    /// Every object from this name on, in the order of names.
-    pub fn starting_at(&self, name: &str) -> impl Iterator<Item = (&String, &T)> {
-        self.objects.range::<str, _>((std::ops::Bound::Included(name), std::ops::Bound::Unbounded))
+    /// Every object whose name starts with this, in the order of names.
+    pub fn with_prefix<'a>(&'a self, prefix: &str) -> impl Iterator<Item = (&'a String, &'a T)> {
+        let from =
+            self.objects.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
+        from.take_while(move |(name, _)| name.starts_with(prefix))
     }
 
     /// The object of this name, if it can be read.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&T> {
         self.objects.get(name)
     }
 
     /// Whether an object of this name exists, readable or not.
-    #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.objects.contains_key(name) || self.unreadable.contains(name)
     }
@@ -132,13 +131,11 @@ impl<T> Cache<T> {
     }
 
     /// The number of readable objects.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
     /// Whether there is no readable object.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
@@ -149,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_list_replaces_the_old_one_only_when_it_is_whole() {
+    fn a_new_list_replaces_the_old_one_only_when_it_is_complete() {
         let mut cache = Cache::default();
         cache.apply(CacheEvent::ListStarted);
         cache.apply(CacheEvent::Listed(("a".to_owned(), 1)));
@@ -160,7 +157,7 @@ mod tests {
         cache.apply(CacheEvent::ListStarted);
         cache.apply(CacheEvent::Listed(("b".to_owned(), 3)));
         cache.apply(CacheEvent::Unreadable("c".to_owned()));
-        assert_eq!((cache.get("a"), cache.get("b")), (Some(&1), Some(&2)), "as long as it is not whole");
+        assert_eq!((cache.get("a"), cache.get("b")), (Some(&1), Some(&2)), "as long as it is not complete");
         assert_eq!(cache.apply(CacheEvent::ListComplete), ["a", "b", "c"]);
         assert_eq!((cache.get("a"), cache.get("b"), cache.contains("c")), (None, Some(&3), true));
         cache.apply(CacheEvent::Deleted("b".to_owned()));

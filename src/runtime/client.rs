@@ -1,4 +1,5 @@
-//! The API server's client of a long-running process: built at the start, with time limits, every request counted.
+//! The API server's client of a long-running process: built at the start, with time limits, every request
+//! counted.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -13,23 +14,23 @@ use tower::{BoxError, Layer, Service};
 
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an answer may take to start: a little more than the API server gives itself (60 s). Without it, a list that
-/// a hanging server accepted would be waited for without end, and its cache would stay stale.
+/// How long an answer may take to start: a little more than the API server gives itself (60 s). Without it,
+/// the client would wait forever for a list from a server that hangs, and its cache would stay stale.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 /// The same for a watch, whose answer starts at once.
-pub const WATCH_START: Duration = Duration::from_secs(10);
-/// How long an answer that has started may be silent: more than a watch may be, which is started again before that.
+pub(crate) const WATCH_START: Duration = Duration::from_secs(10);
+/// How long an answer that has started may be silent: longer than a watch, which starts again before that.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
-/// What stands for the path of a kubeconfig where the cluster gives the credentials.
-pub const IN_CLUSTER: &str = "(in the cluster)";
+/// In messages, instead of the path of a kubeconfig: the credentials are those of the pod's service account.
+pub(crate) const IN_CLUSTER: &str = "(in the cluster)";
 
 /// Why there is no client.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// No kubeconfig was named, and this process is not in a cluster.
     #[error(
-        "--kubeconfig (KUBECONFIG) is missing and this process is not a pod with a service account ({0}); name a \
-         kubeconfig of the cluster"
+        "--kubeconfig (KUBECONFIG) is missing and this process is not a pod with a service account ({0}); \
+         name a kubeconfig of the cluster"
     )]
     NotInCluster(#[from] kube::config::InClusterError),
     /// The kubeconfig cannot be read or used.
@@ -45,11 +46,9 @@ pub enum ClientError {
     Credentials(#[from] kube::Error),
 }
 
-/// Makes a client from this kubeconfig, or from the service account of this pod. `count` is called with the method of every
-/// request.
-///
-/// # Errors
-/// There are no usable credentials.
+/// Makes a client from this kubeconfig, or from the service account of this pod. `count` is called with the
+/// method of every request.
+/// Errors: there are no usable credentials.
 pub async fn connect(
     kubeconfig: Option<&Path>,
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
@@ -138,8 +137,8 @@ where
 /// The method of a request that stays open.
 const WATCH: &str = "WATCH";
 
-/// The method of a request, as it is counted: `WATCH` for one that stays open, and `LEASE` for reads and renewals of a Lease by
-/// its name, which go on for as long as a replica takes part in the election.
+/// The method of a request, as it is counted: `WATCH` for one that stays open, and `LEASE` for reads and
+/// renewals of a Lease by its name, which go on for as long as a replica takes part in the election.
 fn method<B>(request: &hyper::Request<B>) -> &str {
     let (verb, path) = (request.method(), request.uri().path());
     let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
@@ -162,12 +161,12 @@ mod tests {
     use kube::Api;
     use tokio::net::TcpListener;
 
-    /// Servers that took a request and say nothing more: before the answer, and in the middle of it.
+    /// Servers that accept a request and then hang: before the answer, and in the middle of it.
     #[tokio::test]
-    async fn a_list_that_a_hanging_server_took_is_given_up_and_tried_again() {
+    async fn a_list_from_a_server_that_hangs_times_out_and_is_tried_again() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let half = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{";
-        for said in ["", half] {
+        for sent in ["", half] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let url = format!("http://{}", listener.local_addr().unwrap());
             tokio::spawn(async move {
@@ -175,7 +174,7 @@ mod tests {
                 while let Ok((mut stream, _)) = listener.accept().await {
                     let mut request = [0; 4096];
                     let _ = stream.read(&mut request).await;
-                    let _ = stream.write_all(said.as_bytes()).await;
+                    let _ = stream.write_all(sent.as_bytes()).await;
                     open.push(stream);
                 }
             });
@@ -185,8 +184,8 @@ mod tests {
             let watched = kube::runtime::watcher(Api::<Pod>::all(client), Default::default());
             let mut failed = std::pin::pin!(watched.filter(|event| std::future::ready(event.is_err())));
             for _ in 0..2 {
-                let told = tokio::time::timeout(Duration::from_secs(60), failed.next()).await;
-                assert!(told.expect("a hanging server was waited for").is_some(), "{said:?}");
+                let failure = tokio::time::timeout(Duration::from_secs(60), failed.next()).await;
+                assert!(failure.expect("no time limit").is_some(), "{sent:?}");
             }
         }
     }

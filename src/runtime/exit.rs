@@ -5,20 +5,17 @@
 pub struct ExitError {
     /// For standard error.
     pub text: String,
-    /// The exit status.
     pub status: u8,
 }
 
 impl ExitError {
     /// It could not start: a flag is wrong, or something that it needs is missing.
-    #[must_use]
-    pub fn start(text: impl Into<String>) -> Self {
+    pub(crate) fn start(text: impl Into<String>) -> Self {
         Self { text: text.into(), status: 2 }
     }
 
     /// It started and failed.
-    #[must_use]
-    pub fn failed(text: impl Into<String>) -> Self {
+    pub(crate) fn failed(text: impl Into<String>) -> Self {
         Self { text: text.into(), status: 1 }
     }
 }
@@ -26,9 +23,7 @@ impl ExitError {
 /// What a program prints on standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExitOutput {
-    /// The text.
     pub text: String,
-    /// The exit status.
     pub status: u8,
 }
 

@@ -1,5 +1,5 @@
-//! Flags that both programs have, in groups that each program flattens into its own. Every flag has an environment variable
-//! of its name.
+//! Flags that both programs have, in groups that each program flattens into its own. Every flag has an
+//! environment variable of its name.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,15 @@ use super::tls::{CertificateFiles, TlsError};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
 
-/// The value name of a flag that is true or false. [`global`] lets it stand without a value, too.
-pub const BOOL: &str = "BOOL";
+/// The value name of a flag that is true or false. With [`global`], the flag alone means true.
+pub(crate) const BOOL: &str = "BOOL";
 
 const PROCESS: &str = "Process";
 /// The heading of the flags that select pods.
-pub const SELECTION: &str = "Who is sticky";
+pub(crate) const SELECTION: &str = "Who is sticky";
 
 /// Makes a flag known to every subcommand. For `#[command(mut_args(global))]`.
-#[must_use]
-pub fn global(flag: Arg) -> Arg {
+pub(crate) fn global(flag: Arg) -> Arg {
     let is_bool = matches!(flag.get_value_names(), Some([name]) if name.as_str() == BOOL);
     let flag = flag.global(true);
     if is_bool { flag.num_args(0..=1).require_equals(true).default_missing_value("true") } else { flag }
@@ -38,7 +37,6 @@ pub struct ClientFlags {
 
 impl ClientFlags {
     /// Where the credentials come from, for messages.
-    #[must_use]
     pub fn origin(&self) -> &Path {
         self.kubeconfig.as_deref().unwrap_or(Path::new(IN_CLUSTER))
     }
@@ -61,10 +59,8 @@ pub struct ServerFlags {
 
 impl ServerFlags {
     /// The certificate and its key; none for plain HTTP.
-    ///
-    /// # Errors
-    /// Only one of the two was given.
-    pub fn certificate(&self) -> Result<Option<CertificateFiles>, TlsError> {
+    /// Errors: only one of the two was given.
+    pub(crate) fn certificate(&self) -> Result<Option<CertificateFiles>, TlsError> {
         CertificateFiles::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
 }
@@ -86,7 +82,8 @@ pub struct LogFlags {
 #[command(next_help_heading = SELECTION)]
 pub struct SelectionFlags {
     /// Label selector of sticky pods, as JSON: {"matchLabels":{"app":"db"}}
-    #[arg(long, aliases = ["labelSector", "labelSelector"], env, value_parser = selector, value_name = "JSON")]
+    #[arg(long, env, value_parser = selector, value_name = "JSON")]
+    #[arg(aliases = ["labelSector", "labelSelector"])]
     pub label_selector: Option<Selector>,
     /// Label whose value can exclude a pod
     #[arg(long, env, default_value = DEFAULT_EXCLUDE_KEY, value_name = "LABEL")]
@@ -97,11 +94,9 @@ pub struct SelectionFlags {
 }
 
 impl SelectionFlags {
-    /// What flags cannot say one by one.
-    ///
-    /// # Errors
-    /// The flag, and what would be right.
-    pub fn check(&self) -> Result<(), String> {
+    /// Checks what the parser of a single flag cannot.
+    /// Errors: the flag, and what would be right.
+    pub(crate) fn check(&self) -> Result<(), String> {
         if self.exclude_key.is_empty() {
             return Err("--exclude-key (EXCLUDE_KEY) is empty; name a label".into());
         }
@@ -109,7 +104,6 @@ impl SelectionFlags {
     }
 
     /// The rules that follow from the flags.
-    #[must_use]
     pub fn rules(&self) -> Rules {
         Rules {
             selector: self.label_selector.clone(),
@@ -128,10 +122,8 @@ fn selector(text: &str) -> Result<Selector, String> {
 }
 
 /// A DNS name, as Kubernetes names most objects.
-///
-/// # Errors
-/// What would be one.
-pub fn dns_name(text: &str) -> Result<String, String> {
+/// Errors: what would be one.
+pub(crate) fn dns_name(text: &str) -> Result<String, String> {
     let is_label = |part: &str| {
         let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')

@@ -6,11 +6,11 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 
-/// The lowest level that is logged. Also by number: 0 to 2 are errors, 3 warnings, 4 actions, 5 decisions, 6 everything.
+/// The lowest level that is logged. Also by number: 0 to 2 are errors, 3 warnings, 4 actions, 5 decisions,
+/// 6 everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// Errors.
     Error,
     /// And warnings.
     Warn,

@@ -3,22 +3,20 @@
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Listens for the signals that end a process. Signals that arrive after it was made are not lost.
-pub struct ShutdownSignal {
+pub(crate) struct ShutdownSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
 impl ShutdownSignal {
     /// Starts to listen.
-    ///
-    /// # Errors
-    /// The system refuses the handlers.
-    pub fn listen() -> std::io::Result<Self> {
+    /// Errors: the system refuses the handlers.
+    pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     /// Returns when one was received.
-    pub async fn received(&mut self) {
+    pub(crate) async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => tracing::info!("received SIGTERM, shutting down"),
             _ = self.interrupt.recv() => tracing::info!("received SIGINT, shutting down"),

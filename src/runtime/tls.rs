@@ -1,8 +1,8 @@
-//! TLS for the pages: a certificate and its key from two files, read again when they change. Must never serve without TLS once
-//! it was asked for, and never give up a pair that works for one that does not.
+//! TLS for the pages: a certificate and its key from two files, read again when they change. Must never serve
+//! without TLS once it was configured, and never replace a pair that works by one that does not.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -15,8 +15,10 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-/// The files are looked at when a connection comes, at most this often: at rest they are not touched.
-const LOOK: Duration = Duration::from_secs(1);
+use crate::runtime::locked;
+
+/// The files are read when a connection is opened, at most this often: without connections they are not read.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a pair cannot be used. Each names the flag and the file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -26,28 +28,21 @@ pub enum TlsError {
     Half {
         /// The flag that was given.
         given: &'static str,
-        /// The one that was not.
         missing: &'static str,
     },
     /// A file cannot be read, or is not what it should be.
     #[error("{flag} {file}: {why}", file = path.display())]
     File {
-        /// The flag.
         flag: &'static str,
         /// The file.
         path: PathBuf,
         /// Why, and what would be right.
         why: String,
     },
-    /// Each is well by itself.
+    /// Each file is valid, and the key is not that of the certificate.
     #[error("{CERT} {certificate} and {KEY} {key} do not fit: {why}; write the key of that certificate",
             certificate = pair.certificate.display(), key = pair.key.display())]
-    Together {
-        /// The files.
-        pair: CertificateFiles,
-        /// Why.
-        why: String,
-    },
+    Together { pair: CertificateFiles, why: String },
 }
 
 const CERT: &str = "--tls-cert-file";
@@ -56,18 +51,15 @@ const KEY: &str = "--tls-key-file";
 /// The two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The certificate, and those that vouch for it behind it, as PEM.
+    /// The certificate, followed by its chain, as PEM.
     pub certificate: PathBuf,
     /// Its private key, as PEM.
     pub key: PathBuf,
 }
 
 impl CertificateFiles {
-    /// What the flags `--tls-cert-file` and `--tls-key-file` say together; none if neither is given.
-    ///
-    /// # Errors
-    /// [`TlsError::Half`].
-    pub fn of(certificate: Option<&Path>, key: Option<&Path>) -> Result<Option<Self>, TlsError> {
+    /// The files of the flags `--tls-cert-file` and `--tls-key-file`; none if neither is given.
+    pub(crate) fn of(certificate: Option<&Path>, key: Option<&Path>) -> Result<Option<Self>, TlsError> {
         match (certificate, key) {
             (None, None) => Ok(None),
             (Some(certificate), Some(key)) => {
@@ -78,7 +70,7 @@ impl CertificateFiles {
         }
     }
 
-    fn read(&self) -> Result<Texts, TlsError> {
+    fn read(&self) -> Result<PemTexts, TlsError> {
         let read = |flag, path: &Path| {
             std::fs::read(path).map_err(|error| TlsError::File {
                 flag,
@@ -86,10 +78,10 @@ impl CertificateFiles {
                 why: format!("cannot be read: {error}"),
             })
         };
-        Ok(Texts { certificate: read(CERT, &self.certificate)?, key: read(KEY, &self.key)? })
+        Ok(PemTexts { certificate: read(CERT, &self.certificate)?, key: read(KEY, &self.key)? })
     }
 
-    fn parse(&self, texts: &Texts, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+    fn parse(&self, texts: &PemTexts, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
         let bad = |flag, path: &Path, what: &str, error: &dyn std::fmt::Display| TlsError::File {
             flag,
             path: path.to_owned(),
@@ -108,23 +100,24 @@ impl CertificateFiles {
     }
 }
 
-/// What the files said. Never shown: one of them is a secret.
+/// The content of the files. Never logged: one of them is a secret.
 #[derive(PartialEq, Eq)]
-struct Texts {
+struct PemTexts {
     certificate: Vec<u8>,
     key: Vec<u8>,
 }
 
-/// What is served, and what was last seen of the files.
+/// What is served, and what was last read from the files.
 struct Current {
     served: Arc<CertifiedKey>,
-    seen: Option<Texts>,
-    told: Option<TlsError>,
-    looked: Instant,
+    texts: PemTexts,
+    /// The error that was logged last; none once the files can be used.
+    reported: Option<TlsError>,
+    read_at: Instant,
 }
 
 /// The pair that is served now.
-pub struct CertificateSource {
+pub(crate) struct CertificateSource {
     pair: CertificateFiles,
     provider: Arc<CryptoProvider>,
     current: Mutex<Current>,
@@ -132,66 +125,66 @@ pub struct CertificateSource {
 
 impl std::fmt::Debug for CertificateSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keys").field("pair", &self.pair).finish_non_exhaustive()
+        f.debug_struct("CertificateSource").field("pair", &self.pair).finish_non_exhaustive()
     }
 }
 
 impl CertificateSource {
     /// Reads the pair for the first time.
-    ///
-    /// # Errors
-    /// A file is missing or is not what it should be, or the two do not fit.
-    pub fn load(pair: CertificateFiles) -> Result<Self, TlsError> {
+    /// Errors: a file is missing or is not what it should be, or the two do not fit.
+    pub(crate) fn load(pair: CertificateFiles) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
         let texts = pair.read()?;
         let served = Arc::new(pair.parse(&texts, &provider)?);
-        let current = Current { served, seen: Some(texts), told: None, looked: Instant::now() };
+        let current = Current { served, texts, reported: None, read_at: Instant::now() };
         Ok(Self { pair, provider, current: Mutex::new(current) })
     }
 
-    /// Takes in what the files say now. A pair that cannot be used is told once, and the one before stays.
-    pub(crate) fn look(&self, now: Instant) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.duration_since(current.looked) < LOOK {
+    /// Reads the files again. A pair that cannot be used is reported once, and the one before stays.
+    pub(crate) fn read_again(&self, now: Instant) {
+        let mut current = locked(&self.current);
+        if now.duration_since(current.read_at) < READ_INTERVAL {
             return;
         }
-        current.looked = now;
+        current.read_at = now;
         let found = self.pair.read().and_then(|texts| {
-            if current.seen.as_ref() == Some(&texts) {
+            if current.texts == texts {
                 return Ok(None);
             }
             Ok(Some((self.pair.parse(&texts, &self.provider)?, texts)))
         });
         match found {
-            Ok(None) => current.told = None,
+            Ok(None) => current.reported = None,
             Ok(Some((served, texts))) => {
-                tracing::info!(certificate = %self.pair.certificate.display(), "the certificate has changed; serving the new one");
+                let certificate = self.pair.certificate.display();
+                tracing::info!(%certificate, "the certificate has changed; serving the new one");
                 current.served = Arc::new(served);
-                current.seen = Some(texts);
-                current.told = None;
+                current.texts = texts;
+                current.reported = None;
             }
             Err(error) => {
-                // The two are not written at once: they may fit at the next look.
-                if current.told.as_ref() != Some(&error) {
-                    tracing::error!(%error, "the certificate has changed and cannot be used; serving the one before");
+                // The two files are not written at once: they may fit when they are read again.
+                if current.reported.as_ref() != Some(&error) {
+                    tracing::error!(
+                        %error,
+                        "the certificate has changed and cannot be used; serving the one before"
+                    );
                 }
-                current.told = Some(error);
+                current.reported = Some(error);
             }
         }
     }
 
-    /// What is served, and what is wrong with the files if that is older than they are.
+    /// What is served, and why the files cannot be used, if they cannot.
     #[cfg(test)]
     pub(crate) fn now(&self) -> (Arc<CertifiedKey>, Option<TlsError>) {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        (current.served.clone(), current.told.clone())
+        let current = locked(&self.current);
+        (current.served.clone(), current.reported.clone())
     }
 
-    /// What answers TLS with these keys.
-    ///
-    /// # Errors
-    /// The provider of the cryptography knows no version of TLS; never with the one that is built in.
-    pub fn acceptor(self) -> std::io::Result<TlsAcceptor> {
+    /// Accepts TLS connections with these certificates.
+    /// Errors: the cryptography provider supports no version of TLS; never with the one that is built in.
+    pub(crate) fn acceptor(self) -> std::io::Result<TlsAcceptor> {
         let config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(std::io::Error::other)?;
@@ -203,7 +196,7 @@ impl CertificateSource {
 
 impl ResolvesServerCert for CertificateSource {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.look(Instant::now());
-        Some(self.current.lock().unwrap_or_else(PoisonError::into_inner).served.clone())
+        self.read_again(Instant::now());
+        Some(locked(&self.current).served.clone())
     }
 }

@@ -1,5 +1,5 @@
-//! From a watch to a cache, for every kind and both programs. Must never end because of one object that cannot be
-//! read, nor because the API server is away: the watch waits longer and longer, and starts with a new list.
+//! From a watch to a cache, for every kind and both programs. Must never end because of one object that
+//! cannot be read, nor because the API server is unavailable: the watch backs off and starts with a new list.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -14,24 +14,25 @@ use serde::de::DeserializeOwned;
 use super::cache::CacheEvent;
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 
-/// How often [`feed`] asks again for a kind that the server does not know: its definition may be installed later.
+/// How often [`feed`] asks again for a kind that the server does not know: its definition may be installed
+/// later.
 const UNKNOWN_KIND_RETRY: Duration = Duration::from_secs(60);
 /// Objects per page of a list: what is in memory before it is trimmed.
 const PAGE_SIZE: u32 = 500;
 
 /// What went wrong with a watch. Another try follows by itself.
 #[derive(Debug)]
-pub enum WatchProblem {
+pub(crate) enum WatchProblem {
     /// An object cannot be read. A [`CacheEvent::Unreadable`] follows.
     Unreadable(Skipped),
-    /// The server does not know the kind. Nothing follows about its objects: that it is not served now does not mean
-    /// that there are none.
+    /// The server does not know the kind. Nothing follows about its objects: that it is not served now does
+    /// not mean that there are none.
     UnknownKind(String),
     /// The server does not allow to list or watch it; the message names verb and resource.
     Forbidden(String),
     /// The server does not accept the credentials.
     Unauthorized(String),
-    /// The server is away, or no longer has the history.
+    /// The server is unavailable, or no longer has the history.
     Disconnected(String),
 }
 
@@ -48,10 +49,10 @@ impl std::fmt::Display for WatchProblem {
 }
 
 /// A change of one kind of object, by name, or why there is none.
-pub type Watched<T> = Result<CacheEvent<(String, T)>, WatchProblem>;
+pub(crate) type Watched<T> = Result<CacheEvent<(String, T)>, WatchProblem>;
 
 /// The name under which an object is cached.
-pub fn name_of(object: &impl ResourceExt) -> String {
+pub(crate) fn name_of(object: &impl ResourceExt) -> String {
     let name = object.name_any();
     match object.namespace() {
         Some(namespace) => format!("{namespace}/{name}"),
@@ -59,9 +60,9 @@ pub fn name_of(object: &impl ResourceExt) -> String {
     }
 }
 
-/// Every change of a kind whose objects may be unreadable: ours, Cilium's, and Kubernetes' own where one bad object must
-/// not stop a node. `trim` keeps what is needed of each.
-pub fn watch_readable<K, T>(
+/// Every change of a kind whose objects may be unreadable: ours, Cilium's, and Kubernetes' own where one bad
+/// object must not stop a node. `trim` keeps what is needed of each.
+pub(crate) fn watch_readable<K, T>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
     trim: impl Fn(K) -> T + Send,
@@ -74,7 +75,7 @@ where
 }
 
 /// Every change of a kind that the API server itself validates.
-pub fn watch_trimmed<K, T>(
+pub(crate) fn watch_trimmed<K, T>(
     api: Api<K>,
     config: watcher::Config,
     trim: impl Fn(K) -> T + Send,
@@ -121,7 +122,7 @@ where
 }
 
 /// Hands every change to `apply` and every problem to `report`, for as long as it is polled.
-pub async fn feed<T>(
+pub(crate) async fn feed<T>(
     watched: impl Stream<Item = Watched<T>>,
     mut apply: impl FnMut(CacheEvent<(String, T)>),
     mut report: impl FnMut(WatchProblem),
@@ -141,7 +142,7 @@ pub async fn feed<T>(
     }
 }
 
-/// The server's own words, not its whole answer: that is long and says the same.
+/// The message of the server, not its whole answer, which is long and repeats it.
 pub(crate) fn problem(error: &watcher::Error) -> WatchProblem {
     let status = match error {
         watcher::Error::InitialListFailed(inner)

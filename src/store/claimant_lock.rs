@@ -1,7 +1,8 @@
-//! One ADD at a time for a claimant on this node, while it asks the cluster: between the attachment in the API server and
-//! the record in the store no second pod of the same name may come and find no record.
+//! One ADD at a time for a claimant on this node, while it asks the cluster: between the attachment in the
+//! API server and the record in the store no second pod of the same name may come and find no record.
 //!
-//! A turn is one byte of one file, locked by fcntl(2): making and removing a file for each would cost every ADD an inode.
+//! A lock is one byte of one file, locked by fcntl(2): making and removing a file for each would cost every
+//! ADD an inode.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,31 +14,30 @@ use nix::libc;
 use sha2::{Digest, Sha256};
 
 use crate::store::lock::{is_same_file, open};
-use crate::store::{Claimant, Disk, Store, StoreError};
+use crate::store::{ClaimantKey, Disk, Store, StoreError};
 
-const CLAIMANT_LOCKS: &str = ".sticky/turns.lock";
-/// Between two tries: few wait for a turn, and a pod's start does.
+const CLAIMANT_LOCKS: &str = ".sticky/claimants.lock";
+/// Between two tries: few wait, and a pod's start does.
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 
-/// A claimant's turn. The kernel lets go of it when this is dropped or the process ends, however it ends.
+/// The lock of a claimant. The kernel releases it when this is dropped or the process ends, however it ends.
 #[derive(Debug)]
 pub struct ClaimantLock(#[allow(dead_code, reason = "held for its drop")] File);
 
 impl<D: Disk> Store<D> {
-    /// Waits for the claimant's turn. The store must have been locked once, so that it is there.
-    ///
-    /// # Errors
-    /// Another ADD of this claimant takes longer than `patience`, or the disk fails.
-    pub fn claimant_lock(&self, claimant: &Claimant, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+    /// Waits for the claimant's lock. The store must have been locked once, so that it is there.
+    /// Errors: another ADD of this claimant takes longer than `timeout`, or the disk fails.
+    pub fn claimant_lock(
+        &self,
+        claimant: &ClaimantKey,
+        timeout: Duration,
+    ) -> Result<ClaimantLock, StoreError> {
         self.lock_named(&claimant.entry(), timeout)
     }
 
-    /// Waits for the turn to show or hide the claimant's addresses on this node's CiliumNode. Short: nobody waits for
-    /// another pod while it has it.
-    ///
-    /// # Errors
-    /// As [`Store::claimant_lock`].
-    pub fn pool_lock(&self, claimant: &Claimant, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+    /// Waits for the lock under which the claimant's addresses are published or unpublished on this node's
+    /// CiliumNode. It is held for a short time: never while waiting for another pod.
+    pub fn pool_lock(&self, claimant: &ClaimantKey, timeout: Duration) -> Result<ClaimantLock, StoreError> {
         self.lock_named(&format!("{},pool", claimant.entry()), timeout)
     }
 
@@ -46,12 +46,12 @@ impl<D: Disk> Store<D> {
         let mut file = open(&path)?;
         loop {
             match fcntl(&file, FcntlArg::F_OFD_SETLK(&lock_range(name))) {
-                // The directory was made anew while this process waited: its turns are in another file now.
+                // The directory was made again while this process waited: its locks are in another file now.
                 Ok(_) if !is_same_file(&file, &path) => file = open(&path)?,
                 Ok(_) => return Ok(ClaimantLock(file)),
                 Err(Errno::EAGAIN | Errno::EACCES) => {
                     if started.elapsed() >= timeout {
-                        // Whose turn it is tells more than the file that all of them share.
+                        // The name says more than the file that all of them share.
                         let path = PathBuf::from(format!("{} ({name})", path.display()));
                         return Err(StoreError::LockTimeout { path, holder: None, timeout });
                     }
@@ -64,8 +64,8 @@ impl<D: Disk> Store<D> {
     }
 }
 
-/// The byte that stands for a name: far beyond the file's end, which takes no room. Two names with the same one would only wait for each
-/// other.
+/// The byte of a name: far beyond the file's end, which takes no room. Two names with the same byte would
+/// only wait for each other.
 fn lock_range(name: &str) -> libc::flock {
     let mut first = [0; 8];
     first.copy_from_slice(&Sha256::digest(name.as_bytes())[..8]);
@@ -91,7 +91,7 @@ mod tests {
         let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, Duration::ZERO);
         drop(store.lock().unwrap());
-        let claimant = |name: &str| Claimant::bound("db", name, &IfName::new("eth0").unwrap());
+        let claimant = |name: &str| ClaimantKey::new("db", name, &IfName::new("eth0").unwrap());
         let held = store.claimant_lock(&claimant("db-0"), Duration::ZERO).unwrap();
         let refused =
             store.claimant_lock(&claimant("db-0"), Duration::from_millis(5)).unwrap_err().to_string();
@@ -101,7 +101,7 @@ mod tests {
         drop(held);
         store.claimant_lock(&claimant("db-0"), Duration::ZERO).unwrap();
         assert!(store.verify().unwrap().is_empty());
-        // Made anew behind the holder's back, it is another file: a turn there is a turn.
+        // Made again while it is held, it is another file: a lock there is a lock.
         let _held = store.claimant_lock(&claimant("db-2"), Duration::ZERO).unwrap();
         std::fs::remove_dir_all(store.path(crate::store::DERIVED)).unwrap();
         drop(store.lock().unwrap());

@@ -1,5 +1,5 @@
-//! Every change that the store makes to the disk goes through this narrow door, so that a test can end the process,
-//! fill the disk or lose the power at each of them. Reading needs no door: it changes nothing.
+//! Every change that the store makes to the disk goes through this narrow door, so that a test can end the
+//! process, fill the disk or lose the power at each of them. Reading needs no door: it changes nothing.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

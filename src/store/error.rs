@@ -15,14 +15,14 @@ pub enum StoreError {
     Io {
         /// What was tried.
         what: &'static str,
-        /// On which path.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// Somebody else held the lock for too long.
+    /// Another process held the lock for too long.
     #[error(
-        "the lock {} is held by {} for more than {timeout:?}; end that process if it hangs, or raise sticky.lockTimeout",
+        "the lock {} is held by {} for more than {timeout:?}; end that process if it hangs, or raise \
+         sticky.lockTimeout",
         path.display(),
         holder.map_or_else(|| "an unknown process".to_owned(), |pid| format!("process {pid}"))
     )]
@@ -36,7 +36,8 @@ pub enum StoreError {
     },
     /// A newer program wrote the store.
     #[error(
-        "the store {} has version {found}, this program knows versions up to {known}; upgrade sticky-ipam on this node",
+        "the store {} has version {found}, this program knows versions up to {known}; upgrade sticky-ipam on \
+         this node",
         path.display()
     )]
     NewerVersion {
@@ -62,7 +63,7 @@ pub enum StoreError {
         /// The tree it should stay in.
         tree: PathBuf,
     },
-    /// The address turned out to be somebody's.
+    /// The address turned out to be taken.
     #[error("the address {0} is taken")]
     Taken(IpAddr),
 }

@@ -1,4 +1,5 @@
-//! The lock of a network's directory: flock(2) on the file `lock`, the same that host-local takes, with a deadline.
+//! The lock of a network's directory: flock(2) on the file `lock`, the same that host-local takes, with a
+//! deadline.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -15,12 +16,12 @@ const MIN_BACKOFF: Duration = Duration::from_micros(100);
 /// The longest pause: what a waiter may lose when the holder was slow.
 const MAX_BACKOFF: Duration = Duration::from_millis(4);
 
-/// A held lock. The kernel lets go of it when this is dropped or the process ends, however it ends.
+/// A held lock. The kernel releases it when this is dropped or the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct StoreLock(#[allow(dead_code, reason = "held for its drop")] File);
 
 impl StoreLock {
-    /// Waits for the lock until `patience` has passed.
+    /// Waits for the lock until `timeout` has passed.
     pub(super) fn acquire(path: &Path, timeout: Duration) -> Result<Self, StoreError> {
         let started = Instant::now();
         let mut pause = MIN_BACKOFF;
@@ -31,7 +32,7 @@ impl StoreLock {
                     if is_same_file(&file, path) {
                         return Ok(Self(file));
                     }
-                    // The directory was made anew while this process waited: its lock is another file now.
+                    // The directory was made again while this process waited: its lock is another file now.
                     file = open(path)?;
                 }
                 Err(TryLockError::WouldBlock) => {
@@ -51,7 +52,7 @@ impl StoreLock {
     }
 }
 
-/// Opens the file of a lock, and makes it if it is not there. A pipe that somebody put in its place is not waited for.
+/// Opens the file of a lock, and makes it if it is not there. A pipe in its place is not waited for.
 pub(super) fn open(path: &Path) -> Result<File, StoreError> {
     OpenOptions::new()
         .read(true)
@@ -72,8 +73,8 @@ pub(super) fn is_same_file(file: &File, path: &Path) -> bool {
     same(file.metadata(), fs::metadata(path))
 }
 
-/// The process that holds the flock on this inode, from the text of /proc/locks. Lines of waiters (`->`) do not
-/// count; a holder in another pid namespace shows as 0.
+/// The process that holds the flock on this inode, from the text of /proc/locks. Lines of waiters (`->`) do
+/// not count; a holder in another pid namespace shows as 0.
 fn lock_owner_in(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (nix::sys::stat::major(dev), nix::sys::stat::minor(dev));
     let key = format!("{major:02x}:{minor:02x}:{ino}");

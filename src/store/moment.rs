@@ -1,6 +1,6 @@
-//! When something happened, told so that it can be compared later even if somebody turned the clock.
+//! When something happened, in a form that can be compared later even if the clock was set.
 //!
-//! Within one boot the uptime counts, which nobody can set; across boots only the wall clock is left.
+//! Within one boot the uptime counts, which cannot be set; across boots only the wall clock is left.
 
 use std::fs;
 use std::path::Path;
@@ -29,9 +29,8 @@ impl NodeTime {
     }
 
     /// Now, with the boot id read from `boot_id_file`.
-    ///
-    /// # Errors
-    /// The boot id cannot be read, or is empty: without it a reboot could not be told from a restart.
+    /// Errors: the boot id cannot be read, or is empty: without it a reboot could not be distinguished from a
+    /// restart.
     pub fn now(boot_id_file: &Path) -> Result<Self, StoreError> {
         let boot = fs::read_to_string(boot_id_file)
             .map_err(|source| StoreError::io("read the boot id", boot_id_file, source))?;
@@ -56,8 +55,8 @@ impl NodeTime {
         self.wall
     }
 
-    /// How long ago `earlier` was. Never more than what has really passed because the clock was set back: then, and
-    /// for a moment that seems to lie ahead, the answer is nought.
+    /// How long ago `earlier` was. Never more than what has really passed because the clock was set back:
+    /// then, and for a moment that seems to lie ahead, the answer is zero.
     pub fn since(&self, earlier: &NodeTime) -> Duration {
         let seconds = if self.boot == earlier.boot {
             self.uptime.saturating_sub(earlier.uptime)
@@ -68,7 +67,7 @@ impl NodeTime {
     }
 
     /// The wall clock as people write it.
-    pub fn to_rfc3339(&self) -> String {
+    pub(crate) fn to_rfc3339(&self) -> String {
         rfc3339::print(self.wall)
     }
 }

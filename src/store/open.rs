@@ -17,9 +17,7 @@ use crate::store::{
 
 impl<D: Disk> Store<D> {
     /// Locks the store, and makes it if it is not there.
-    ///
-    /// # Errors
-    /// The lock is not to be had in time, the disk fails, or the store is of a newer version.
+    /// Errors: the lock is not to be had in time, the disk fails, or the store is of a newer version.
     pub fn lock(&self) -> Result<LockedStore<'_, D>, StoreError> {
         if !self.is_there()? {
             self.make()?;
@@ -28,10 +26,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Locks the store if it is there, and makes nothing.
-    ///
-    /// # Errors
-    /// As [`Store::lock`].
-    pub fn lock_existing(&self) -> Result<Option<LockedStore<'_, D>>, StoreError> {
+    pub(crate) fn lock_existing(&self) -> Result<Option<LockedStore<'_, D>>, StoreError> {
         if self.is_there()? { self.locked().map(Some) } else { Ok(None) }
     }
 
@@ -52,7 +47,8 @@ impl<D: Disk> Store<D> {
         Ok(true)
     }
 
-    /// Makes the directories that are missing. [`Store::create_derived`] has them synced before anything is put in.
+    /// Makes the directories that are missing. [`Store::create_derived`] has them synced before anything is
+    /// put in.
     fn make(&self) -> Result<(), StoreError> {
         let mut missing: Vec<&Path> = Vec::new();
         for path in self.root.ancestors() {
@@ -145,8 +141,8 @@ impl<D: Disk> Store<D> {
         Ok(locked)
     }
 
-    /// The folder of what is derived, and its page, empty. The directories above are synced first: a record that
-    /// is answered for must not be lost with its directory.
+    /// The folder of what is derived, and its page, empty. The directories above are synced first: a record
+    /// that is answered for must not be lost with its directory.
     fn create_derived(&self, page: Option<File>) -> Result<File, StoreError> {
         let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
         let own = device(&self.root);
@@ -163,7 +159,7 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    /// Whether the folders of what is derived are all there; one that somebody removed is made anew.
+    /// Whether the folders of what is derived are all there; one that was removed is made again.
     fn has_folders(&self) -> bool {
         [ATTACHMENTS, CLAIMANTS, BITMAPS].iter().all(|name| self.path(name).is_dir())
     }

@@ -1,6 +1,8 @@
-//! The plugin's kubeconfig on the host: written, put back when another changed it, renewed before its token ends.
+//! The plugin's kubeconfig on the host: written, restored when another program changed it, renewed before its
+//! token ends.
 //!
-//! Must never let a token run out while the API server can be asked, and never be readable for anyone but root.
+//! Must never let a token run out while the API server can be asked, and never be readable for anyone but
+//! root.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,8 +20,8 @@ use crate::cluster::api::client::Connection;
 /// Between two tries to get a token: from the first to the last of these, doubling.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// How often the API server is asked whether it still accepts the token: an account or Node that was deleted and made
-/// again ends a token long before its time, and nothing else tells.
+/// How often the API server is asked whether it still accepts the token: an account or Node that was deleted
+/// and made again ends a token long before its time, and nothing else shows that.
 const CHECK_EVERY: Duration = Duration::from_secs(300);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -28,7 +30,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct CredentialsUpdate {
     /// A new token was written.
     pub(super) renewed: bool,
-    /// The file was put back without a new token.
+    /// The file was restored without a new token.
     pub(super) repaired: bool,
 }
 
@@ -88,13 +90,13 @@ impl Credentials {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(current.claims.exp))
     }
 
-    /// How many times in a row no token was to be had.
+    /// How many times in a row no token was issued.
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Makes sure that the file is there, whole, private and good for a while. `asked` is somebody's word that the API
-    /// server refused the token.
+    /// Makes sure that the file exists, is complete, private and valid for a while. `asked`: the API server
+    /// is said to have refused the token.
     pub(super) async fn keep(
         &mut self,
         now: SystemTime,
@@ -118,7 +120,7 @@ impl Credentials {
                     let pause = FIRST_PAUSE * 2u32.saturating_pow(self.failures.min(8));
                     self.not_before = now.checked_add(pause.min(LONGEST_PAUSE));
                     self.failures = self.failures.saturating_add(1);
-                    // What is there is put back all the same: it may be good for a while yet.
+                    // The old token is written all the same: it may be valid for a while.
                     self.write()?;
                     return Err(error);
                 }
@@ -133,7 +135,7 @@ impl Credentials {
         let token = token_in(&text)?;
         let claims = TokenClaims::of(&token).filter(|claims| claims.is_for(&self.account, &self.node))?;
         let since = fs::metadata(&self.path).and_then(|meta| meta.modified()).ok()?;
-        // How it was told to live may have changed since.
+        // The lifetime that the flags ask for may have changed since.
         let same_life = claims.lifetime() <= self.lifetime;
         let same_text = self.server.kubeconfig(&token).is_ok_and(|own| own == text);
         (same_life && same_text).then_some(CurrentToken { token, claims, since })
@@ -150,14 +152,17 @@ impl Credentials {
         let Ok(api) = Connection::open(&self.path, CHECK_TIMEOUT).await else { return false };
         match token::is_accepted(&api.client()).await {
             Some(false) => {
-                tracing::warn!(kubeconfig = %self.path.display(), "the API server refuses the plugin's token; it is renewed");
+                let kubeconfig = self.path.display();
+                tracing::warn!(%kubeconfig, "the API server refuses the plugin's token; it is renewed");
                 true
             }
             Some(true) => false,
             None => {
                 tracing::warn!(
                     kubeconfig = %self.path.display(),
-                    "the API server does not answer by the plugin's way; if the agent has another one, correct --api-server"
+                    "the API server does not answer at the address of the plugin's kubeconfig; if the agent \
+                     uses \
+                     another address, correct --api-server"
                 );
                 false
             }

@@ -1,4 +1,4 @@
-//! Why something could not be installed or removed. What stands on the host then is what stood there before.
+//! Why something could not be installed or removed. The host then has what it had before.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,11 @@ use crate::cni::CniError;
 /// What went wrong, on which file or object, and what to do.
 #[derive(Debug, Error)]
 pub enum InstallError {
-    /// The host's disk says no.
-    #[error("cannot {what} {}: {source}; is the host's folder mounted into the agent, and writable?", path.display())]
+    /// A file of the host cannot be read or written.
+    #[error(
+        "cannot {what} {}: {source}; is the host's folder mounted into the agent, and writable?",
+        path.display()
+    )]
     Io {
         /// What was tried.
         what: &'static str,
@@ -25,7 +28,6 @@ pub enum InstallError {
     Template {
         /// The file, or the built-in one.
         from: String,
-        /// The field.
         field: String,
         /// Its value, and what would be right.
         why: String,
@@ -40,13 +42,10 @@ pub enum InstallError {
     },
     /// The node has no addresses yet.
     #[error(
-        "node {node} has no home block yet: spec.ipam.podCIDRs of its CiliumNode is empty; fill it, or write ranges into \
-         a conflist and name that with --conflist"
+        "node {node} has no home block yet: spec.ipam.podCIDRs of its CiliumNode is empty; fill it, or write \
+         ranges into a conflist and name that with --conflist"
     )]
-    NoBlocks {
-        /// The node.
-        node: String,
-    },
+    NoBlocks { node: String },
     /// The plugin's binary cannot be installed.
     #[error("--plugin {}: {why}", path.display())]
     Plugin {
@@ -60,21 +59,18 @@ pub enum InstallError {
     Token {
         /// `namespace/name`.
         account: String,
-        /// The node.
         node: String,
         /// The reason and the cure.
         why: String,
     },
-    /// The agent's own way to the API server cannot be written down for the plugin.
+    /// The agent's own access to the API server cannot be written into the plugin's kubeconfig.
     #[error("cannot write the plugin's kubeconfig: {why}")]
     ApiServerAccess {
         /// What is missing.
         why: String,
     },
-    /// The store cannot be looked at.
-    #[error(
-        "cannot tell whether pods of this node still need the plugin: {0}; nothing but the conflist is removed"
-    )]
+    /// The store cannot be read.
+    #[error("cannot read whether pods of this node still need the plugin: {0}; only the conflist is removed")]
     Store(#[from] crate::store::StoreError),
 }
 

@@ -37,9 +37,10 @@ impl ApiServerAccess {
             return Err(InstallError::ApiServerAccess { why });
         }
         if config.accept_invalid_certs {
-            let why = "the agent's own kubeconfig skips the check of the API server's certificate, and the plugin must not; \
-                       give it a certificate-authority"
-                .to_owned();
+            let why =
+                "the agent's own kubeconfig skips the check of the API server's certificate, and the plugin \
+                       must not; give it a certificate-authority"
+                    .to_owned();
             return Err(InstallError::ApiServerAccess { why });
         }
         let authority = match (&config.root_cert_file, &config.root_cert) {
@@ -64,7 +65,8 @@ impl ApiServerAccess {
         if let Some(name) = &self.name {
             cluster["tls-server-name"] = json!(name);
         }
-        // As JSON, which is YAML too: every ADD that was not prepared reads it, and that in a tenth of the time.
+        // As JSON, which is YAML too: every ADD that was not prepared reads it, and that in a tenth of the
+        // time.
         let config = json!({
             "//": "Written and renewed by sticky-ipam-agent; changes are undone.",
             "apiVersion": "v1",

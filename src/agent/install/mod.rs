@@ -1,8 +1,9 @@
-//! What the agent puts onto its host: the plugin, the plugin's credentials and the conflist; and how it keeps them whole.
+//! What the agent puts onto its host: the plugin, the plugin's credentials and the conflist; and how it keeps
+//! them whole.
 //!
-//! Everything is validated before it is put in place, and put in place by a rename: a runtime reads the old conflist or
-//! the new one, and an ADD that runs keeps its plugin. Must never leave the host with a conflist whose plugin or
-//! credentials are not there, and never ask the API server for what a look at the disk can tell.
+//! Everything is validated before it is put in place, and put in place by a rename: a runtime reads the old
+//! conflist or the new one, and an ADD that runs keeps its plugin. Must never leave the host with a conflist
+//! whose plugin or credentials are not there, and never ask the API server for what the disk shows.
 
 mod credentials;
 mod error;
@@ -19,42 +20,29 @@ use std::fs;
 use std::future::Future;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use credentials::Credentials;
-pub use error::InstallError;
+pub(crate) use error::InstallError;
 use kubeconfig::ApiServerAccess;
 pub use place::copy;
 use place::{Content, FileChange, Fingerprint};
 use render::Template;
-pub use render::home_blocks;
-pub use settings::{
-    CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_LIFETIME,
-    InstallSettings, PLUGIN, ServiceAccountRef,
+pub(crate) use settings::{
+    CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, ServiceAccountRef,
 };
+pub use settings::{InstallSettings, PLUGIN};
 pub use state::{InstallState, PartState};
 pub use uninstall::{Removed, uninstall};
 
-/// How often the host's files are looked at. No request is made for it.
-pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How often the files of the host are checked. That sends no request.
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 const EXECUTABLE: u32 = 0o755;
 const PRIVATE: u32 = 0o600;
-
-/// Asks for a new token: for whoever sees that the API server refuses the plugin's.
-#[derive(Clone, Debug, Default)]
-pub struct Renewal(Arc<Notify>);
-
-impl Renewal {
-    /// Has the token renewed at once.
-    pub fn ask(&self) {
-        self.0.notify_one();
-    }
-}
 
 /// Keeps the plugin, its credentials and the conflist on the host.
 pub struct Installer {
@@ -66,7 +54,6 @@ pub struct Installer {
     restore_limit: rivals::RestoreLimit,
     /// Which parts stood there once: from then on, what must be put there again is a repair.
     installed_before: InstalledBefore,
-    renewal: Renewal,
     state: watch::Sender<InstallState>,
 }
 
@@ -77,11 +64,9 @@ struct InstalledBefore {
 }
 
 impl Installer {
-    /// An installer that has done nothing yet. `config` is the agent's own way to the API server, whose address and
-    /// authority the plugin gets too; `client` asks for its tokens.
-    ///
-    /// # Errors
-    /// The way cannot be written down for the plugin.
+    /// An installer that has done nothing yet. `config` is the agent's own way to the API server, whose
+    /// address and authority the plugin gets too; `client` asks for its tokens.
+    /// Errors: the way cannot be written down for the plugin.
     pub fn new(
         settings: InstallSettings,
         client: kube::Client,
@@ -102,27 +87,18 @@ impl Installer {
             conflist_seen: None,
             restore_limit: rivals::RestoreLimit::default(),
             installed_before: InstalledBefore::default(),
-            renewal: Renewal::default(),
             state: watch::Sender::default(),
         })
     }
 
     /// What is installed and what is wrong, as it changes.
-    #[must_use]
     pub fn state(&self) -> watch::Receiver<InstallState> {
         self.state.subscribe()
     }
 
-    /// The handle that asks for a new token.
-    #[must_use]
-    pub fn renewal(&self) -> Renewal {
-        self.renewal.clone()
-    }
-
-    /// Installs everything once. `blocks` are the node's home blocks ([`home_blocks`]); `crd` needs none.
-    ///
-    /// # Errors
-    /// The first thing that could not be installed. The other parts are, and what was there before stays.
+    /// Installs everything once. `blocks` are the node's home blocks
+    /// ([`crate::cluster::cilium::pool::home_blocks`]); `crd` needs none. Errors: the first thing that could
+    /// not be installed. The other parts are, and what was there before stays.
     pub async fn install_once(&mut self, blocks: &[IpNet]) -> Result<(), InstallError> {
         #[expect(clippy::disallowed_methods, reason = "ages of files and tokens are wall-clock times")]
         let now = SystemTime::now();
@@ -132,37 +108,32 @@ impl Installer {
         self.step(blocks, now, false).await
     }
 
-    /// Looks every [`LOOK_EVERY`], puts back what another program changed, follows the node's blocks and renews the token,
-    /// until `stop` comes. What fails is logged once and stands in the state.
+    /// Checks every [`CHECK_EVERY`], restores what another program changed, follows the node's blocks and
+    /// renews the token, until `stop` comes. What fails is logged once and is part of the state.
     pub async fn run(mut self, mut blocks: watch::Receiver<Vec<IpNet>>, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
-        let (mut said, mut asked, mut blocks_end) = (String::new(), false, false);
+        let (mut logged, mut blocks_end) = (String::new(), false);
         loop {
             let now_blocks = blocks.borrow_and_update().clone();
             #[expect(clippy::disallowed_methods, reason = "ages of files and tokens are wall-clock times")]
             let now = SystemTime::now();
-            let problem = match self.step(&now_blocks, now, asked).await {
+            let problem = match self.step(&now_blocks, now, false).await {
                 Ok(()) => String::new(),
                 Err(error) => error.to_string(),
             };
-            if problem != said && !problem.is_empty() {
-                tracing::error!("{problem}");
+            if problem != logged && !problem.is_empty() {
+                tracing::error!(reason = problem, "cannot install; trying again");
             }
-            said = problem;
-            asked = false;
+            logged = problem;
             tokio::select! {
                 () = &mut stop => return,
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(CHECK_EVERY) => {}
                 changed = blocks.changed(), if !blocks_end => blocks_end = changed.is_err(),
-                () = self.renewal.0.notified() => asked = true,
             }
         }
     }
 
-    /// One look at everything, at this moment. `asked`: the token was refused, says somebody.
-    ///
-    /// # Errors
-    /// As [`Installer::install_once`].
+    /// Checks everything once. `asked`: a new token was asked for, because the old one was refused.
     pub async fn step(&mut self, blocks: &[IpNet], now: SystemTime, asked: bool) -> Result<(), InstallError> {
         let mut state = self.state.borrow().clone();
         let plugin = self.keep_plugin(&mut state);
@@ -184,7 +155,7 @@ impl Installer {
         let path = self.settings.plugin_path();
         check_plugin(from)?;
         let done = place::ensure(&path, Content::CopyOf(from), EXECUTABLE, &mut self.plugin_seen)?;
-        tell(done, &path, &mut self.installed_before.plugin, state);
+        report(done, &path, &mut self.installed_before.plugin, state);
         Ok(true)
     }
 
@@ -205,7 +176,8 @@ impl Installer {
         state.renewals += u64::from(kept.renewed);
         if kept.repaired && state.kubeconfig == PartState::Installed {
             state.repairs += 1;
-            tracing::warn!(file = %self.settings.kubeconfig_path().display(), "another program changed or removed it; it is put back");
+            let path = self.settings.kubeconfig_path();
+            tracing::warn!(file = %path.display(), "restored a file that another program changed or removed");
         }
         Ok(true)
     }
@@ -216,10 +188,10 @@ impl Installer {
         blocks: &[IpNet],
         now: SystemTime,
     ) -> Result<bool, InstallError> {
-        let Some(rendered) = self.render(blocks) else { return Ok(false) };
-        // A template that went bad, or blocks that went away, take nothing from the node that it had.
-        let problem = match rendered {
-            Ok(fresh) => {
+        // A template that becomes invalid, or blocks that disappear, remove nothing that is installed.
+        let problem = match self.render(blocks) {
+            Ok(None) => return Ok(false),
+            Ok(Some(fresh)) => {
                 if self.conflist.as_ref() != Some(&fresh) {
                     (self.conflist, self.conflist_seen, self.installed_before.conflist) =
                         (Some(fresh), None, false);
@@ -235,7 +207,9 @@ impl Installer {
         {
             tracing::warn!(
                 file = other,
-                "runtimes read this file instead of {CONFLIST}: it sorts before; remove or rename it"
+                "runtimes read this file instead of {CONFLIST}, because its name sorts before; remove or \
+                 rename \
+                 it"
             );
         }
         state.shadowed_by = shadow;
@@ -247,18 +221,18 @@ impl Installer {
         problem.map_or(Ok(true), Err)
     }
 
-    fn render(&self, blocks: &[IpNet]) -> Option<Result<Vec<u8>, InstallError>> {
-        match &self.settings.conflist {
-            ConflistSource::None => None,
-            ConflistSource::BuiltIn => Some(render::conflist(Template::BuiltIn, &self.settings, blocks)),
+    /// The conflist of this node; none if no flag asks for one.
+    fn render(&self, blocks: &[IpNet]) -> Result<Option<Vec<u8>>, InstallError> {
+        let rendered = match &self.settings.conflist {
+            ConflistSource::None => return Ok(None),
+            ConflistSource::BuiltIn => render::conflist(Template::BuiltIn, &self.settings, blocks),
             ConflistSource::File(path) => {
-                let text = fs::read_to_string(path).map_err(InstallError::io("read", path));
+                let text = fs::read_to_string(path).map_err(InstallError::io("read", path))?;
                 let from = path.display().to_string();
-                Some(text.and_then(|text| {
-                    render::conflist(Template::Text { from: &from, text: &text }, &self.settings, blocks)
-                }))
+                render::conflist(Template::Text { from: &from, text: &text }, &self.settings, blocks)
             }
-        }
+        };
+        rendered.map(Some)
     }
 
     fn put_conflist(
@@ -268,12 +242,12 @@ impl Installer {
         state: &mut InstallState,
         now: SystemTime,
     ) -> Result<(), InstallError> {
-        let there = place::look(path)?.is_some();
-        if !there {
+        let exists = place::metadata(path)?.is_some();
+        if !exists {
             self.check_parts()?;
         }
         let renamed = rivals::renamed(path);
-        let displaced = !there && place::look(&renamed)?.is_some();
+        let displaced = !exists && place::metadata(&renamed)?.is_some();
         if displaced {
             if !self.restore_limit.may_restore(now) {
                 if !state.outnumbered {
@@ -283,15 +257,16 @@ impl Installer {
                 return Ok(());
             }
             state.displaced += 1;
-            tracing::warn!(file = %path.display(), "Cilium renamed the conflist; it is put back. {}", rivals::EXCLUSIVE);
-        } else if there {
+            let (file, advice) = (path.display(), rivals::EXCLUSIVE);
+            tracing::warn!(%file, "restored the conflist, which Cilium had renamed. {advice}");
+        } else if exists {
             state.outnumbered = false;
         }
         let done = place::ensure(path, Content::Bytes(conflist), PRIVATE, &mut self.conflist_seen)?;
         if displaced {
             place::remove(&renamed)?;
         }
-        tell(done, path, &mut self.installed_before.conflist, state);
+        report(done, path, &mut self.installed_before.conflist, state);
         Ok(())
     }
 
@@ -302,7 +277,7 @@ impl Installer {
             parts.push(self.settings.kubeconfig_path());
         }
         for path in parts {
-            if place::look(&path)?.is_none() {
+            if place::metadata(&path)?.is_none() {
                 let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
                 return Err(InstallError::io("install the conflist before", &path)(missing));
             }
@@ -319,17 +294,17 @@ fn part(kept: &Result<bool, InstallError>) -> PartState {
     }
 }
 
-fn tell(done: FileChange, path: &Path, installed_before: &mut bool, state: &mut InstallState) {
+fn report(done: FileChange, path: &Path, installed_before: &mut bool, state: &mut InstallState) {
     match (done, *installed_before) {
         (FileChange::Unchanged, _) => {}
         (FileChange::Created | FileChange::Replaced, false) => {
-            tracing::info!(file = %path.display(), "installed")
+            tracing::info!(file = %path.display(), "installed a file")
         }
         (FileChange::Created, true) => {
-            tracing::warn!(file = %path.display(), "it was removed; it is put back")
+            tracing::warn!(file = %path.display(), "restored a file that was removed")
         }
         (FileChange::Replaced, true) => {
-            tracing::warn!(file = %path.display(), "another program changed it; it is put back")
+            tracing::warn!(file = %path.display(), "restored a file that another program changed")
         }
     }
     if done != FileChange::Unchanged && *installed_before {

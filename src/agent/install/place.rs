@@ -1,4 +1,5 @@
-//! Putting a file onto the host: at every instant its name is the old file or the new one, whoever reads or runs it.
+//! Putting a file onto the host: at every instant its name is the old file or the new one, for every process
+//! that reads or runs it.
 //!
 //! Must never write into a file that is there: a plugin that runs keeps its inode to the end of its ADD.
 
@@ -14,14 +15,15 @@ use nix::unistd::{getegid, geteuid};
 
 use crate::agent::install::error::InstallError;
 
-/// Unfinished files have this name. Runtimes pass it over: it ends in none of their endings.
+/// Unfinished files have this name. Runtimes skip it: it has none of their endings.
 const UNFINISHED: &str = ".sticky-ipam.new.";
-/// An unfinished file of this age belongs to nobody who still writes it.
+/// An unfinished file of this age is not written any more.
 const ABANDONED: Duration = Duration::from_secs(600);
 /// Files are compared in pieces of this size: the plugin need not fit into the agent's memory.
 const PIECE: usize = 64 * 1024;
-/// Files are copied in pieces of this size. What is written in large pieces lies in large pieces in the kernel's memory, and whoever is
-/// started from it has fewer page faults: a twentieth of the time of an ADD by the API server. No larger ones are kept there.
+/// Files are copied in pieces of this size. What is written in large pieces is in large pieces in the page
+/// cache, and a program that is started from it has fewer page faults: a twentieth of the time of an ADD by
+/// the API server. The kernel keeps no larger ones.
 const COPIED: usize = 2 * 1024 * 1024;
 
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
@@ -38,13 +40,12 @@ pub(super) enum Content<'a> {
 pub(super) enum FileChange {
     /// It is as it should be.
     Unchanged,
-    /// It was not there.
     Created,
     /// It was another, or had other rights.
     Replaced,
 }
 
-/// Enough of a file to see that nobody touched it: nobody can set the time of its last change.
+/// Enough of a file to see that it was not changed: no program can set the time of its last change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     file: (u64, u64),
@@ -58,15 +59,15 @@ impl Fingerprint {
     }
 }
 
-/// Makes sure that `path` is a plain file of ours with this content and mode. `seen` is what it looked like when its
-/// content was last compared; a file that still looks so is not read again.
+/// Makes sure that `path` is a plain file of ours with this content and mode. `seen` is what it looked like
+/// when its content was last compared; a file that still looks so is not read again.
 pub(super) fn ensure(
     path: &Path,
     content: Content<'_>,
     mode: u32,
     seen: &mut Option<Fingerprint>,
 ) -> Result<FileChange, InstallError> {
-    let meta = look(path)?;
+    let meta = metadata(path)?;
     if let Some(meta) = &meta {
         let now = Fingerprint::of(meta);
         if seen.as_ref() == Some(&now) {
@@ -78,16 +79,16 @@ pub(super) fn ensure(
         }
     }
     put(path, content, mode)?;
-    *seen = look(path)?.as_ref().map(Fingerprint::of);
+    *seen = metadata(path)?.as_ref().map(Fingerprint::of);
     Ok(if meta.is_some() { FileChange::Replaced } else { FileChange::Created })
 }
 
 /// The file itself, not what a link leads to.
-pub(super) fn look(path: &Path) -> Result<Option<Metadata>, InstallError> {
+pub(super) fn metadata(path: &Path) -> Result<Option<Metadata>, InstallError> {
     match fs::symlink_metadata(path) {
         Ok(meta) => Ok(Some(meta)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(InstallError::io("look at", path)(source)),
+        Err(source) => Err(InstallError::io("read the metadata of", path)(source)),
     }
 }
 
@@ -141,9 +142,7 @@ fn fill(file: &mut File, piece: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Copies a file as programs are installed.
-///
-/// # Errors
-/// One of the two cannot be read or written.
+/// Errors: one of the two cannot be read or written.
 pub fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
     let mut piece = vec![0; COPIED];
     loop {
@@ -160,7 +159,7 @@ fn put(path: &Path, content: Content<'_>, mode: u32) -> Result<(), InstallError>
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
     #[expect(clippy::disallowed_methods, reason = "part of a file name that no other container chooses")]
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    // The agent has the same pid in every container, so a pid alone names nobody.
+    // The agent has the same pid in every container, so a pid alone is not unique.
     let name = format!("{UNFINISHED}{}.{number}.{}", std::process::id(), since.as_nanos());
     let unfinished = Unfinished(folder.join(name));
     unfinished.write(content, mode)?;
@@ -168,7 +167,7 @@ fn put(path: &Path, content: Content<'_>, mode: u32) -> Result<(), InstallError>
     sync_folder(folder)
 }
 
-/// Removes a file. None there is fine. Tells whether there was one.
+/// Removes a file if it exists. Returns whether it did.
 pub(super) fn remove(path: &Path) -> Result<bool, InstallError> {
     match fs::remove_file(path) {
         Ok(()) => sync_folder(folder_of(path)).map(|()| true),
@@ -177,7 +176,7 @@ pub(super) fn remove(path: &Path) -> Result<bool, InstallError> {
     }
 }
 
-/// Makes a folder that nobody else may look into, or takes others' rights off the one that is there.
+/// Makes a folder that no other user may read, or removes the rights of others from an existing one.
 pub(super) fn private_folder(folder: &Path) -> Result<(), InstallError> {
     let failed = |source| InstallError::io("make the folder", folder)(source);
     if let Some(above) = folder.parent() {
@@ -216,7 +215,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| *folder.as_os_str() != *OsStr::new("")).unwrap_or(Path::new("."))
 }
 
-/// A file that goes again unless it was renamed.
+/// A file that is removed unless it was renamed.
 struct Unfinished(PathBuf);
 
 impl Unfinished {

@@ -1,15 +1,18 @@
-//! Other programs in the folder of conflists: Cilium, which renames what is not its own, and files that sort before.
+//! Other programs in the folder of conflists: Cilium, which renames what is not its own, and files that sort
+//! before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// What to do about a Cilium that wants the folder for itself.
-pub(super) const EXCLUSIVE: &str = "Cilium renames it to *.cilium_bak again and again; set cni.exclusive=false in \
-    Cilium's values (--cni-exclusive=false), or let Cilium write it itself with --read-cni-conf (docs/agent.md says how)";
+pub(super) const EXCLUSIVE: &str = "Cilium renames it to *.cilium_bak again and again; set \
+    cni.exclusive=false \
+    in Cilium's values (--cni-exclusive=false), or let Cilium write it itself with --read-cni-conf (see \
+    docs/agent.md)";
 
-/// How often the conflist is put back within [`WINDOW`]. A Cilium that starts up may do it once or twice by chance;
-/// beyond that both would only take turns, and the runtime would load one after the other.
+/// How often the conflist is restored within [`WINDOW`]. A Cilium that starts may rename it once or twice;
+/// beyond that both would only alternate, and the runtime would load one after the other.
 const PATIENCE: usize = 3;
 const WINDOW: Duration = Duration::from_secs(600);
 
@@ -20,14 +23,14 @@ pub(super) fn renamed(conflist: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// When the conflist was put back.
+/// When the conflist was restored.
 #[derive(Debug, Default)]
 pub(super) struct RestoreLimit(Vec<SystemTime>);
 
 impl RestoreLimit {
-    /// Whether it may be put back once more now; if so, that counts.
+    /// Whether it may be restored once more now; if so, that counts.
     pub(super) fn may_restore(&mut self, now: SystemTime) -> bool {
-        // A clock that was set back must not forbid it for long: what lies ahead is forgotten.
+        // A clock that was set back must not forbid it for long: times in the future do not count.
         self.0.retain(|then| now.duration_since(*then).is_ok_and(|age| age < WINDOW));
         let may = self.0.len() < PATIENCE;
         if may {
@@ -54,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_put_back_three_times_and_then_only_after_a_while() {
+    fn it_is_restored_three_times_and_then_only_after_a_while() {
         let mut restore_limit = RestoreLimit::default();
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -62,7 +65,7 @@ mod tests {
             [0, 10, 20, 30, 590].map(|s| restore_limit.may_restore(at(s))),
             [true, true, true, false, false]
         );
-        assert!(restore_limit.may_restore(at(601)), "the first is forgotten");
+        assert!(restore_limit.may_restore(at(601)), "the first does not count any more");
         assert!(!restore_limit.may_restore(at(602)));
         assert!(restore_limit.may_restore(start - WINDOW), "a clock that was set back forbids nothing");
     }

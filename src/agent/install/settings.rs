@@ -5,30 +5,29 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::cni::{NetworkName, OnUnavailable};
+use crate::cni::OnUnavailable;
+use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
 use crate::policy::selection::rules::Rules;
 
 /// The conflist's name: it sorts before the one that Cilium writes.
-pub const CONFLIST: &str = "03-sticky-ipam.conflist";
+pub(crate) const CONFLIST: &str = "03-sticky-ipam.conflist";
 /// The plugin's name among the CNI plugins.
 pub const PLUGIN: &str = "sticky-ipam";
 /// Where CNI plugins are.
-pub const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
+pub(crate) const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
 /// Where conflists are.
-pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
-/// Where the plugin's credentials are. A folder of its own, because runtimes read the files beside the conflist.
-pub const DEFAULT_KUBECONFIG: &str = "/etc/cni/net.d/sticky-ipam.d/kubeconfig";
-/// How long a token lives. An hour: what is stolen is soon worth nothing, and an API server that is away for minutes
+pub(crate) const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
+/// Where the plugin's credentials are. A folder of its own, because runtimes read the files beside the
+/// conflist.
+pub(crate) const DEFAULT_KUBECONFIG: &str = "/etc/cni/net.d/sticky-ipam.d/kubeconfig";
+/// The lifetime of a token. An hour: a stolen one soon expires, and an API server that is away for minutes
 /// does no harm.
-pub const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
+pub(crate) const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
 
-/// A service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceAccountRef {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -47,7 +46,8 @@ impl FromStr for ServiceAccountRef {
                 Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
             }
             _ => Err(format!(
-                "{text:?} is not a service account; write namespace/name, such as kube-system/sticky-ipam-node"
+                "{text:?} is not a service account; write namespace/name, such as \
+                 kube-system/sticky-ipam-node"
             )),
         }
     }
@@ -69,7 +69,7 @@ pub enum ConflistSource {
 pub struct InstallSettings {
     /// This node's name.
     pub node: String,
-    /// How sticky-ipam stands before Cilium.
+    /// How the plugin is used beside Cilium.
     pub mode: PluginMode,
     /// The network's name in the conflist, and of its directory in the store.
     pub network: NetworkName,
@@ -87,9 +87,8 @@ pub struct InstallSettings {
     pub plugin: Option<PathBuf>,
     /// Where the plugin finds its credentials.
     pub plugin_kubeconfig: PathBuf,
-    /// Whose token the plugin gets; its kubeconfig is left alone if there is none.
+    /// Whose token the plugin gets; its kubeconfig is not written if there is none.
     pub plugin_service_account: Option<ServiceAccountRef>,
-    /// How long a token is to live.
     pub token_lifetime: Duration,
     /// The API server as the host reaches it, if not as the agent does.
     pub api_server: Option<String>,
@@ -97,19 +96,18 @@ pub struct InstallSettings {
     pub rules: Rules,
     /// What ADD does when the API server cannot be asked; what the template or the plugin says if none.
     pub on_unavailable: Option<OnUnavailable>,
-    /// The socket of Cilium's agent on the host, if it is not at the plugin's default.
+    /// The socket of cilium-agent on the host, if it is not at the plugin's default.
     pub cilium_socket: Option<PathBuf>,
 }
 
 impl InstallSettings {
     /// The defaults for a node.
-    #[must_use]
     pub fn new(node: impl Into<String>, mode: PluginMode, network: NetworkName) -> Self {
         Self {
             node: node.into(),
             mode,
             network,
-            data_dir: PathBuf::from(crate::cni::config::ipam::DEFAULT_DATA_DIR),
+            data_dir: PathBuf::from(crate::cni::config::DEFAULT_DATA_DIR),
             host_root: PathBuf::from("/"),
             cni_bin_dir: PathBuf::from(DEFAULT_BIN_DIR),
             cni_conf_dir: PathBuf::from(DEFAULT_CONF_DIR),
@@ -126,25 +124,21 @@ impl InstallSettings {
     }
 
     /// A path of the host as the agent sees it.
-    #[must_use]
     pub fn on_host(&self, path: &Path) -> PathBuf {
         self.host_root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The plugin, as the agent sees it.
-    #[must_use]
     pub fn plugin_path(&self) -> PathBuf {
         self.on_host(&self.cni_bin_dir).join(PLUGIN)
     }
 
     /// The conflist, as the agent sees it.
-    #[must_use]
     pub fn conflist_path(&self) -> PathBuf {
         self.on_host(&self.cni_conf_dir).join(CONFLIST)
     }
 
     /// The plugin's kubeconfig, as the agent sees it.
-    #[must_use]
     pub fn kubeconfig_path(&self) -> PathBuf {
         self.on_host(&self.plugin_kubeconfig)
     }

@@ -1,18 +1,18 @@
-//! What is installed and what is wrong with it, for metrics, readiness and people.
+//! What is installed and what is wrong with it, for metrics, readiness and operators.
 
 use std::time::SystemTime;
 
-/// How one part stands on the host.
+/// The state of one part on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PartState {
-    /// Not looked at yet.
+    /// Not checked yet.
     #[default]
     Unknown,
-    /// Somebody else's business: no flag asks for it.
+    /// Not installed by the agent: no flag asks for it.
     NotManaged,
     /// As it should be.
     Installed,
-    /// It cannot be put there. What was there before still is.
+    /// It cannot be installed. What was there before still is.
     Failed(String),
 }
 
@@ -23,13 +23,12 @@ pub struct InstallState {
     pub plugin: PartState,
     /// The plugin's credentials.
     pub kubeconfig: PartState,
-    /// The conflist.
     pub conflist: PartState,
-    /// How many files were put back because another program changed or removed them.
+    /// How many files were restored because another program changed or removed them.
     pub repairs: u64,
     /// How often Cilium renamed the conflist.
     pub displaced: u64,
-    /// Whether Cilium keeps renaming the conflist, so that it is put back only now and then.
+    /// Whether Cilium keeps renaming the conflist, so that it is restored only now and then.
     pub outnumbered: bool,
     /// A file that runtimes read instead of ours, because its name sorts before.
     pub shadowed_by: Option<String>,
@@ -37,13 +36,12 @@ pub struct InstallState {
     pub token_expires: Option<SystemTime>,
     /// How many tokens were written.
     pub renewals: u64,
-    /// How many times no token was to be had.
+    /// How many times no token was issued.
     pub renewal_failures: u64,
 }
 
 impl InstallState {
     /// What keeps new pods from being served, each with its cure; none when the node is ready.
-    #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (name, part) in
@@ -60,7 +58,8 @@ impl InstallState {
         }
         if let Some(other) = &self.shadowed_by {
             problems.push(format!(
-                "conflist: runtimes read {other} instead, because its name sorts before {}; remove or rename it",
+                "conflist: runtimes read {other} instead, because its name sorts before {}; remove or rename \
+                 it",
                 super::settings::CONFLIST
             ));
         }
@@ -68,7 +67,6 @@ impl InstallState {
     }
 
     /// Whether new pods are served by what is installed.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.problems().is_empty()
     }

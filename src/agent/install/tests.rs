@@ -1,10 +1,11 @@
 use super::*;
-use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+use crate::names::{Attachment, ContainerId, IfName, NetworkName};
 use crate::policy::mode::PluginMode;
-use crate::store::{Keep, NodeTime, Phase, RealDisk, Record, Store};
+use crate::store::{NodeTime, RealDisk, Record, RecordState, Store};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A host in a folder, without an API server.
 struct Host {
@@ -33,7 +34,7 @@ impl Host {
     }
 
     fn installer(&self) -> Installer {
-        // Nothing listens there, and nobody asks: these tests have no service account.
+        // Nothing listens there, and nothing asks: these tests have no service account.
         let config = kube::Config::new("https://127.0.0.1:1".parse().unwrap());
         let client = kube::Client::try_from(config.clone()).unwrap();
         Installer::new(self.settings.clone(), client, &config).unwrap()
@@ -111,7 +112,7 @@ async fn an_upgrade_leaves_the_old_plugin_to_those_who_run_it() {
 }
 
 #[tokio::test]
-async fn whoever_reads_while_it_is_replaced_sees_the_old_plugin_or_the_new_one() {
+async fn a_reader_sees_the_old_plugin_or_the_new_one_while_it_is_replaced() {
     let host = Host::new();
     let (one, two) = ("1".repeat(300_000), "2".repeat(200_000));
     host.build(&one);
@@ -159,7 +160,7 @@ async fn the_running_task_follows_blocks_and_ends_when_asked() {
 }
 
 #[tokio::test]
-async fn what_another_program_changed_removed_or_opened_up_is_put_back() {
+async fn what_another_program_changed_removed_or_opened_up_is_restored() {
     let host = Host::new();
     let mut installer = host.installer();
     installer.install_once(&blocks()).await.unwrap();
@@ -209,7 +210,7 @@ async fn a_bad_template_changes_nothing_and_is_reported() {
     installer.step(&blocks(), at(10), false).await.unwrap();
     assert!(fs::read_to_string(host.settings.conflist_path()).unwrap().contains("\"site\": 1"));
     assert!(installer.state().borrow().is_ready());
-    // And gone bad again, what stood there is still put back.
+    // Invalid again: what was there is still restored.
     fs::write(&template, "{").unwrap();
     fs::remove_file(host.settings.conflist_path()).unwrap();
     installer.step(&blocks(), at(20), false).await.unwrap_err();
@@ -217,7 +218,7 @@ async fn a_bad_template_changes_nothing_and_is_reported() {
 }
 
 #[tokio::test]
-async fn new_blocks_are_followed_and_blocks_that_vanish_take_nothing_away() {
+async fn new_blocks_are_followed_and_blocks_that_vanish_remove_nothing() {
     let host = Host::new();
     let mut installer = host.installer();
     let error = installer.install_once(&[]).await.unwrap_err().to_string();
@@ -245,7 +246,7 @@ async fn a_conflist_never_comes_before_its_plugin() {
 }
 
 #[tokio::test]
-async fn a_conflist_that_cilium_renames_is_put_back_three_times_and_reported() {
+async fn a_conflist_that_cilium_renames_is_restored_three_times_and_reported() {
     let host = Host::new();
     let mut installer = host.installer();
     installer.install_once(&blocks()).await.unwrap();
@@ -258,7 +259,7 @@ async fn a_conflist_that_cilium_renames_is_put_back_three_times_and_reported() {
     }
     fs::rename(&ours, &renamed).unwrap();
     installer.step(&blocks(), at(40), false).await.unwrap();
-    assert!(!ours.exists(), "taking turns helps nobody");
+    assert!(!ours.exists(), "alternating does not help");
     let state = installer.state().borrow().clone();
     assert_eq!((state.displaced, state.outnumbered), (3, true));
     let problems = state.problems().join(" ");
@@ -330,10 +331,10 @@ fn attach(host: &Host) -> PathBuf {
             container: ContainerId::new("c1").unwrap(),
             interface: IfName::new("eth0").unwrap(),
         },
-        phase: Phase::Attached,
+        state: RecordState::Attached,
         netns: None,
         pod: None,
-        keep: Keep::No,
+        retention: None,
         binding: None,
         since: now,
     };

@@ -1,7 +1,7 @@
 //! The plugin's token: asked for, bound to this Node, and how long it may be used.
 //!
-//! A token is never trusted for longer than it says, counted on this node's clock from when it came: the clocks of the
-//! node and of the API server need not agree.
+//! A token is never trusted for longer than it says, counted on this node's clock from when it came: the
+//! clocks of the node and of the API server need not agree.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::agent::install::settings::ServiceAccountRef;
 /// How long the API server may take over one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a token says of itself. It is read, not verified: that is the API server's business.
+/// What a token says of itself. It is read, not verified: the API server does that.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct TokenClaims {
     /// When it was made, in seconds since 1970 by the API server's clock.
@@ -70,7 +70,7 @@ impl TokenClaims {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// How long it lives in all.
+    /// Its whole lifetime.
     pub(super) fn lifetime(&self) -> Duration {
         Duration::from_secs(self.exp.saturating_sub(self.iat))
     }
@@ -84,8 +84,8 @@ impl TokenClaims {
     }
 }
 
-/// After how much of its life a token is renewed: four fifths, give or take a twentieth, so that nodes that came up
-/// together do not ask together. The same token gives the same answer.
+/// After how much of its lifetime a token is renewed: four fifths, plus or minus a twentieth, so that nodes
+/// that started together do not ask together. The same token gives the same answer.
 pub(super) fn renew_after(lifetime: Duration, token: &str) -> Duration {
     let digest = Sha256::digest(token.as_bytes());
     let share = 750 + (u32::from(digest[0]) << 8 | u32::from(digest[1])) % 101;
@@ -128,7 +128,8 @@ pub(super) async fn request(
     let asking = accounts.create_token_request(&account.name, &params, &asked);
     let made = tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| late())?;
     let made = made.map_err(|error| {
-        let missing = "there is no such service account; apply packaging/rbac.yaml, or correct --plugin-service-account";
+        let missing = "there is no such service account; apply packaging/rbac.yaml, or correct \
+                       --plugin-service-account";
         failed(explain(&error, missing, "create serviceaccounts/token"))
     })?;
     let token = made.status.map(|status| status.token).unwrap_or_default();
@@ -138,11 +139,11 @@ pub(super) async fn request(
                 .to_owned(),
         )),
         Some(claims) => Ok((token, claims)),
-        None => Err(failed("what the API server sent is no token".to_owned())),
+        None => Err(failed("the answer of the API server has no token".to_owned())),
     }
 }
 
-/// Whether the API server still knows who is behind a client. Says nothing when it cannot be asked.
+/// Whether the API server still accepts the credentials of a client; none if it cannot be asked.
 pub(super) async fn is_accepted(client: &kube::Client) -> Option<bool> {
     let review: Api<SelfSubjectReview> = Api::all(client.clone());
     let (params, asked) = (PostParams::default(), SelfSubjectReview::default());
@@ -156,12 +157,12 @@ pub(super) async fn is_accepted(client: &kube::Client) -> Option<bool> {
 fn explain(error: &kube::Error, missing: &str, verb: &str) -> String {
     match error {
         kube::Error::Api(status) => match status.code {
-            401 => "the API server does not accept the agent's own credentials (expired, or of a deleted account); \
-                    restart the agent's pod, or renew its --kubeconfig"
+            401 => "the API server does not accept the agent's own credentials (expired, or of a deleted \
+                    account); restart the agent's pod, or renew its --kubeconfig"
                 .to_owned(),
             403 => format!("the agent may not {verb}: {}; apply packaging/rbac.yaml", status.message),
             404 => missing.to_owned(),
-            409 => format!("the Node was replaced meanwhile ({}); it is asked for again", status.message),
+            409 => format!("the Node was replaced ({}); the agent asks again", status.message),
             code => format!("the API server answered {code}: {}", status.message),
         },
         other => format!("the API server is away: {other}"),
@@ -172,7 +173,7 @@ fn explain(error: &kube::Error, missing: &str, verb: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A token with this body; nobody verifies the rest here.
+    /// A token with this body; the rest is not verified here.
     fn token(body: &str) -> String {
         let encoded = serde_json::to_value(ByteString(body.as_bytes().to_vec())).unwrap();
         let encoded = encoded.as_str().unwrap().replace('+', "-").replace('/', "_");
@@ -182,7 +183,8 @@ mod tests {
     #[test]
     fn a_token_has_its_lifetime_its_account_and_its_node() {
         let text = token(
-            r#"{"iat":1000,"exp":4600,"aud":["x"],"kubernetes.io":{"namespace":"kube-system","node":{"name":"n1","uid":"u"},
+            r#"{"iat":1000,"exp":4600,"aud":["x"],"kubernetes.io":{"namespace":"kube-system",
+                "node":{"name":"n1","uid":"u"},
                 "serviceaccount":{"name":"sticky-ipam-node","uid":"??>>"}}}"#,
         );
         let claims = TokenClaims::of(&text).unwrap();

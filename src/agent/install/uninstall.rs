@@ -1,6 +1,6 @@
-//! Taking everything off the host again, in the order in which nobody misses it.
+//! Removing everything from the host again, in an order in which nothing that remains needs what is gone.
 //!
-//! Must never take away what the DEL of a live pod needs, unless it is told to.
+//! Must never remove what the DEL of a running pod needs, unless it is forced to.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,9 @@ impl std::fmt::Display for Removed {
         for path in &self.kept {
             writeln!(
                 f,
-                "kept {}: {} addresses of running pods are given back with it. Remove those pods and run uninstall again, \
-                 or use --force",
+                "kept {}: the DEL of pods that have {} addresses needs it. Delete those pods and run \
+                 uninstall \
+                 again, or use --force",
                 path.display(),
                 self.attached
             )?;
@@ -44,11 +45,9 @@ impl std::fmt::Display for Removed {
     }
 }
 
-/// Removes the conflist, then the plugin's credentials, then the plugin. The last two stay while the store knows pods that
-/// have addresses, unless `force`. The store itself is never touched.
-///
-/// # Errors
-/// A file cannot be removed, or the store cannot be looked at.
+/// Removes the conflist, then the plugin's credentials, then the plugin. The last two stay while the store
+/// knows pods that have addresses, unless `force`. The store itself is never touched.
+/// Errors: a file cannot be removed, or the store cannot be read.
 pub fn uninstall(settings: &InstallSettings, force: bool) -> Result<Removed, InstallError> {
     let mut done = Removed::default();
     let conflist = settings.conflist_path();
@@ -66,7 +65,7 @@ pub fn uninstall(settings: &InstallSettings, force: bool) -> Result<Removed, Ins
     for path in rest {
         if done.attached == 0 {
             remove(path, &mut done)?;
-        } else if place::look(&path)?.is_some() {
+        } else if place::metadata(&path)?.is_some() {
             done.kept.push(path);
         }
     }
@@ -92,8 +91,12 @@ fn remove_empty_folder(kubeconfig: &Path) {
 fn attached(settings: &InstallSettings) -> Result<usize, InstallError> {
     let now = NodeTime::now(Path::new(DEFAULT_BOOT_ID_FILE))?;
     let data_dir = settings.on_host(&settings.data_dir);
-    // The walk takes no lock, so there is nothing to be patient about.
+    // This read takes no lock, so it never waits.
     let store = Store::new(RealDisk, &data_dir, &settings.network, now, Duration::ZERO);
-    let records = store.walk()?.into_iter().filter(|look| !look.is_host_local).filter_map(|look| look.record);
+    let records = store
+        .address_files()?
+        .into_iter()
+        .filter(|found| !found.is_host_local)
+        .filter_map(|found| found.record);
     Ok(records.filter(|record| record.is_attached(store.now())).count())
 }

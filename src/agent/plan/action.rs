@@ -1,9 +1,8 @@
-//! What the agent can do, one thing at a time. Each is carried out in the file of its name in `actions`.
+//! What the agent can do, one thing at a time. Each is performed in the file of its name in `actions`.
 
 use std::net::IpAddr;
 
-use crate::cluster::objects::StickyKey;
-use crate::cni::Attachment;
+use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::store::{PendingUpdate, Record};
 
 /// One thing to do.
@@ -13,14 +12,12 @@ pub enum Action {
     SendUpdate {
         /// The name of its file.
         name: String,
-        /// The update.
-        note: PendingUpdate,
+        update: PendingUpdate,
     },
     /// Decide about a pod before its ADD comes.
     Prepare {
         /// Its namespace and name.
         pod: String,
-        /// Its uid.
         uid: String,
     },
     /// Take a decision back.
@@ -32,7 +29,6 @@ pub enum Action {
     Reevaluate {
         /// Its namespace and name.
         pod: String,
-        /// Its uid.
         uid: String,
         /// What the pod itself says by now: what is said for the first time is not paused for what was said
         /// before.
@@ -40,26 +36,19 @@ pub enum Action {
     },
     /// Grant or refuse a claim on an address of this node.
     Grant {
-        /// The address.
         address: IpAddr,
         /// The pod that is said to have it is gone: what was put off as long as it lived is due at once.
         pod_is_gone: bool,
     },
     /// Remove from a claim the pod that its address was adopted from, and that is gone.
-    FinishAdoption {
-        /// The address.
-        address: IpAddr,
-    },
+    FinishAdoption { address: IpAddr },
     /// Publish an attached StickyIP in the CiliumNode.
     Publish {
         /// The StickyIP.
         key: StickyKey,
     },
     /// Remove an address from the CiliumNode that no sandbox of this node has.
-    Unpublish {
-        /// The address.
-        address: IpAddr,
-    },
+    Unpublish { address: IpAddr },
     /// Remove the barrier entries by which grants learned what Cilium has seen.
     RemoveBarriers,
     /// Attach a StickyIP to a sandbox that runs, and of which the API server does not know.
@@ -73,8 +62,8 @@ pub enum Action {
     Detach {
         /// The StickyIP.
         key: StickyKey,
-        /// The container id under which it is attached.
-        container: String,
+        /// The id under which it is attached.
+        id: AttachmentId,
     },
     /// Record the MAC address of a running pod.
     RecordMac {
@@ -92,17 +81,13 @@ pub enum Action {
         record: Record,
     },
     /// Record the unowned pool entries of which the store does not know: Cilium may give them to any pod.
-    RecordUnowned {
-        /// The addresses.
-        addresses: Vec<IpAddr>,
-    },
+    RecordUnowned { addresses: Vec<IpAddr> },
     /// Refill the pool with unowned entries.
     Refill,
 }
 
 impl Action {
     /// What it is about, for the log, the metrics and the pauses between tries.
-    #[must_use]
     pub fn subject(&self) -> String {
         match self {
             Self::SendUpdate { name, .. } => name.clone(),
@@ -115,7 +100,7 @@ impl Action {
             }
             Self::Publish { key } | Self::RecordMac { key } => key.to_string(),
             Self::Attach { key, attachment } => format!("{key} {attachment}"),
-            Self::Detach { key, container } => format!("{key} {container}"),
+            Self::Detach { key, id } => format!("{key} {id}"),
             Self::EndAttachment { record } | Self::ReleaseRecord { record } => {
                 record.addresses.first().map(ToString::to_string).unwrap_or_default()
             }
@@ -124,7 +109,6 @@ impl Action {
     }
 
     /// The action in a word, for logs and metrics.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::SendUpdate { .. } => "send_update",

@@ -1,5 +1,5 @@
-//! Which claims on addresses of this node to grant or refuse, and which adoptions are over. Must never look
-//! at anything itself.
+//! Which claims on addresses of this node to grant or refuse, and which adoptions are over. Must never read
+//! anything itself.
 
 use super::action::Action;
 use super::debounce::{Debounce, LONG, SHORT};
@@ -11,11 +11,11 @@ pub(super) fn grant(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mu
     let PlanInput { options, index, store, now } = input;
     let ours = index.claims.iter().filter(|(_, claim)| claim.home_node.as_deref() == Some(&options.node));
     for (name, claim) in ours {
-        let known = store.held.iter().any(|held| held.record.addresses.contains(&claim.address));
+        let known = store.records.iter().any(|found| found.record.addresses.contains(&claim.address));
         let due = match claim.phase {
             ClaimPhase::Requested => true,
             ClaimPhase::Refused => false,
-            // The store was lost: whoever picks by it alone would give the address to anybody.
+            // The store was lost: a program that picks by it alone would give the address to any pod.
             ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {
                 !known
                     && contains(&options.shape.ranges, claim.address)
@@ -29,10 +29,10 @@ pub(super) fn grant(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mu
         let granted = !matches!(claim.phase, ClaimPhase::Requested | ClaimPhase::Refused);
         if let Some(pod) = claim.pod.as_ref().filter(|_| granted)
             && index.pod_of(&pod.uid).is_none()
-            && !store.attached().any(|held| {
-                held.record.addresses.contains(&claim.address) && uid_of(&held.record) == Some(&pod.uid)
+            && !store.attached().any(|found| {
+                found.record.addresses.contains(&claim.address) && uid_of(&found.record) == Some(&pod.uid)
             })
-            && debounce.stable_for(format!("marked {name}"), pod.uid.clone(), LONG, *now)
+            && debounce.stable_for(format!("adopted {name}"), pod.uid.clone(), LONG, *now)
         {
             actions.push(Action::FinishAdoption { address: claim.address });
         }

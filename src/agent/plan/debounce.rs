@@ -1,15 +1,15 @@
-//! What looked wrong, since when, and in which state: nothing is freed on one look. Lost with the process at
-//! no harm: everything then takes longer. Time is handed in.
+//! What looked wrong, since when, and in which state: nothing is released because it looked wrong once. Lost
+//! with the process without harm: everything then takes longer. Time is an argument.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long something must look wrong, unchanged, before it is wrong.
-pub const LONG: Duration = Duration::from_secs(15);
-/// The same where an ADD or DEL on its way is the only other reason, and acting early costs but a read.
-pub const SHORT: Duration = Duration::from_secs(2);
+pub(crate) const LONG: Duration = Duration::from_secs(15);
+/// The same where a running ADD or DEL is the only other reason, and acting early costs only a read.
+pub(crate) const SHORT: Duration = Duration::from_secs(2);
 
-/// Everything that looked wrong at the last look.
+/// Everything that looked wrong in the last round.
 #[derive(Debug, Clone, Default)]
 pub struct Debounce {
     before: BTreeMap<String, (String, Duration)>,
@@ -17,8 +17,8 @@ pub struct Debounce {
 }
 
 impl Debounce {
-    /// Whether `what` has looked wrong in exactly this state for `long`, in at least two looks.
-    pub fn stable_for(&mut self, what: String, state: String, long: Duration, now: Duration) -> bool {
+    /// Whether `what` has looked wrong in exactly this state for `long`, in at least two rounds.
+    pub(crate) fn stable_for(&mut self, what: String, state: String, long: Duration, now: Duration) -> bool {
         let since = match self.before.get(&what) {
             Some((before, since)) if *before == state => *since,
             _ => now,
@@ -27,8 +27,8 @@ impl Debounce {
         now.saturating_sub(since) >= long && now > since
     }
 
-    /// Ends a look: what was not named in it does not look wrong any more.
-    pub fn end_round(&mut self) {
+    /// Ends a round: what was not named in it does not look wrong any more.
+    pub(crate) fn end_round(&mut self) {
         self.before = std::mem::take(&mut self.seen);
     }
 }

@@ -1,5 +1,5 @@
 //! Which decisions to prepare for pods that wait for their ADD, and which to withdraw or to make again. Must
-//! never look at anything itself.
+//! never read anything itself.
 
 use super::action::Action;
 use super::debounce::{Debounce, LONG, SHORT};
@@ -17,14 +17,15 @@ pub(super) fn prepare(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
             continue;
         }
         let decided = store.decisions.iter().any(|decision| decision.uid == *uid);
-        let lives = store.attached().any(|held| uid_of(&held.record) == Some(uid));
+        let has_sandbox = store.attached().any(|found| uid_of(&found.record) == Some(uid));
         let attached = index.stickies.iter().find_map(|(_, sticky)| {
             let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
-            (attachment.pod_uid == pod.facts.uid).then_some(attachment.container_id.as_str())
+            (attachment.pod_uid == pod.facts.uid).then_some(&attachment.attachment_id)
         });
-        // Attached by us, and ended before the decision was on the disk: go on. By the plugin: its business.
-        let by_plugin = attached.is_some_and(|container| container != Decision::attachment_id(uid));
-        if !decided && !lives && !by_plugin {
+        // Attached by the agent, which ended before the decision was on the disk: continue. By the plugin:
+        // its ADD runs.
+        let by_plugin = attached.is_some_and(|id| id.prepared_uid() != Some(uid));
+        if !decided && !has_sandbox && !by_plugin {
             actions.push(Action::Prepare { pod: name.clone(), uid: uid.clone() });
         }
     }
@@ -35,21 +36,21 @@ pub(super) fn withdraw(input: &PlanInput<'_>, debounce: &mut Debounce, actions: 
     for decision in &store.decisions {
         let pod = index.pod_of(&decision.uid);
         let due = match &decision.sticky {
-            // Its DEL still asks for it.
+            // Its DEL still reads it.
             None => {
                 actions.extend(pod.and_then(|pod| reevaluate(input, debounce, decision, pod)));
                 pod.is_none()
             }
             Some(_) if decision.at.boot() != store.now.boot() => true,
-            // A pod that has ended, or that the kubelet turned away, may stand there for days.
+            // A pod that has ended, or that the kubelet rejected, may exist for days.
             Some(_) if pod.is_none_or(|pod| pod.is_ending) => true,
             Some(sticky) => {
                 let key = format!("{}/{}", sticky.namespace, sticky.name);
                 let attachment =
                     index.stickies.get(&key).and_then(|found| found.status.as_ref()?.attachment.as_ref());
-                let stands = attachment.is_some_and(|found| found.container_id == sticky.attachment_id);
+                let is_attached = attachment.is_some_and(|found| found.attachment_id == sticky.attachment_id);
                 // The watch may lag behind what was attached a moment ago.
-                !stands
+                !is_attached
                     && debounce.stable_for(format!("decided {}", decision.uid), String::new(), SHORT, *now)
             }
         };
@@ -60,8 +61,8 @@ pub(super) fn withdraw(input: &PlanInput<'_>, debounce: &mut Debounce, actions: 
 }
 
 /// A pod that was not sticky when it was decided about, and whose ADD has not come: if it says otherwise by
-/// now, or if its namespace might. Nobody tells of namespaces, so those are asked for now and then, as long
-/// as the pod waits.
+/// now, or if its namespace might. Namespaces are not watched, so they are read now and then, as long as the
+/// pod waits.
 fn reevaluate(
     input: &PlanInput<'_>,
     debounce: &mut Debounce,
@@ -70,8 +71,8 @@ fn reevaluate(
 ) -> Option<Action> {
     let PlanInput { options, store, now, .. } = input;
     let uid = &decision.uid;
-    let lives = store.attached().any(|held| uid_of(&held.record) == Some(uid));
-    if !pod.is_waiting || pod.is_ending || lives {
+    let has_sandbox = store.attached().any(|found| uid_of(&found.record) == Some(uid));
+    if !pod.is_waiting || pod.is_ending || has_sandbox {
         return None;
     }
     let (due, said) = match options.rules.judge(&pod.facts) {

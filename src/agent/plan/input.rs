@@ -1,4 +1,4 @@
-//! What a plan rests on. Must never look at anything itself.
+//! What a plan is made from. Must never read anything itself.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,26 +14,25 @@ use crate::policy::selection::rules::Rules;
 /// What the operator has set, as far as decisions need it.
 #[derive(Debug, Clone)]
 pub struct PlanOptions {
-    /// This node.
     pub node: String,
     /// What its CiliumNode shows.
     pub shape: PublishConfig,
     /// The ranges of the node's own configuration.
     pub ranges: Vec<RangeSet>,
-    /// Addresses a family that are free for anybody, at least.
+    /// Free unowned addresses per IP family, at least.
     pub min_free: usize,
-    /// Addresses a family in the pool, at most.
+    /// Pool entries per IP family, at most.
     pub max_entries: usize,
     /// Who is sticky.
     pub rules: Rules,
 }
 
-/// Everything that one look rests on.
+/// Everything that a plan is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanInput<'a> {
     /// What the operator has set.
     pub options: &'a PlanOptions,
-    /// What the watches have told.
+    /// What the watches show.
     pub index: &'a NodeIndex,
     /// What the store shows.
     pub store: &'a Snapshot,
@@ -42,7 +41,6 @@ pub struct PlanInput<'a> {
 }
 
 /// Whether a range holds the address.
-#[must_use]
 pub fn contains(ranges: &[IpNet], address: IpAddr) -> bool {
     ranges.iter().any(|range| range.contains(&address))
 }

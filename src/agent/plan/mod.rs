@@ -1,6 +1,6 @@
 //! What to do next: a function from what the watches show, what the store shows, what looked wrong before,
-//! and the time. One file per question. Must never look at anything itself, and never be the last word: every
-//! action looks again before it writes.
+//! and the time. One file per question. Must never read anything itself, and never be the only reason for a
+//! write: every action reads again before it writes.
 
 mod action;
 mod attachments;
@@ -13,16 +13,15 @@ mod pending_updates;
 mod pool;
 mod records;
 
-pub use crate::agent::snapshot::uid_of;
 pub use action::Action;
-pub use input::{PlanInput, PlanOptions, contains};
-pub use pool::{count_pool, families_of, shown};
+pub use input::contains;
+pub(crate) use input::{PlanInput, PlanOptions};
+pub(crate) use pool::{PoolCount, count_pool, families_of};
 
 use debounce::Debounce;
 
-/// Everything that is to be done, the most urgent first. Nothing that rests on lists before all of them are
-/// whole.
-#[must_use]
+/// Everything that is to be done, the most urgent first. Nothing that depends on the watches before all of
+/// them are synced.
 pub fn plan(input: &PlanInput<'_>, debounce: &mut Debounce) -> Vec<Action> {
     let mut actions = Vec::new();
     pending_updates::send(input, &mut actions);

@@ -1,14 +1,13 @@
-//! Which pending updates to send. Must never look at anything itself.
+//! Which pending updates to send. Must never read anything itself.
 
 use super::action::Action;
 use super::input::PlanInput;
-use crate::store::{PendingUpdate, Told};
+use crate::store::{PendingUpdate, PendingUpdateKind};
 
-/// Notes of sandboxes that took another's place come first: what they say keeps an ended note from letting
-/// go.
+/// Updates of sandboxes that took the place of another come first: once they are sent, the update of the old
+/// sandbox detaches nothing.
 pub(super) fn send(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
-    let mut pending_updates: Vec<&(String, PendingUpdate)> = input.store.pending_updates.iter().collect();
-    pending_updates.sort_by_key(|(_, note)| note.what != Told::Attached);
-    actions
-        .extend(pending_updates.into_iter().cloned().map(|(name, note)| Action::SendUpdate { name, note }));
+    let mut updates: Vec<&(String, PendingUpdate)> = input.store.pending_updates.iter().collect();
+    updates.sort_by_key(|(_, update)| update.kind != PendingUpdateKind::Attached);
+    actions.extend(updates.into_iter().cloned().map(|(name, update)| Action::SendUpdate { name, update }));
 }

@@ -1,5 +1,5 @@
-//! What the pool of the CiliumNode must show: refill it, publish what is attached here, unpublish what is
-//! not. Must never look at anything itself.
+//! What the CiliumNode of this node must show: refill its pool, publish what is attached here, unpublish what
+//! is not. Must never read anything itself.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,25 +14,32 @@ use crate::alloc::Family;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool::{Publication, single_routes};
 use crate::cluster::cilium::{barrier, pool};
-use crate::cluster::objects::{ClaimPhase, StickyIP};
+use crate::cluster::objects::ClaimPhase;
 use crate::cluster::protocol::view::ClaimView;
 
-/// What stands in a node's pool, by family.
-#[must_use]
-pub fn count_pool(node: &CiliumNode) -> BTreeMap<Family, (usize, usize)> {
-    let mut counts: BTreeMap<Family, (usize, usize)> = BTreeMap::new();
+/// The pool entries of one IP family.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct PoolCount {
+    /// All entries, without barriers.
+    pub total: usize,
+    /// Those that Cilium can give to a new pod.
+    pub free: usize,
+}
+
+/// How many entries a node's pool has, by family.
+pub(crate) fn count_pool(node: &CiliumNode) -> BTreeMap<Family, PoolCount> {
+    let mut counts: BTreeMap<Family, PoolCount> = BTreeMap::new();
     for (address, entry) in node.spec.ipam.pool.iter().filter(|(_, entry)| !barrier::is_barrier(entry)) {
         let Ok(ip) = address.parse::<IpAddr>() else { continue };
-        let (total, free) = counts.entry(Family::of(ip)).or_default();
-        *total += 1;
-        *free += usize::from(entry.owner.is_empty() && !node.uses(address));
+        let count = counts.entry(Family::of(ip)).or_default();
+        count.total += 1;
+        count.free += usize::from(entry.owner.is_empty() && !node.uses(address));
     }
     counts
 }
 
 /// The families of a node's blocks.
-#[must_use]
-pub fn families_of(blocks: &[IpNet]) -> Vec<Family> {
+pub(crate) fn families_of(blocks: &[IpNet]) -> Vec<Family> {
     let mut families: Vec<Family> = blocks.iter().map(|block| Family::of(block.addr())).collect();
     families.sort();
     families.dedup();
@@ -45,7 +52,7 @@ pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
         return;
     };
     let blocks = index.blocks();
-    let known = |address: &IpAddr| store.held.iter().any(|held| held.record.addresses.contains(address));
+    let known = |address: &IpAddr| store.records.iter().any(|found| found.record.addresses.contains(address));
     let unknown: Vec<IpAddr> = node
         .spec
         .ipam
@@ -58,14 +65,14 @@ pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
     if !unknown.is_empty() {
         actions.push(Action::RecordUnowned { addresses: unknown });
     }
-    let lost = store.held.iter().filter(|held| held.record.is_unowned()).any(|held| {
-        held.record.addresses.iter().any(|address| {
+    let lost = store.records.iter().filter(|found| found.record.is_unowned()).any(|found| {
+        found.record.addresses.iter().any(|address| {
             contains(&blocks, *address) && !node.spec.ipam.pool.contains_key(&address.to_string())
         })
     });
     let counts = count_pool(node);
     let few = families_of(&blocks).into_iter().any(|family| {
-        let (total, free) = counts.get(&family).copied().unwrap_or_default();
+        let PoolCount { total, free } = counts.get(&family).copied().unwrap_or_default();
         free < options.min_free && total < options.max_entries
     });
     if lost || few {
@@ -73,29 +80,18 @@ pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
     }
 }
 
-/// How an attached StickyIP is shown.
-#[must_use]
-pub fn shown(sticky: &StickyIP) -> Option<Publication> {
-    let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
-    let namespace = sticky.metadata.namespace.as_deref()?;
-    Some(Publication {
-        addresses: sticky.spec.addresses.clone(),
-        owner: format!("{namespace}/{}", attachment.pod_name),
-        resource: pool::resource(namespace, &sticky.spec.workload),
-    })
-}
-
 pub(super) fn publish(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
     let PlanInput { options, index, store, now } = input;
     let Some(node) = index.cilium_node() else { return };
     for (name, sticky) in index.stickies.iter() {
         let key = key_of(sticky);
-        // Without a sandbox or a decision an ADD or DEL is on its way, or it is a leak.
-        let lives = store.living(&key).is_some() || store.prepared(&key).is_some();
-        let missing = lives
-            && shown(sticky).is_some_and(|shown| pool::publish_patch(node, &options.shape, &shown).is_some());
+        // Without a sandbox or a decision an ADD or DEL is running, or it is a leak.
+        let is_used = store.attached_to(&key).is_some() || store.prepared(&key).is_some();
+        let publication = Publication::of(sticky).filter(|_| is_used);
+        let missing =
+            publication.is_some_and(|wanted| pool::publish_patch(node, &options.shape, &wanted).is_some());
         let state = sticky.metadata.resource_version.clone().unwrap_or_default();
-        if missing && debounce.stable_for(format!("shown {name}"), state, SHORT, *now) {
+        if missing && debounce.stable_for(format!("published {name}"), state, SHORT, *now) {
             actions.push(Action::Publish { key });
         }
     }
@@ -106,24 +102,24 @@ pub(super) fn publish(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &
         .pool
         .iter()
         .filter(|(_, entry)| options.shape.mode.publishes_pool_entries() && is_owned(entry));
-    let mut shown: Vec<IpAddr> = owned.filter_map(|(address, _)| address.parse().ok()).collect();
-    shown.extend(single_routes(node));
-    shown.sort();
-    shown.dedup();
-    for address in shown {
+    let mut published: Vec<IpAddr> = owned.filter_map(|(address, _)| address.parse().ok()).collect();
+    published.extend(single_routes(node));
+    published.sort();
+    published.dedup();
+    for address in published {
         let attached = index.stickies.iter().any(|(_, sticky)| sticky.spec.addresses.contains(&address));
         if !attached
             && !store.uses(address)
-            && debounce.stable_for(format!("hidden {address}"), String::new(), LONG, *now)
+            && debounce.stable_for(format!("unpublished {address}"), String::new(), LONG, *now)
         {
             actions.push(Action::Unpublish { address });
         }
     }
-    let asked = |claim: &ClaimView| claim.phase == ClaimPhase::Requested && claim.pod.is_some();
-    let signs: Vec<&str> = barrier::keys(node).map(String::as_str).collect();
-    if !signs.is_empty()
-        && !index.claims.values().any(asked)
-        && debounce.stable_for("signs".to_owned(), signs.join(" "), LONG, *now)
+    let awaits_grant = |claim: &ClaimView| claim.phase == ClaimPhase::Requested && claim.pod.is_some();
+    let barriers: Vec<&str> = barrier::keys(node).map(String::as_str).collect();
+    if !barriers.is_empty()
+        && !index.claims.values().any(awaits_grant)
+        && debounce.stable_for("barriers".to_owned(), barriers.join(" "), LONG, *now)
     {
         actions.push(Action::RemoveBarriers);
     }

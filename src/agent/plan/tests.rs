@@ -12,13 +12,13 @@ use crate::agent::snapshot::NodeRecord;
 use crate::agent::snapshot::{Netns, Snapshot};
 use crate::agent::watch::IndexUpdate;
 use crate::cluster::cilium::pool::PublishConfig;
-use crate::cluster::objects::{ClaimPhase, StickyKey};
-use crate::cni::Attachment;
-use crate::cni::{ContainerId, IfName, PodIdentity};
+use crate::cluster::objects::ClaimPhase;
+use crate::names::{Attachment, ContainerId, IfName, PodIdentity, StickyKey};
+use crate::policy::lifetime::retention::Retention;
 use crate::policy::mode::PluginMode;
 use crate::policy::selection::rules::Rules;
-use crate::store::{Decision, PendingUpdate, Record, Told};
-use crate::store::{Keep, NodeTime, Phase, PreparedSticky, StickyBinding};
+use crate::store::{Decision, PendingUpdate, PendingUpdateKind, Record};
+use crate::store::{NodeTime, PreparedSticky, RecordState, StickyBinding};
 
 fn options(mode: PluginMode) -> PlanOptions {
     let shape = PublishConfig { mode, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
@@ -47,7 +47,7 @@ fn listed() -> NodeIndex {
 }
 
 fn store() -> Snapshot {
-    Snapshot { held: Vec::new(), decisions: Vec::new(), pending_updates: Vec::new(), now: now() }
+    Snapshot { records: Vec::new(), decisions: Vec::new(), pending_updates: Vec::new(), now: now() }
 }
 
 fn now() -> NodeTime {
@@ -86,7 +86,7 @@ fn put_sticky(index: &mut NodeIndex, name: &str, address: &str, uid: &str, conta
     let sticky = json!({"metadata": {"name": name, "namespace": "db", "uid": "s", "resourceVersion": "1"},
         "spec": {"addresses": [address], "claimant": {"kind": "Pod"},
                  "workload": {"apiVersion": "v1", "kind": "Pod", "name": name}},
-        "status": {"attachment": {"node": "n1", "podName": name, "podUid": uid, "containerId": container,
+        "status": {"attachment": {"node": "n1", "podName": name, "podUid": uid, "attachmentId": container,
                                   "since": "2026-01-01T00:00:00Z"}}});
     index.apply(IndexUpdate::Sticky(CacheEvent::Applied((
         format!("db/{name}"),
@@ -99,21 +99,20 @@ fn put_node(index: &mut NodeIndex, pool: Value, pod_cidrs: Value) {
     index.apply(IndexUpdate::Node(CacheEvent::Applied(("n1".into(), serde_json::from_value(node).unwrap()))));
 }
 
-fn record(address: &str, container: &str, uid: &str, phase: Phase, sticky: Option<&str>) -> Record {
+fn record(address: &str, container: &str, uid: &str, state: RecordState, sticky: Option<&str>) -> Record {
     Record {
         addresses: vec![address.parse().unwrap()],
         attachment: Attachment {
             container: ContainerId::new(container).unwrap(),
             interface: IfName::new("eth0").unwrap(),
         },
-        phase,
+        state,
         netns: Some(PathBuf::from("/run/netns/x")),
         pod: Some(PodIdentity::new("db", "db-0", Some(uid)).unwrap()),
-        keep: if sticky.is_some() { Keep::Forever } else { Keep::No },
+        retention: sticky.map(|_| Retention::FOREVER),
         binding: sticky.map(|name| StickyBinding {
-            namespace: "db".into(),
-            name: name.into(),
-            container: container.into(),
+            key: StickyKey { namespace: "db".into(), name: name.into() },
+            attachment_id: Some(container.into()),
         }),
         since: now(),
     }
@@ -124,15 +123,15 @@ fn before_the_initial_sync_only_pending_updates_are_written() {
     let mut index = NodeIndex::default();
     put_pod(&mut index, "db-0", "u1", json!({}));
     let mut store = store();
-    let leak = record("10.0.0.5", "c1", "u9", Phase::Attached, Some("db-9"));
-    store.held.push(NodeRecord { record: leak, netns: Netns::Gone });
-    store.pending_updates.push(("n".into(), note(Told::Ended)));
+    let leak = record("10.0.0.5", "c1", "u9", RecordState::Attached, Some("db-9"));
+    store.records.push(NodeRecord { record: leak, netns: Netns::Gone });
+    store.pending_updates.push(("n".into(), update(PendingUpdateKind::Ended)));
     assert_eq!(twice(&options(PluginMode::Crd), &index, &store), (vec!["send_update"], vec!["send_update"]));
 }
 
-fn note(what: Told) -> PendingUpdate {
+fn update(kind: PendingUpdateKind) -> PendingUpdate {
     PendingUpdate {
-        what,
+        kind,
         container: "c".into(),
         interface: "eth0".into(),
         namespace: Some("db".into()),
@@ -146,11 +145,14 @@ fn note(what: Told) -> PendingUpdate {
 #[test]
 fn an_attachment_that_replaces_another_is_written_before_the_others_detach() {
     let mut store = store();
-    store.pending_updates = vec![("a".into(), note(Told::Ended)), ("b".into(), note(Told::Attached))];
+    store.pending_updates = vec![
+        ("a".into(), update(PendingUpdateKind::Ended)),
+        ("b".into(), update(PendingUpdateKind::Attached)),
+    ];
     let (index, options) = (listed(), options(PluginMode::Delegated));
     let input = PlanInput { options: &options, index: &index, store: &store, now: Duration::ZERO };
-    let told: Vec<String> = plan(&input, &mut Debounce::default()).iter().map(Action::subject).collect();
-    assert_eq!(told, ["b", "a"]);
+    let subjects: Vec<String> = plan(&input, &mut Debounce::default()).iter().map(Action::subject).collect();
+    assert_eq!(subjects, ["b", "a"]);
 }
 
 #[test]
@@ -166,11 +168,11 @@ fn only_a_pod_that_waits_and_is_not_decided_or_attached_is_prepared() {
     assert!(plan_of(json!({"phase": "Running", "podIP": "10.0.0.5"}), &nothing).is_empty());
     assert!(plan_of(json!({"phase": "Failed"}), &nothing).is_empty());
     let pending = || json!({"phase": "Pending"});
-    let lives = |_: &mut NodeIndex, store: &mut Snapshot| {
-        let record = record("10.0.0.5", "c1", "u1", Phase::Attached, None);
-        store.held.push(NodeRecord { record, netns: Netns::MayExist });
+    let running = |_: &mut NodeIndex, store: &mut Snapshot| {
+        let record = record("10.0.0.5", "c1", "u1", RecordState::Attached, None);
+        store.records.push(NodeRecord { record, netns: Netns::MayExist });
     };
-    assert!(plan_of(pending(), &lives).is_empty());
+    assert!(plan_of(pending(), &running).is_empty());
     let by_plugin =
         |index: &mut NodeIndex, _: &mut Snapshot| put_sticky(index, "db-0", "10.0.0.5", "u1", "c1");
     assert!(plan_of(pending(), &by_plugin).is_empty());
@@ -217,8 +219,8 @@ fn a_decision_is_withdrawn_when_its_pod_its_boot_or_its_attachment_is_gone() {
 #[test]
 fn a_sandbox_is_released_on_the_second_check_and_only_without_its_pod() {
     let (mut index, mut store) = (listed(), store());
-    let plain = record("10.0.0.5", "c1", "u1", Phase::Attached, None);
-    store.held.push(NodeRecord { record: plain, netns: Netns::Gone });
+    let plain = record("10.0.0.5", "c1", "u1", RecordState::Attached, None);
+    store.records.push(NodeRecord { record: plain, netns: Netns::Gone });
     assert_eq!(twice(&options(PluginMode::Delegated), &index, &store), (vec![], vec!["end_attachment"]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     assert_eq!(
@@ -226,7 +228,7 @@ fn a_sandbox_is_released_on_the_second_check_and_only_without_its_pod() {
         (vec![], vec![]),
         "the runtime may still come"
     );
-    store.held[0].netns = Netns::MayExist;
+    store.records[0].netns = Netns::MayExist;
     assert_eq!(twice(&options(PluginMode::Delegated), &listed(), &store), (vec![], vec![]));
 }
 
@@ -235,10 +237,10 @@ fn an_attachment_without_sandbox_decision_or_pod_is_released_on_the_second_check
     let mut index = listed();
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
     assert_eq!(twice(&options(PluginMode::Delegated), &index, &store()), (vec![], vec!["detach"]));
-    let mut lives = store();
-    let record = record("10.0.0.5", "c1", "u1", Phase::Attached, Some("db-0"));
-    lives.held.push(NodeRecord { record, netns: Netns::MayExist });
-    assert_eq!(twice(&options(PluginMode::Delegated), &index, &lives), (vec![], vec![]));
+    let mut running = store();
+    let record = record("10.0.0.5", "c1", "u1", RecordState::Attached, Some("db-0"));
+    running.records.push(NodeRecord { record, netns: Netns::MayExist });
+    assert_eq!(twice(&options(PluginMode::Delegated), &index, &running), (vec![], vec![]));
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     assert_eq!(twice(&options(PluginMode::Delegated), &index, &store()), (vec![], vec![]));
 }
@@ -246,8 +248,8 @@ fn an_attachment_without_sandbox_decision_or_pod_is_released_on_the_second_check
 #[test]
 fn a_sandbox_unknown_to_the_api_server_is_attached_on_the_second_check() {
     let mut store = store();
-    let lives = record("10.0.0.5", "c2", "u1", Phase::Attached, Some("db-0"));
-    store.held.push(NodeRecord { record: lives, netns: Netns::MayExist });
+    let running = record("10.0.0.5", "c2", "u1", RecordState::Attached, Some("db-0"));
+    store.records.push(NodeRecord { record: running, netns: Netns::MayExist });
     assert_eq!(twice(&options(PluginMode::Delegated), &listed(), &store), (vec![], vec!["attach"]));
     let mut index = listed();
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c2");
@@ -255,11 +257,11 @@ fn a_sandbox_unknown_to_the_api_server_is_attached_on_the_second_check() {
 }
 
 #[test]
-fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_lives() {
+fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_exists() {
     let kept = |address: &str| {
         let mut store = store();
-        let record = record(address, "c1", "u1", Phase::Kept, Some("db-0"));
-        store.held.push(NodeRecord { record, netns: Netns::MayExist });
+        let record = record(address, "c1", "u1", RecordState::Kept, Some("db-0"));
+        store.records.push(NodeRecord { record, netns: Netns::MayExist });
         store
     };
     let mut index = listed();
@@ -275,9 +277,9 @@ fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_lives
     assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.7.0.5")), (vec![], vec![]));
     put_claim(&mut index, "10.0.0.5");
     assert_eq!(twice(&options(PluginMode::Delegated), &index, &kept("10.0.0.5")), (vec![], vec![]));
-    let mut homeless = options(PluginMode::Delegated);
-    homeless.shape.ranges.clear();
-    assert_eq!(twice(&homeless, &listed(), &kept("10.0.0.5")), (vec![], vec![]), "home is not known");
+    let mut without_ranges = options(PluginMode::Delegated);
+    without_ranges.shape.ranges.clear();
+    assert_eq!(twice(&without_ranges, &listed(), &kept("10.0.0.5")), (vec![], vec![]), "home is not known");
 }
 
 /// A claim of db-0's, whose home is this node.
@@ -298,12 +300,12 @@ fn put_claim(index: &mut NodeIndex, address: &str) {
 }
 
 #[test]
-fn unclaimed_addresses_are_freed_once_their_pod_is_gone_and_claimed_ones_are_kept() {
+fn unclaimed_addresses_are_released_once_their_pod_is_gone_and_claimed_ones_kept() {
     for wanted in ["10.0.0.5", "10.7.0.5"] {
         let mut store = store();
-        let mut both = record(wanted, "c1", "u1", Phase::Kept, Some("db-0"));
+        let mut both = record(wanted, "c1", "u1", RecordState::Kept, Some("db-0"));
         both.addresses.push("10.0.0.6".parse().unwrap());
-        store.held.push(NodeRecord { record: both, netns: Netns::MayExist });
+        store.records.push(NodeRecord { record: both, netns: Netns::MayExist });
         let mut index = listed();
         if wanted == "10.0.0.5" {
             put_claim(&mut index, wanted);
@@ -329,33 +331,33 @@ fn the_pool_is_filled_owned_and_cleared() {
     assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["refill"]);
     put_node(&mut index, json!({"10.0.0.5": {}, "10.0.0.6": {}}), json!(["10.0.0.0/24"]));
     assert_eq!(twice(&options(PluginMode::Crd), &index, &store()).0, ["record_unowned"]);
-    let mut marked = store();
+    let mut unowned = store();
     for address in ["10.0.0.5", "10.0.0.6"] {
-        let record = Record::offered(address.parse().unwrap(), &now()).unwrap();
-        marked.held.push(NodeRecord { record, netns: Netns::MayExist });
+        let record = Record::unowned(address.parse().unwrap(), &now());
+        unowned.records.push(NodeRecord { record, netns: Netns::MayExist });
     }
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec![]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &unowned), (vec![], vec![]));
     put_node(&mut index, json!({"10.0.0.5": {}}), json!(["10.0.0.0/24"]));
     assert_eq!(
-        twice(&options(PluginMode::Crd), &index, &marked).0,
+        twice(&options(PluginMode::Crd), &index, &unowned).0,
         ["refill"],
         "what was offered is missing"
     );
     let stale = json!({"10.0.0.5": {}, "10.0.0.6": {}, "10.0.0.9": {"owner": "db/db-0"}});
     put_node(&mut index, stale, json!(["10.0.0.0/24", "10.9.0.1/32"]));
-    assert_eq!(twice(&options(PluginMode::Crd), &index, &marked), (vec![], vec!["unpublish", "unpublish"]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &unowned), (vec![], vec!["unpublish", "unpublish"]));
 }
 
 #[test]
-fn an_attached_stickyip_is_shown_once_its_sandbox_stands() {
+fn an_attached_stickyip_is_published_once_its_sandbox_exists() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
     let options = PlanOptions { min_free: 0, ..options(PluginMode::Crd) };
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
     assert_eq!(twice(&options, &index, &store()), (vec![], vec![]), "an ADD or a DEL is on its way");
-    let mut lives = store();
-    let record = record("10.0.0.5", "c1", "u1", Phase::Attached, Some("db-0"));
-    lives.held.push(NodeRecord { record, netns: Netns::MayExist });
-    assert_eq!(twice(&options, &index, &lives), (vec![], vec!["publish"]));
+    let mut running = store();
+    let record = record("10.0.0.5", "c1", "u1", RecordState::Attached, Some("db-0"));
+    running.records.push(NodeRecord { record, netns: Netns::MayExist });
+    assert_eq!(twice(&options, &index, &running), (vec![], vec!["publish"]));
 }

@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::alloc::{Range, RangeSet};
 
-/// How many of an address's last bits a group spans. 65,536 addresses make a bitmap of 8 KiB: two pages, read in
-/// one call, and a /16 is one group.
-pub const GROUP_BITS: u32 = 16;
+/// How many of an address's last bits a group spans. 65,536 addresses make a bitmap of 8 KiB: two pages, read
+/// in one call, and a /16 is one group.
+pub(crate) const GROUP_BITS: u32 = 16;
 
 /// How many bytes a group's bitmap has.
-pub const BITMAP_BYTES: usize = (1 << GROUP_BITS) / 8;
+pub(crate) const BITMAP_BYTES: usize = (1 << GROUP_BITS) / 8;
 
 /// A group of addresses, named by its first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +28,11 @@ impl Group {
     pub fn first(self) -> IpAddr {
         self.0
     }
+
+    /// The address at this position of the group's bitmap.
+    pub fn address(self, position: u16) -> IpAddr {
+        with_low_bits(self.0, position)
+    }
 }
 
 /// Where `address` stands in its group's bitmap.
@@ -37,7 +42,7 @@ pub fn position(address: IpAddr) -> u16 {
 
 /// The taken addresses of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bitmap(Vec<u8>);
+pub(crate) struct Bitmap(Vec<u8>);
 
 impl Default for Bitmap {
     fn default() -> Self {
@@ -47,23 +52,23 @@ impl Default for Bitmap {
 
 impl Bitmap {
     /// A bitmap from its bytes; what is missing at the end is free.
-    pub fn from_bytes(mut bytes: Vec<u8>) -> Self {
+    pub(crate) fn from_bytes(mut bytes: Vec<u8>) -> Self {
         bytes.resize(BITMAP_BYTES, 0);
         Self(bytes)
     }
 
     /// The bytes, as they are kept.
-    pub fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
     /// Whether `position` is taken.
-    pub fn get(&self, position: u16) -> bool {
+    pub(crate) fn get(&self, position: u16) -> bool {
         self.0[usize::from(position / 8)] & (1 << (position % 8)) != 0
     }
 
     /// Marks `position` as taken or free.
-    pub fn set(&mut self, position: u16, taken: bool) {
+    pub(crate) fn set(&mut self, position: u16, taken: bool) {
         let byte = &mut self.0[usize::from(position / 8)];
         if taken {
             *byte |= 1 << (position % 8);
@@ -73,7 +78,7 @@ impl Bitmap {
     }
 
     /// The positions that are taken, in order.
-    pub fn taken(&self) -> impl Iterator<Item = u16> + '_ {
+    pub(crate) fn taken(&self) -> impl Iterator<Item = u16> + '_ {
         // Most bytes of most bitmaps are empty.
         let bytes = (0u16..).zip(&self.0).filter(|(_, byte)| **byte != 0);
         bytes.flat_map(|(at, byte)| {
@@ -106,12 +111,9 @@ impl Bitmap {
     }
 }
 
-/// The first free address of `set` after `after`, going round once; from the start where `after` is none or not of
-/// the set. `bitmap` gives a group's bitmap, or none where nothing of it is taken.
-///
-/// # Errors
-/// What `bitmap` fails with.
-pub fn next_free<E>(
+/// The first free address of `set` after `after`, going round once; from the start where `after` is none or
+/// not of the set. `bitmap` gives a group's bitmap, or none where nothing of it is taken.
+pub(crate) fn next_free<E>(
     set: &RangeSet,
     after: Option<IpAddr>,
     mut bitmap: impl FnMut(Group) -> Result<Option<Bitmap>, E>,
@@ -134,10 +136,7 @@ pub fn next_free<E>(
 }
 
 /// How many addresses of `set` are still free, counted no further than `enough`.
-///
-/// # Errors
-/// What `bitmap` fails with.
-pub fn count_free<E>(
+pub(crate) fn count_free<E>(
     set: &RangeSet,
     enough: u128,
     mut bitmap: impl FnMut(Group) -> Result<Option<Bitmap>, E>,

@@ -1,8 +1,8 @@
 //! The ranges that addresses are taken from: what an operator may write, made canonical once.
 //!
-//! A [`Range`] that exists is valid: every later question (is this address ours, how many are there) is answered
-//! without looking at the configuration again. It must never contain an address that no pod may have: the
-//! network address, the IPv4 broadcast address, the IPv6 subnet-router anycast address.
+//! A [`Range`] that exists is valid: every later question (is this address ours, how many are there) is
+//! answered without looking at the configuration again. It must never contain an address that no pod may
+//! have: the network address, the IPv4 broadcast address, the IPv6 subnet-router anycast address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,9 +13,10 @@ use thiserror::Error;
 /// The fewest host bits a subnet may have: with less there is no room for a gateway and one pod.
 const MIN_HOST_BITS: u8 = 2;
 
-/// Why a range, or a set of ranges, is refused. Every message names the field, the value and what would be right.
+/// Why a range, or a set of ranges, is refused. Every message names the field, the value and what would be
+/// right.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum RangeError {
+pub(crate) enum RangeError {
     /// `subnet` is no address with a prefix length.
     #[error("subnet {0:?} is not a CIDR; write an address and a prefix length, such as 10.1.0.0/24")]
     NotACidr(String),
@@ -70,7 +71,8 @@ pub enum RangeError {
     },
     /// Only addresses that no pod may have are left.
     #[error(
-        "rangeStart {start} to rangeEnd {end} of subnet {subnet} holds only the network or broadcast address; \
+        "rangeStart {start} to rangeEnd {end} of subnet {subnet} holds only the network or broadcast \
+         address; \
          widen the range"
     )]
     NothingUsable {
@@ -78,7 +80,6 @@ pub enum RangeError {
         start: IpAddr,
         /// The last address as written.
         end: IpAddr,
-        /// The subnet of the range.
         subnet: IpNet,
     },
     /// A set without ranges.
@@ -108,7 +109,7 @@ pub enum Family {
 
 impl Family {
     /// The family of an address, an IPv4-mapped one being IPv4.
-    pub fn of(ip: IpAddr) -> Self {
+    pub(crate) fn of(ip: IpAddr) -> Self {
         if ip.to_canonical().is_ipv4() { Self::V4 } else { Self::V6 }
     }
 }
@@ -125,7 +126,7 @@ impl fmt::Display for Family {
 /// Reads `address/prefix`, keeping host bits, or says nothing sensible was there.
 ///
 /// An IPv4-mapped network of /96 and longer becomes the IPv4 network it stands for.
-pub fn parse_cidr(text: &str) -> Option<IpNet> {
+pub(crate) fn parse_cidr(text: &str) -> Option<IpNet> {
     let net = parse_cidr_verbatim(text)?;
     match (net.addr().to_canonical(), net.addr()) {
         (IpAddr::V4(v4), IpAddr::V6(_)) if net.prefix_len() >= 96 => {
@@ -155,7 +156,7 @@ pub struct Range {
 
 /// A range as it is written down, before anything about it is known to be true.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RangeSpec<'a> {
+pub(crate) struct RangeSpec<'a> {
     /// The network, `address/prefix`.
     pub subnet: &'a str,
     /// The first address, if not the subnet's first.
@@ -174,9 +175,9 @@ fn common_prefix(one: IpAddr, two: IpAddr) -> u8 {
 }
 
 impl Range {
-    /// Validates what was written and fills in what was left out: from the first to the last address that a pod
-    /// may have, with the subnet's first address as gateway.
-    pub fn from_spec(spec: &RangeSpec<'_>) -> Result<Self, RangeError> {
+    /// Validates what was written and fills in what was left out: from the first to the last address that a
+    /// pod may have, with the subnet's first address as gateway.
+    pub(crate) fn from_spec(spec: &RangeSpec<'_>) -> Result<Self, RangeError> {
         let subnet = parse_subnet(spec.subnet)?;
         let (lowest, highest) = assignable(subnet);
         let gateway = parse_address("gateway", spec.gateway)?.unwrap_or(lowest);
@@ -226,11 +227,6 @@ impl Range {
         to_number(self.last) - to_number(self.first) + 1
     }
 
-    /// How many addresses pods can have.
-    pub fn capacity(&self) -> u128 {
-        self.size() - u128::from(self.gateway.is_some_and(|gw| self.contains(gw)))
-    }
-
     /// Whether the address lies between first and last.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
@@ -247,9 +243,10 @@ impl Range {
         self.family() == other.family() && self.first <= other.last && other.first <= self.last
     }
 
-    /// The address with the subnet's prefix length, as results show it. An address from elsewhere has the longest one whose
-    /// network holds the gateway too: plugins such as ptp route only by a gateway that is on the link.
-    pub fn with_prefix(&self, ip: IpAddr) -> IpNet {
+    /// The address with the subnet's prefix length, as results show it. An address from elsewhere has the
+    /// longest one whose network holds the gateway too: plugins such as ptp route only by a gateway that is
+    /// on the link.
+    pub(crate) fn with_prefix(&self, ip: IpAddr) -> IpNet {
         let ip = ip.to_canonical();
         let own = self.subnet.prefix_len();
         let length = match self.gateway {
@@ -263,11 +260,6 @@ impl Range {
     /// The address at a distance from the first one, or nothing past the end.
     pub fn nth(&self, offset: u128) -> Option<IpAddr> {
         (offset < self.size()).then(|| from_number(self.family(), to_number(self.first) + offset))
-    }
-
-    /// The distance of an address from the first one.
-    pub fn offset_of(&self, ip: IpAddr) -> Option<u128> {
-        self.contains(ip).then(|| to_number(ip.to_canonical()) - to_number(self.first))
     }
 }
 
@@ -283,7 +275,7 @@ pub struct RangeSet(Vec<Range>);
 
 impl RangeSet {
     /// Puts ranges together, or says what keeps them from being a set.
-    pub fn new(ranges: Vec<Range>) -> Result<Self, RangeError> {
+    pub(crate) fn new(ranges: Vec<Range>) -> Result<Self, RangeError> {
         let head = ranges.first().ok_or(RangeError::EmptySet)?;
         if let Some(odd) = ranges.iter().find(|r| r.family() != head.family()) {
             let (v4, v6) = if head.family() == Family::V4 { (head, odd) } else { (odd, head) };
@@ -298,7 +290,7 @@ impl RangeSet {
     }
 
     /// One set a family over these blocks, IPv4 first. A block that is too small for a pod is passed over.
-    pub fn over(blocks: &[IpNet]) -> Vec<Self> {
+    pub(crate) fn over(blocks: &[IpNet]) -> Vec<Self> {
         let range = |block: &IpNet| {
             let text = block.trunc().to_string();
             Range::from_spec(&RangeSpec { subnet: &text, ..RangeSpec::default() }).ok()
@@ -311,29 +303,24 @@ impl RangeSet {
     }
 
     /// The ranges, in the order written, which is the order they are used up in.
-    pub fn ranges(&self) -> &[Range] {
+    pub(crate) fn ranges(&self) -> &[Range] {
         &self.0
     }
 
     /// The family of every address in it.
-    pub fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> Family {
         // A set is never empty; the fallback only keeps this free of panics.
         self.0.first().map_or(Family::V4, Range::family)
     }
 
     /// The range that the address lies in.
-    pub fn contains(&self, ip: IpAddr) -> Option<&Range> {
+    pub(crate) fn contains(&self, ip: IpAddr) -> Option<&Range> {
         self.0.iter().find(|range| range.contains(ip))
     }
 
     /// Whether the two sets share an address.
-    pub fn overlaps(&self, other: &Self) -> bool {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(b)))
-    }
-
-    /// How many addresses pods can have, all ranges together.
-    pub fn capacity(&self) -> u128 {
-        self.0.iter().fold(0u128, |sum, range| sum.saturating_add(range.capacity()))
     }
 }
 

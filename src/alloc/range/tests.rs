@@ -1,6 +1,11 @@
 use super::*;
 use proptest::prelude::*;
 
+/// How many addresses pods can have.
+fn capacity(range: &Range) -> u128 {
+    (0..range.size()).filter(|at| range.nth(*at).is_some_and(|address| range.usable(address))).count() as u128
+}
+
 fn range(subnet: &str, start: &str, end: &str, gateway: &str) -> Result<Range, RangeError> {
     let spec = RangeSpec { subnet, range_start: Some(start), range_end: Some(end), gateway: Some(gateway) };
     Range::from_spec(&spec)
@@ -19,10 +24,10 @@ fn a_bare_subnet_gives_every_address_that_a_pod_may_have_and_its_first_as_gatewa
     let v4 = whole("10.1.0.0/29");
     assert_eq!(v4.to_string(), "10.1.0.1-10.1.0.6");
     assert_eq!(v4.gateway(), Some(ip("10.1.0.1")));
-    assert_eq!((v4.size(), v4.capacity()), (6, 5));
+    assert_eq!((v4.size(), capacity(&v4)), (6, 5));
     let v6 = whole("fd00::/126");
     assert_eq!(v6.to_string(), "fd00::1-fd00::3");
-    assert_eq!(v6.capacity(), 2);
+    assert_eq!(capacity(&v6), 2);
     assert_eq!(whole("::/0").size(), u128::MAX);
 }
 
@@ -121,7 +126,7 @@ fn a_set_is_not_empty_of_one_family_and_without_overlap() {
     assert_eq!(set.to_string(), "10.1.0.1-10.1.0.6,10.2.0.1-10.2.0.2");
     assert_eq!(set.contains(ip("::ffff:10.2.0.2")).unwrap().subnet().to_string(), "10.2.0.0/30");
     assert_eq!(set.contains(ip("10.2.0.3")), None);
-    assert_eq!(set.capacity(), 6);
+    assert_eq!(set.ranges().iter().map(capacity).sum::<u128>(), 6);
 }
 
 #[test]
@@ -141,7 +146,7 @@ proptest! {
         let at = at % range.size();
         let address = range.nth(at).unwrap();
         prop_assert!(range.contains(address));
-        prop_assert_eq!(range.offset_of(address), Some(at));
+        prop_assert_eq!(to_number(address) - to_number(range.first()), at);
         prop_assert_eq!(range.nth(range.size()), None);
     }
 

@@ -7,10 +7,11 @@ pub(super) const OPTIONS: &[&str] = &["--fix"];
 pub(super) const HELP: &str = "\
 usage: sticky-ipam store check [--fix] [--dir DIR] [--network NAME] [--boot-id-file FILE]
 
-Compares records, indexes and bitmaps under the store's lock and tells what is wrong. Without --fix it changes nothing.
-  --fix   makes indexes and bitmaps anew from the records, finishes what a process left half done, sets aside files
-          that are no records, takes over host-local's. Records are never changed or removed, except those of
-          containers from before a reboot that are not sticky.
+Compares records, indexes and bitmaps under the store's lock and reports what is wrong. Without --fix it
+changes nothing.
+  --fix   rebuilds indexes and bitmaps from the records, finishes what a process left half done, sets aside
+          files that are no records, imports host-local's. Records are never changed or removed, except those
+          of containers from before a reboot that are not sticky.
 Exit status: 0 nothing is wrong, 1 something is (with --fix: still is), 2 the command was not understood.
 A line that starts with 'notice' is worth a look, and is not wrong.
 ";
@@ -21,15 +22,15 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
         let store = open(options, &options.dir, &network)?;
         let mut findings = store.verify()?;
         if options.fix {
-            tell(&mut outcome.stdout, &findings, "found");
-            // Also where nothing is wrong: it costs little, and asks nobody to trust the check.
-            store.take_over()?;
+            report(&mut outcome.stdout, &findings, "found");
+            // Also where nothing is wrong: it costs little, and does not depend on the check.
+            store.import_in_place()?;
             findings = store.verify()?;
         }
-        tell(&mut outcome.stdout, &findings, "wrong");
+        report(&mut outcome.stdout, &findings, "wrong");
         let wrong = findings.iter().filter(|finding| finding.wrong).count();
         outcome.stdout += &match wrong {
-            0 => format!("{network}: in order, {} addresses\n", store.walk()?.len()),
+            0 => format!("{network}: in order, {} addresses\n", store.address_files()?.len()),
             1 => format!("{network}: 1 thing is wrong\n"),
             many => format!("{network}: {many} things are wrong\n"),
         };
@@ -44,9 +45,9 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
     Ok(outcome)
 }
 
-fn tell(text: &mut String, findings: &[VerifyFinding], word: &str) {
+fn report(text: &mut String, findings: &[VerifyFinding], word: &str) {
     for finding in findings {
-        // What is told as found is told again as a notice if it stays.
+        // What is reported as found is reported again as a notice if it stays.
         let word = match (finding.wrong, word) {
             (true, word) => word,
             (false, "found") => continue,

@@ -3,33 +3,38 @@
 use serde::Serialize;
 
 use crate::cli::store::{CommandError, CommandOutput, Options, networks, open};
-use crate::cni::NetworkName;
-use crate::store::{AddressFile, Keep, NodeTime, Phase, RealDisk, Record, Store};
+use crate::names::NetworkName;
+use crate::store::{AddressFile, NodeTime, RealDisk, Record, RecordState, Store};
 
 pub(super) const OPTIONS: &[&str] = &["-o"];
 pub(super) const HELP: &str = "\
 usage: sticky-ipam store list [--dir DIR] [--network NAME] [-o json|table] [--boot-id-file FILE]
 
 Shows every address of the store, or of one network, and changes nothing.
-PHASE is one of
+STATE is one of
   attached     a container has it
-  kept         it waits for its pod
-  expired      it was kept, and its time has run out: free when an address is needed, or with the next GC
-  stale        its container is from before a reboot: free with the next verb
-  host-local   host-local's record: taken over with the next verb
-  unreadable   no record: set aside with the next verb
+  kept         it is kept for its pod
+  reserved     it is reserved for a StickyIP and not attached to a container of this node
+  superseded   its StickyIP has another address by now, but may still claim this one
+  unowned      an unowned entry of the CiliumNode's pool: Cilium may give it to any pod
+  expired      its retention is over: released if an address is needed, or by the next GC
+  stale        its container is from before a reboot: released by the next verb
+  host-local   host-local's record: imported by the next verb
+  unreadable   no record: set aside by the next verb
+RETENTION is a time, Forever, or no: released when the container ends.
 CONTAINER is cut to 13 characters; -o json has all of it.
 ";
 
-/// The width that tells containers apart and leaves room for the rest.
+/// The width that distinguishes containers and leaves room for the rest.
 const SHORT_ID: usize = 13;
-const HEAD: [&str; 8] = ["NETWORK", "ADDRESS", "PHASE", "POD", "CONTAINER", "INTERFACE", "SINCE", "KEEP"];
+const HEAD: [&str; 8] =
+    ["NETWORK", "ADDRESS", "STATE", "POD", "CONTAINER", "INTERFACE", "SINCE", "RETENTION"];
 
 #[derive(Serialize)]
 struct Row {
     network: String,
     address: String,
-    phase: &'static str,
+    state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +46,7 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    keep: Option<String>,
+    retention: Option<String>,
 }
 
 pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
@@ -49,7 +54,7 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
     for network in networks(options, &options.dir)? {
         let store = open(options, &options.dir, &network)?;
         let first_opened_at = store.first_opened().unwrap_or_else(|| store.now().clone());
-        rows.extend(store.walk()?.iter().map(|look| row(&store, &network, look, &first_opened_at)));
+        rows.extend(store.address_files()?.iter().map(|look| row(&store, &network, look, &first_opened_at)));
     }
     let stdout = if options.json { serde_json::to_string_pretty(&rows)? + "\n" } else { table(&rows) };
     Ok(CommandOutput { stdout, ..CommandOutput::default() })
@@ -62,39 +67,39 @@ fn row(
     first_opened_at: &NodeTime,
 ) -> Row {
     let record = look.record.as_ref();
-    let phase = match record {
+    let state = match record {
         None => "unreadable",
         Some(_) if look.is_host_local => "host-local",
-        Some(record) => phase(record, store.now(), first_opened_at),
+        Some(record) => state(record, store.now(), first_opened_at),
     };
     // Of when host-local wrote its record nothing is known.
     let ours = record.filter(|_| !look.is_host_local);
     Row {
         network: network.to_string(),
         address: look.address.to_string(),
-        phase,
+        state,
         pod: record.and_then(|record| record.pod.as_ref()).map(ToString::to_string),
         uid: record.and_then(|record| record.pod.as_ref()?.uid().map(str::to_owned)),
         container: record.map(|record| record.attachment.container.to_string()),
         interface: record.map(|record| record.attachment.interface.to_string()),
         since: ours.map(|record| record.since.to_rfc3339()),
-        keep: ours.map(|record| match record.keep {
-            Keep::No => "no".to_owned(),
-            Keep::For(time) => written(time.as_secs()),
-            Keep::Forever => "Forever".to_owned(),
+        retention: ours.map(|record| match (record.retention, record.retention.and_then(|it| it.time())) {
+            (None, _) => "no".to_owned(),
+            (Some(_), Some(time)) => written(time.as_secs()),
+            (Some(_), None) => "Forever".to_owned(),
         }),
     }
 }
 
-fn phase(record: &Record, now: &NodeTime, first_opened_at: &NodeTime) -> &'static str {
-    if record.is_attached(now) {
-        "attached"
-    } else if record.keep == Keep::No && record.phase == Phase::Attached {
-        "stale"
-    } else if record.has_expired(now, first_opened_at) {
-        "expired"
-    } else {
-        "kept"
+fn state(record: &Record, now: &NodeTime, first_opened_at: &NodeTime) -> &'static str {
+    match record.state {
+        RecordState::Superseded => "superseded",
+        RecordState::Unowned => "unowned",
+        RecordState::Attached if record.is_attached(now) => "attached",
+        RecordState::Attached if record.retention.is_none() => "stale",
+        _ if record.has_expired(now, first_opened_at) => "expired",
+        _ if record.binding.is_some() && record.attachment_id().is_none() => "reserved",
+        _ => "kept",
     }
 }
 
@@ -117,12 +122,12 @@ fn table(rows: &[Row]) -> String {
         [
             row.network.clone(),
             row.address.clone(),
-            row.phase.to_owned(),
+            row.state.to_owned(),
             dash(&row.pod),
             container,
             dash(&row.interface),
             dash(&row.since),
-            dash(&row.keep),
+            dash(&row.retention),
         ]
     }));
     let widths: Vec<usize> = (0..HEAD.len())

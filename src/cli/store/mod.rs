@@ -1,4 +1,4 @@
-//! `sticky-ipam store`: look at a node's store, verify it, put it in order, take over host-local's.
+//! `sticky-ipam store`: look at a node's store, verify it, put it in order, import host-local's.
 
 mod check;
 mod import;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::cli::CommandOutput;
-use crate::cni::NetworkName;
+use crate::names::NetworkName;
 use crate::store::{NodeTime, RealDisk, Store, StoreError};
 use options::Options;
 
@@ -26,9 +26,9 @@ pub const HELP: &str = "\
 usage: sticky-ipam store COMMAND [OPTION…]
 
 Commands:
-  list                show who has which address, and for whom addresses are kept
+  list                show which container or pod has which address
   check               verify the store; with --fix put it in order
-  import-host-local   take over host-local's addresses while its pods run
+  import-host-local   import host-local's addresses while its pods run
 
 Options of all commands:
   --dir DIR           the data directory (ipam.dataDir; default /var/lib/cni/networks)
@@ -75,7 +75,7 @@ fn names(networks: &[NetworkName]) -> String {
     networks.iter().map(NetworkName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Runs `sticky-ipam store` with what stands behind it.
+/// Runs `sticky-ipam store` with these arguments.
 pub fn run(arguments: &[OsString]) -> CommandOutput {
     let outcome = match arguments.first().map(|argument| argument.to_string_lossy()).as_deref() {
         Some("list") => {

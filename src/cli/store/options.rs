@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::cli::store::CommandError;
-use crate::cni::NetworkName;
-use crate::cni::config::{ipam, sticky};
+use crate::cni::config::{DEFAULT_DATA_DIR, sticky};
+use crate::names::NetworkName;
 
 /// What was asked for.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Options {
     ) -> Result<Self, CommandError> {
         let usage = |why: String| CommandError::Usage(why);
         let mut options = Self {
-            dir: PathBuf::from(ipam::DEFAULT_DATA_DIR),
+            dir: PathBuf::from(DEFAULT_DATA_DIR),
             network: None,
             boot_id_file: PathBuf::from(sticky::DEFAULT_BOOT_ID_FILE),
             from: None,

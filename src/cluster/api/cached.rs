@@ -17,10 +17,6 @@ use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
 use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
 
-/// One object.
-///
-/// # Errors
-/// The request to the API server failed.
 pub async fn object<K: Clone + DeserializeOwned + Debug>(
     api: &Connection,
     what: &str,
@@ -37,10 +33,6 @@ pub async fn object<K: Clone + DeserializeOwned + Debug>(
     .await
 }
 
-/// The annotations of a namespace.
-///
-/// # Errors
-/// The request to the API server failed.
 pub async fn annotations(api: &Connection, namespace: &str) -> Result<BTreeMap<String, String>, ApiError> {
     let namespaces: Api<Namespace> = Api::all(api.client());
     let read = object(api, &format!("get Namespace {namespace}"), &namespaces, namespace).await?;
@@ -65,14 +57,12 @@ pub async fn claims(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<Cl
 }
 
 /// Whether nothing is attached to this StickyIP.
-#[must_use]
 pub fn is_free(sticky: &StickyIP) -> bool {
     sticky.status.as_ref().is_none_or(|status| status.attachment.is_none())
 }
 
 /// Whether these are all the claims of this StickyIP, and sealed to it.
-#[must_use]
-pub fn are_all(claims: &ClaimsByAddress, sticky: &StickyIP) -> bool {
+pub(crate) fn are_all(claims: &ClaimsByAddress, sticky: &StickyIP) -> bool {
     let Some(uid) = &sticky.metadata.uid else { return false };
     claims.len() == sticky.spec.addresses.len()
         && sticky.spec.addresses.iter().all(|of| claims.get(of).is_some_and(|claim| claim.sealed_to(uid)))

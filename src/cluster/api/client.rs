@@ -33,7 +33,8 @@ pub enum ApiError {
     },
     /// The credentials are not accepted.
     #[error(
-        "the API server does not accept the credentials of {} (expired, or of a deleted account): cannot {what}; the \
+        "the API server does not accept the credentials of {} (expired, or of a deleted account): cannot \
+         {what}; the \
          agent of this node renews them",
         path.display()
     )]
@@ -91,8 +92,7 @@ pub enum ApiError {
 
 impl ApiError {
     /// Whether what was asked may have been done all the same.
-    #[must_use]
-    pub fn leaves_doubt(&self) -> bool {
+    pub(crate) fn leaves_doubt(&self) -> bool {
         match self {
             Self::Away { .. } | Self::TooLate { .. } | Self::Unreadable { .. } => true,
             Self::Refused { code, .. } => *code >= 500,
@@ -104,8 +104,7 @@ impl ApiError {
 impl ApiError {
     /// Whether the server says that the object of this name is not there. A kind that it does not serve right
     /// now, of which it says 404 as well, is something else.
-    #[must_use]
-    pub fn says_gone(&self, name: &str) -> bool {
+    pub(crate) fn says_gone(&self, name: &str) -> bool {
         matches!(self, Self::Refused { code: 404, why, .. } if why.contains(&format!("\"{name}\" not found")))
     }
 }
@@ -143,9 +142,6 @@ impl std::fmt::Debug for Connection {
 
 impl Connection {
     /// Reads the kubeconfig and prepares a client. Nothing is asked of the server yet. The time starts now.
-    ///
-    /// # Errors
-    /// [`ApiError::Kubeconfig`].
     pub async fn open(kubeconfig: &Path, timeout: Duration) -> Result<Self, ApiError> {
         let broken = |why: String| ApiError::Kubeconfig { path: kubeconfig.to_owned(), why };
         let read = match written_as_json(kubeconfig) {
@@ -179,14 +175,11 @@ impl Connection {
     }
 
     /// The same around a client that is there already.
-    #[must_use]
     pub fn with_client(client: kube::Client, kubeconfig: &Path, timeout: Duration) -> Self {
         let deadline = Instant::now() + timeout;
         Self { client, wire: None, kubeconfig: kubeconfig.to_owned(), timeout, deadline }
     }
 
-    /// The client.
-    #[must_use]
     pub fn client(&self) -> kube::Client {
         self.client.clone()
     }
@@ -197,9 +190,7 @@ impl Connection {
     }
 
     /// Asks once, within the time that is left. `what` is verb and resource, such as "get Pod db/mysql-0".
-    ///
-    /// # Errors
-    /// Any of [`ApiError`]; a missing object is `Ok(None)` where the request says so.
+    /// Errors: any of [`ApiError`]; a missing object is `Ok(None)` where the request says so.
     pub async fn once<T>(
         &self,
         what: &str,
@@ -212,9 +203,6 @@ impl Connection {
     }
 
     /// Reads, and tries again when the connection breaks.
-    ///
-    /// # Errors
-    /// As [`Connection::once`].
     pub async fn read<T, F: Future<Output = Result<T, kube::Error>>>(
         &self,
         what: &str,
@@ -231,9 +219,6 @@ impl Connection {
     }
 
     /// Waits a little.
-    ///
-    /// # Errors
-    /// [`ApiError::TooLate`].
     pub async fn pause(&self, what: &str, time: Duration) -> Result<(), ApiError> {
         if Instant::now() + time >= self.deadline {
             return Err(self.too_late(what));
@@ -256,7 +241,9 @@ impl Connection {
                 404 if status.message.contains("page not found") => ApiError::Refused {
                     what,
                     code: 404,
-                    why: "it does not know this kind; apply packaging/crds (CiliumNodes are of Cilium's own making)".into(),
+                    why: "it does not know this kind; apply packaging/crds (CiliumNodes are of Cilium's own \
+                        making)"
+                        .into(),
                 },
                 code => ApiError::Refused { what, code, why: status.message.clone() },
             },

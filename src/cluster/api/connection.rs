@@ -32,10 +32,8 @@ const HTTP_2: &[u8] = b"h2";
 
 /// A client that asks over one connection, which is opened at once, while the asker sees to other things.
 /// Where there is no TLS, or a proxy between, it is kube's own.
-///
-/// # Errors
-/// The credentials are of no use.
-pub fn client(config: kube::Config) -> Result<(kube::Client, Option<Wire>), kube::Error> {
+/// Errors: the credentials are of no use.
+pub(crate) fn client(config: kube::Config) -> Result<(kube::Client, Option<Wire>), kube::Error> {
     let to = match (&config.proxy_url, config.cluster_url.scheme()) {
         (None, Some(scheme)) if *scheme == Scheme::HTTPS => Target::of(&config)?,
         _ => None,
@@ -112,7 +110,7 @@ impl Line {
 
 /// Calls before the first request comes, and again when the connection has broken.
 #[derive(Clone)]
-pub struct Wire {
+pub(crate) struct Wire {
     to: Arc<Target>,
     line: Arc<Mutex<Option<Line>>>,
 }
@@ -129,7 +127,7 @@ impl Wire {
     /// Waits until the call that was made ahead has come through, or has failed. Whoever asks several things
     /// at once after that sends them together; those who wait for a connection go one after the other. Tells
     /// whether there is a connection.
-    pub async fn settled(&self) -> bool {
+    pub(crate) async fn settled(&self) -> bool {
         self.line.lock().await.as_ref().is_some_and(Line::is_open)
     }
 

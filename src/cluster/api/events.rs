@@ -1,11 +1,17 @@
 //! Kubernetes Events on pods, StickyIPs, nodes and pools. Best effort, after the write that they report. Must
 //! never fail or delay that work: the caller continues whether or not the event was sent.
+//!
+//! Not kube's `Recorder`: it aggregates in the memory of one process, under random names, and the plugin is a
+//! new process for each verb. Here the same event has the same name, so the API server keeps it once, however
+//! many processes send it. And every event is a write that tests can observe and interrupt
+//! (`ApiWriter::observed`).
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use kube::Resource;
 use kube::api::{Api, ObjectMeta, PostParams};
 use sha2::{Digest, Sha256};
 
@@ -23,8 +29,7 @@ const LONGEST_NAME: usize = 200;
 
 /// An event to send.
 #[derive(Debug, Clone)]
-pub struct Told {
-    /// The object.
+pub struct NewEvent {
     pub about: ObjectReference,
     /// The reason, for programs.
     pub reason: &'static str,
@@ -34,82 +39,66 @@ pub struct Told {
     pub warning: bool,
 }
 
-/// A pod, as an event names it.
-#[must_use]
-pub fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+/// An object as an event names it.
+fn reference(
+    api_version: &str,
+    kind: &str,
+    namespace: Option<&str>,
+    name: &str,
+    uid: Option<&str>,
+) -> ObjectReference {
     ObjectReference {
-        api_version: Some("v1".into()),
-        kind: Some("Pod".into()),
-        namespace: Some(namespace.into()),
+        api_version: Some(api_version.into()),
+        kind: Some(kind.into()),
+        namespace: namespace.map(str::to_owned),
         name: Some(name.into()),
-        uid: Some(uid.into()),
+        uid: uid.map(str::to_owned),
         ..ObjectReference::default()
     }
 }
 
-/// A StickyIP, as an event names it.
-#[must_use]
-pub fn sticky_ip(object: &StickyIP) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("sticky-ipam.io/v1alpha1".into()),
-        kind: Some("StickyIP".into()),
-        namespace: object.metadata.namespace.clone(),
-        name: object.metadata.name.clone(),
-        uid: object.metadata.uid.clone(),
-        ..ObjectReference::default()
-    }
+/// A pod, as an event names it.
+pub fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+    reference("v1", "Pod", Some(namespace), name, Some(uid))
 }
 
 /// A node, as an event names it.
-#[must_use]
 pub fn node(name: &str, uid: &str) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".into()),
-        kind: Some("Node".into()),
-        name: Some(name.into()),
-        uid: Some(uid.into()),
-        ..ObjectReference::default()
-    }
+    reference("v1", "Node", None, name, Some(uid))
+}
+
+/// A StickyIP, as an event names it.
+pub(crate) fn sticky_ip(object: &StickyIP) -> ObjectReference {
+    of_object(object)
 }
 
 /// A pool, as an event names it.
-#[must_use]
 pub fn pool(object: &IPPool) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("sticky-ipam.io/v1alpha1".into()),
-        kind: Some("IPPool".into()),
-        name: object.metadata.name.clone(),
-        uid: object.metadata.uid.clone(),
-        ..ObjectReference::default()
-    }
+    of_object(object)
 }
 
-/// An object that was passed over, as an event names it.
-#[must_use]
+/// An object of ours, as an event names it. Without its resourceVersion: an event is about every version.
+fn of_object<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
+    ObjectReference { resource_version: None, ..object.object_ref(&()) }
+}
+
+/// An object that could not be read, as an event names it.
 pub fn skipped(object: &Skipped) -> ObjectReference {
     let (namespace, name) = match object.name.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, object.name.as_str()),
     };
-    let version = match object.kind.as_str() {
+    let api_version = match object.kind.as_str() {
         "Pod" => "v1",
         kind if kind.starts_with("Cilium") => "cilium.io/v2",
         _ => "sticky-ipam.io/v1alpha1",
     };
-    ObjectReference {
-        api_version: Some(version.into()),
-        kind: Some(object.kind.clone()),
-        namespace: namespace.map(str::to_owned),
-        name: Some(name.into()),
-        uid: object.uid.clone(),
-        ..ObjectReference::default()
-    }
+    reference(api_version, &object.kind, namespace, name, object.uid.as_deref())
 }
 
 /// The message if this attachment moved the address from another node: from, to, and why. `before` is the
 /// StickyIP as it was read before, if it was: two attachments within one second look alike.
-#[must_use]
-pub fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
+pub(crate) fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Option<String> {
     let status = object.status.as_ref()?;
     let known = before.and_then(|before| before.status.as_ref()?.handovers.first());
     if known.is_some() && known == status.handovers.first() {
@@ -133,7 +122,7 @@ pub fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Option<Stri
 }
 
 /// Sends an event on the StickyIP and on the pod if the address came from another node.
-pub async fn emit_move_events(
+pub(crate) async fn emit_move_events(
     api_writer: &mut ApiWriter<'_>,
     before: Option<&StickyIP>,
     object: &StickyIP,
@@ -142,15 +131,14 @@ pub async fn emit_move_events(
     let Some(message) = move_message(before, object) else { return };
     let pod = pod(&facts.namespace, &facts.name, &facts.uid);
     for about in [sticky_ip(object), pod] {
-        let told = Told { about, reason: "AddressMoved", message: message.clone(), warning: false };
-        tell(api_writer, &told).await;
+        let event = NewEvent { about, reason: "AddressMoved", message: message.clone(), warning: false };
+        send(api_writer, &event).await;
     }
 }
 
-impl Told {
+impl NewEvent {
     /// The name of the event: the same event has the same name, so that it exists once.
-    #[must_use]
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let object = self.about.name.as_deref().unwrap_or_default();
         let uid = self.about.uid.as_deref().unwrap_or_default();
         let digest = Sha256::digest(format!("{uid}\n{}\n{}", self.reason, self.message).as_bytes());
@@ -164,7 +152,7 @@ impl Told {
         self.about.namespace.as_deref().unwrap_or("default")
     }
 
-    fn event(&self) -> Event {
+    fn object(&self) -> Event {
         let now = Timestamp::now();
         let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
         Event {
@@ -187,14 +175,14 @@ impl Told {
 }
 
 /// Sends it within a short time. Returns whether it exists now.
-pub async fn tell(api_writer: &mut ApiWriter<'_>, told: &Told) -> bool {
+pub async fn send(api_writer: &mut ApiWriter<'_>, event: &NewEvent) -> bool {
     let api = api_writer.api().clone();
-    let events: Api<Event> = Api::namespaced(api.client(), told.namespace());
-    let (name, event) = (told.name(), told.event());
+    let events: Api<Event> = Api::namespaced(api.client(), event.namespace());
+    let (name, object) = (event.name(), event.object());
     let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let what = format!("create Event {name}");
     let create = async {
-        let sent = api.once(&what, events.create(&params, &event));
+        let sent = api.once(&what, events.create(&params, &object));
         match tokio::time::timeout(PATIENCE, sent).await {
             Ok(answer) => answer.map(|_| ()),
             Err(_) => Err(ApiError::TooLate { what: what.clone(), timeout: PATIENCE }),
@@ -204,7 +192,7 @@ pub async fn tell(api_writer: &mut ApiWriter<'_>, told: &Told) -> bool {
         // It exists already.
         Ok(()) | Err(ApiError::Refused { code: 409, .. }) => true,
         Err(error) => {
-            tracing::warn!(%error, message = told.message, "cannot send an event");
+            tracing::warn!(%error, reason = event.reason, message = event.message, "cannot send an event");
             false
         }
     }
@@ -216,16 +204,16 @@ mod tests {
 
     #[test]
     fn the_same_event_twice_has_one_name_and_other_events_have_others() {
-        let told = |message: &str| Told {
+        let event = |message: &str| NewEvent {
             about: pod("db", "db-0", "u1"),
             reason: "AddressRefused",
             message: message.into(),
             warning: true,
         };
-        assert_eq!(told("held by x").name(), told("held by x").name());
-        assert_ne!(told("held by x").name(), told("held by y").name());
-        assert!(told("held by x").name().starts_with("db-0."));
-        assert_eq!(told(&"é".repeat(2000)).event().message.unwrap().len(), LONGEST_MESSAGE);
+        assert_eq!(event("held by x").name(), event("held by x").name());
+        assert_ne!(event("held by x").name(), event("held by y").name());
+        assert!(event("held by x").name().starts_with("db-0."));
+        assert_eq!(event(&"é".repeat(2000)).object().message.unwrap().len(), LONGEST_MESSAGE);
     }
 
     #[test]
@@ -235,15 +223,15 @@ mod tests {
                 "metadata": {"name": "db-0", "namespace": "db"},
                 "spec": {"addresses": ["10.0.0.7"], "claimant": {"kind": "Pod"},
                          "workload": {"apiVersion": "v1", "kind": "Pod", "name": "db-0", "uid": "u"}},
-                "status": {"attachment": {"node": "n2", "podName": "db-0", "podUid": "u", "containerId": "c",
+                "status": {"attachment": {"node": "n2", "podName": "db-0", "podUid": "u", "attachmentId": "c",
                                           "since": "2026-01-01T00:00:05Z"},
                            "handovers": [{"from": from, "to": "n2", "reason": "the address was free", "at": at}]}}))
             .unwrap()
         };
         let moved = sticky("n1", "2026-01-01T00:00:05Z");
-        let told = move_message(None, &moved).unwrap();
-        assert!(told.contains("10.0.0.7 moved from node n1 to node n2"), "{told}");
-        assert_eq!(move_message(Some(&sticky("n3", "2026-01-01T00:00:05Z")), &moved), Some(told));
+        let message = move_message(None, &moved).unwrap();
+        assert!(message.contains("10.0.0.7 moved from node n1 to node n2"), "{message}");
+        assert_eq!(move_message(Some(&sticky("n3", "2026-01-01T00:00:05Z")), &moved), Some(message));
         assert_eq!(move_message(Some(&moved), &moved), None);
         assert_eq!(move_message(None, &sticky("n1", "2026-01-01T00:00:04Z")), None);
         assert_eq!(move_message(None, &sticky("", "2026-01-01T00:00:05Z")), None);

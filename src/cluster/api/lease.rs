@@ -47,7 +47,6 @@ pub enum BadLeaseTimes {
     RenewTooLong {
         /// The renew deadline.
         renew: Duration,
-        /// The lease's duration.
         lease: Duration,
     },
     /// A leader would have one try only.
@@ -67,9 +66,7 @@ pub enum BadLeaseTimes {
 
 impl LeaseTimes {
     /// Checks that the times fit each other.
-    ///
-    /// # Errors
-    /// Names both times that do not.
+    /// Errors: names both times that do not.
     pub fn check(self) -> Result<Self, BadLeaseTimes> {
         let Self { lease_duration: lease, renew_deadline: renew, retry_period: retry } = self;
         if lease < Duration::from_secs(1) {
@@ -87,7 +84,7 @@ impl LeaseTimes {
 
 /// A Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeaseState {
+pub(crate) struct LeaseState {
     /// Who holds it; empty if it was released.
     pub holder: Option<String>,
     /// The state that it was read in: uid and resourceVersion.
@@ -98,20 +95,19 @@ pub struct LeaseState {
 
 /// What to write next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeaseAction {
+pub(crate) enum LeaseAction {
     /// There is no Lease: create it, which fails if another replica does.
     Create,
     /// Take it over.
     Take,
-    /// Renew one's own.
     Renew,
-    /// Somebody else holds it.
+    /// Another replica holds it.
     Wait,
 }
 
 /// One replica's view of the election. Times are since any fixed point of this machine.
 #[derive(Debug)]
-pub struct ElectionCandidate {
+pub(crate) struct ElectionCandidate {
     me: String,
     lease_times: LeaseTimes,
     /// The state of the Lease that was last seen, and when it was first seen so.
@@ -121,13 +117,12 @@ pub struct ElectionCandidate {
 
 impl ElectionCandidate {
     /// A candidate that has seen nothing yet.
-    #[must_use]
-    pub fn new(me: impl Into<String>, lease_times: LeaseTimes) -> Self {
+    pub(crate) fn new(me: impl Into<String>, lease_times: LeaseTimes) -> Self {
         Self { me: me.into(), lease_times, observed: None, renewed: None }
     }
 
     /// Decides on a fresh read.
-    pub fn next(&mut self, seen: Option<&LeaseState>, now: Duration) -> LeaseAction {
+    pub(crate) fn next(&mut self, seen: Option<&LeaseState>, now: Duration) -> LeaseAction {
         let Some(seen) = seen else { return LeaseAction::Create };
         let since = match &self.observed {
             Some((version, since)) if *version == seen.version => *since,
@@ -150,24 +145,23 @@ impl ElectionCandidate {
     }
 
     /// The write succeeded; `sent` is when it was sent, for the server may have taken its time.
-    pub fn wrote(&mut self, sent: Duration) {
+    pub(crate) fn wrote(&mut self, sent: Duration) {
         self.renewed = Some(sent);
     }
 
-    /// Somebody else holds the Lease.
-    pub fn lost(&mut self) {
+    /// Another replica holds the Lease.
+    pub(crate) fn lost(&mut self) {
         self.renewed = None;
     }
 
     /// Whether this replica may work now.
-    #[must_use]
-    pub fn leads(&self, now: Duration) -> bool {
-        self.leads_until().is_some_and(|until| now < until)
+    #[cfg(test)]
+    fn is_leader(&self, now: Duration) -> bool {
+        self.leader_until().is_some_and(|until| now < until)
     }
 
     /// When the right to work ends unless it is renewed.
-    #[must_use]
-    pub fn leads_until(&self) -> Option<Duration> {
+    pub(crate) fn leader_until(&self) -> Option<Duration> {
         self.renewed.map(|renewed| renewed + self.lease_times.renew_deadline)
     }
 }
@@ -202,7 +196,6 @@ pub enum LeaseLost {
 
 impl LeaderElection {
     /// A seat at the Lease `namespace/name`. `me` must be unique to this process.
-    #[must_use]
     pub fn new(client: kube::Client, namespace: &str, name: &str, me: &str, lease_times: LeaseTimes) -> Self {
         let api = Connection::with_client(client, Path::new("the controller's"), lease_times.retry_period);
         Self { api, namespace: namespace.into(), name: name.into(), me: me.into(), lease_times }
@@ -213,17 +206,15 @@ impl LeaderElection {
     }
 
     /// Waits until this replica leads, then does `work` until it ends by itself or the lease is lost. The
-    /// lease is given back when `work` ends by itself.
-    ///
-    /// # Errors
-    /// [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
+    /// lease is released when `work` ends by itself.
+    /// Errors: [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
     pub async fn lead<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
         let term = self.win().await;
         self.hold(term, work).await
     }
 
-    /// Waits until this replica leads. Whoever stops waiting calls [`LeaderElection::give_back`]: the last
-    /// write may have won.
+    /// Waits until this replica leads. A caller that stops waiting calls [`LeaderElection::release`]: the
+    /// last write may have won.
     pub async fn win(&mut self) -> Leadership {
         let started = Instant::now();
         let mut candidate = ElectionCandidate::new(&self.me, self.lease_times);
@@ -234,11 +225,9 @@ impl LeaderElection {
         Leadership { candidate, started }
     }
 
-    /// Does `work` until it ends by itself or the lease is lost. The lease is given back when `work` ends by
+    /// Does `work` until it ends by itself or the lease is lost. The lease is released when `work` ends by
     /// itself.
-    ///
-    /// # Errors
-    /// [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
+    /// Errors: [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
     pub async fn hold<T>(
         &mut self,
         mut term: Leadership,
@@ -252,7 +241,7 @@ impl LeaderElection {
             done = work => Ok(done),
         };
         if outcome.is_ok() {
-            self.give_back().await;
+            self.release().await;
         }
         outcome
     }
@@ -264,14 +253,14 @@ impl LeaderElection {
     /// Renews as long as possible; returns why it failed.
     async fn renew(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> String {
         loop {
-            let until = started + candidate.leads_until().unwrap_or_default();
+            let until = started + candidate.leader_until().unwrap_or_default();
             tokio::select! {
                 // A renewal that hangs must not outlive the right to work.
                 () = tokio::time::sleep_until(until) => return "it could not be renewed in time".to_owned(),
                 renewed = async {
                     tokio::time::sleep(self.lease_times.retry_period).await;
                     self.attempt(candidate, started).await
-                } => if !renewed && candidate.leads_until().is_none() {
+                } => if !renewed && candidate.leader_until().is_none() {
                     return "another replica holds it".to_owned();
                 }
             }
@@ -346,7 +335,7 @@ impl LeaderElection {
     }
 
     /// Gives the lease back, so that another need not wait for it to run out. Best effort.
-    pub async fn give_back(&mut self) {
+    pub async fn release(&mut self) {
         self.api.restart_time();
         let leases = self.leases();
         let what = format!("get Lease {}", self.lease());
@@ -356,10 +345,10 @@ impl LeaderElection {
             return;
         };
         spec.holder_identity = Some(String::new());
-        let what = format!("give Lease {} back", self.lease());
+        let what = format!("release Lease {}", self.lease());
         match self.api.once(&what, leases.replace(&self.name, &PostParams::default(), &lease)).await {
             Ok(_) => tracing::info!(lease = %self.lease(), me = self.me, "gave the lease back"),
-            Err(error) => tracing::warn!(lease = %self.lease(), %error, "cannot give the lease back"),
+            Err(error) => tracing::warn!(lease = %self.lease(), %error, "cannot release the lease"),
         }
     }
 }
@@ -417,10 +406,10 @@ mod tests {
         let lease_times = LeaseTimes::default();
         let mut me = ElectionCandidate::new("me", lease_times);
         me.wrote(at(100));
-        assert!(me.leads(at(109)));
-        assert!(!me.leads(at(110)));
+        assert!(me.is_leader(at(109)));
+        assert!(!me.is_leader(at(110)));
         me.lost();
-        assert!(!me.leads(at(100)));
+        assert!(!me.is_leader(at(100)));
     }
 
     #[test]
@@ -461,7 +450,7 @@ mod tests {
                         both[who].wrote(local);
                     }
                 }
-                prop_assert!(!(both[0].leads(now + skew[0]) && both[1].leads(now + skew[1])));
+                prop_assert!(!(both[0].is_leader(now + skew[0]) && both[1].is_leader(now + skew[1])));
             }
         }
     }

@@ -11,22 +11,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 
 /// The owner of a barrier entry. No namespace can have a dot in its name, so no pod ever gets it.
-const OWNER: &str = "sticky-ipam.io/sign";
+const OWNER: &str = "sticky-ipam.io/barrier";
 /// 240.0.0.0/4, which is unused: reserved, and routed nowhere.
 const V4: u32 = 0xf000_0000;
 /// 100::/64, which is unused: what is sent there is discarded.
 const V6: u128 = 0x0100 << 112;
 
 /// Whether a pool entry is a barrier entry.
-#[must_use]
-pub fn is_barrier(entry: &PoolEntry) -> bool {
+pub(crate) fn is_barrier(entry: &PoolEntry) -> bool {
     entry.owner == OWNER
 }
 
 /// A new barrier entry for the owner of this address, for a write with the resourceVersion that was read. It
 /// differs for every version of the object, and only one write follows a version: no two writes have the same
 /// barrier entry.
-#[must_use]
 pub fn fresh(node: &CiliumNode, owned: IpAddr) -> (IpAddr, PoolEntry) {
     let version = node.metadata.resource_version.as_deref().unwrap_or_default();
     let number = version.bytes().fold(0u64, |number, digit| {
@@ -43,7 +41,6 @@ pub fn fresh(node: &CiliumNode, owned: IpAddr) -> (IpAddr, PoolEntry) {
 }
 
 /// The barrier entry for the owner of this address.
-#[must_use]
 pub fn of(node: &CiliumNode, owned: IpAddr) -> Option<IpAddr> {
     let owned = owned.to_string();
     let standing = node.spec.ipam.pool.iter().find(|(_, entry)| is_barrier(entry) && entry.resource == owned);

@@ -38,13 +38,11 @@ pub struct CiliumNodeSpec {
     pub ipam: CiliumIpam,
 }
 
-/// One address of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAddress {
     /// What it is for: `InternalIP`, `CiliumInternalIP` and others.
     #[serde(rename = "type", default, deserialize_with = "or_default")]
     pub purpose: String,
-    /// The address.
     #[serde(default, deserialize_with = "or_default")]
     pub ip: String,
 }
@@ -90,14 +88,12 @@ pub struct CiliumIpamStatus {
 
 impl CiliumNode {
     /// Whether Cilium says that this address is in use.
-    #[must_use]
     pub fn uses(&self, address: &str) -> bool {
         self.status.as_ref().is_some_and(|status| status.ipam.used.contains_key(address))
     }
 
     /// The addresses that Cilium may have given to others than `owner`: pool entries of other owners, and
     /// used addresses. The status lags behind: the owner's own old sandbox may still be in it.
-    #[must_use]
     pub fn barred_to(&self, owner: &str) -> BTreeSet<IpAddr> {
         let pool = &self.spec.ipam.pool;
         let others = pool.iter().filter(|(_, entry)| entry.owner != owner).map(|(key, _)| key);
@@ -185,8 +181,7 @@ impl Validate for CiliumEndpoint {
 }
 
 /// The merge patch that adds these entries to a node's pool and removes those, and touches nothing else.
-#[must_use]
-pub fn pool_patch<'a>(
+pub(crate) fn pool_patch<'a>(
     put: impl IntoIterator<Item = (&'a str, &'a PoolEntry)>,
     take_out: impl IntoIterator<Item = &'a str>,
 ) -> Value {

@@ -9,7 +9,6 @@ use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
 /// A write to a CiliumNode: single pool entries, and the whole list of ranges if it changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePatch {
-    /// The node.
     pub node: String,
     /// The required resourceVersion: always set when the list changes, which has several writers.
     pub resource_version: Option<String>,
@@ -21,8 +20,7 @@ pub struct NodePatch {
 
 impl NodePatch {
     /// The merge patch.
-    #[must_use]
-    pub fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         let put = self.pool.iter().filter_map(|(key, entry)| Some((key.as_str(), entry.as_ref()?)));
         let gone = self.pool.iter().filter(|(_, entry)| entry.is_none()).map(|(key, _)| key.as_str());
         let mut body = if self.pool.is_empty() { json!({}) } else { pool_patch(put, gone) };
@@ -37,8 +35,7 @@ impl NodePatch {
 
     /// Pool entries only, and only if the object was not written since it was read: another writer may have
     /// added an owner.
-    #[must_use]
-    pub fn of_keys(node: &CiliumNode, pool: BTreeMap<String, Option<PoolEntry>>) -> Self {
+    pub(crate) fn of_keys(node: &CiliumNode, pool: BTreeMap<String, Option<PoolEntry>>) -> Self {
         Self { resource_version: node.metadata.resource_version.clone(), ..Self::of(node, pool, None) }
     }
 

@@ -28,7 +28,7 @@ pub enum EndpointAnswer {
 
 /// What Cilium says of an endpoint, as far as we ask. Empty where it says nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EndpointInfo {
+pub(crate) struct EndpointInfo {
     /// The sandbox.
     pub container: String,
     /// The pod's namespace.
@@ -41,8 +41,7 @@ pub struct EndpointInfo {
 
 impl EndpointInfo {
     /// Reads an answer.
-    #[must_use]
-    pub fn parse(answer: &str) -> Self {
+    pub(crate) fn parse(answer: &str) -> Self {
         let answer: Value = serde_json::from_str(answer).unwrap_or_default();
         let text = |path: &str| answer.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
         let container = match text("/status/external-identifiers/container-id") {
@@ -63,19 +62,14 @@ impl EndpointInfo {
 }
 
 /// Asks for the endpoint with this address.
-///
-/// # Errors
-/// The agent is not there, does not answer in time, or answers with something else.
+/// Errors: the agent is not there, does not answer in time, or answers with something else.
 pub fn endpoint(socket: &Path, address: IpAddr) -> io::Result<EndpointAnswer> {
     let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
     look_up(socket, &format!("{family}:{address}"))
 }
 
 /// Asks for the endpoint of a pod of this name.
-///
-/// # Errors
-/// As [`endpoint`].
-pub fn endpoint_of_pod(socket: &Path, namespace: &str, name: &str) -> io::Result<EndpointAnswer> {
+pub(crate) fn endpoint_of_pod(socket: &Path, namespace: &str, name: &str) -> io::Result<EndpointAnswer> {
     look_up(socket, &format!("pod-name:{namespace}%2F{name}"))
 }
 
@@ -90,9 +84,6 @@ fn look_up(socket: &Path, id: &str) -> io::Result<EndpointAnswer> {
 
 /// Whether a barrier entry is in the pool that cilium-agent has seen. To find out, it is allocated for a
 /// moment and released: never use this for an address that a pod may have.
-///
-/// # Errors
-/// As [`endpoint`].
 pub fn knows(socket: &Path, key: IpAddr) -> io::Result<bool> {
     // Nothing depends on it if this fails.
     let give_back = || drop(ask(socket, "DELETE", &format!("/v1/ipam/{key}?pool=default")));

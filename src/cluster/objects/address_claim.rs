@@ -3,6 +3,9 @@
 //! It has no status subresource on purpose: a lock that needs two writes for StickyIP and phase is two locks
 //! (docs/decisions/0010). Must never be trusted before its name and its address agree.
 
+// What the derive of a custom resource adds is `pub` and not exported.
+#![allow(unreachable_pub)]
+
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
@@ -30,7 +33,8 @@ use crate::names::StickyKey;
     derive = "PartialEq",
     doc = "The lock on one address: the StickyIP of the claim has the address.",
     validation = Rule::new(
-        "!isIP(self.spec.address) || (ip(self.spec.address).family() == 4 ? self.metadata.name == self.spec.address : \
+        "!isIP(self.spec.address) || (ip(self.spec.address).family() == 4 ? self.metadata.name == \
+         self.spec.address : \
          self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$') && \
          ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address))"
     ).message("the name must be the address: IPv4 as it is, IPv6 written out in full with dashes for colons"),
@@ -44,8 +48,10 @@ use crate::names::StickyKey;
 #[x_kube(
     validation = Rule::new("self.phase == 'Bound' ? has(self.stickyUid) : true")
         .message("a Bound claim names the uid of its StickyIP"),
-    validation = Rule::new("self.phase in ['Requested', 'Refused'] ? has(self.homeNode) && !has(self.stickyUid) : true")
-        .message("only a claim on a node's block is Requested or Refused, and it has no stickyUid before it is Granted"),
+    validation = Rule::new("self.phase in ['Requested', 'Refused'] ? has(self.homeNode) && \
+        !has(self.stickyUid) : true")
+        .message("only a claim on a node's block is Requested or Refused, and it has no stickyUid before it \
+            is Granted"),
     validation = Rule::new("self.phase == 'Granted' ? !has(self.stickyUid) : true")
         .message("a claim that names the uid of its StickyIP is Bound"),
     validation = Rule::new(
@@ -63,7 +69,8 @@ use crate::names::StickyKey;
          (oldSelf.phase == 'Granted' && self.phase == 'Bound') || \
          (oldSelf.phase == 'Bound' && self.phase == 'Quarantined') || \
          (oldSelf.phase == 'Quarantined' && self.phase == 'Bound')"
-    ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Quarantined, Quarantined back to Bound")
+    ).message("phases go Requested to Granted or Refused, Granted to Bound, Bound to Quarantined, \
+        Quarantined back to Bound")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
@@ -79,7 +86,8 @@ pub struct AddressClaimSpec {
     /// The phase of the claim.
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
-    #[x_kube(validation = Rule::new("self == oldSelf").message("stickyRef cannot change: delete the claim and create it again"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("stickyRef cannot change: delete the claim \
+        and create it again"))]
     pub sticky_ref: StickyKey,
     /// The uid of that StickyIP: the seal. An address may be used only through the StickyIP with this uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,13 +156,11 @@ pub struct NotAClaimName(pub String);
 
 impl ClaimName {
     /// The name of the claim on this address.
-    #[must_use]
     pub fn of(address: IpAddr) -> Self {
         Self(address)
     }
 
     /// The address.
-    #[must_use]
     pub fn address(self) -> IpAddr {
         self.0
     }

@@ -31,7 +31,6 @@ pub struct Condition {
 
 impl Condition {
     /// Whether it says the same, whenever it was said.
-    #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
         (&self.kind, &self.status, &self.reason, &self.message)
             == (&other.kind, &other.status, &other.reason, &other.message)

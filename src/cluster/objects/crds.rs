@@ -10,15 +10,12 @@ use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
 const HEAD: &str = "# Generated from src/cluster/objects by `cargo run --bin crdgen`; do not edit.\n";
 
 /// All our definitions.
-#[must_use]
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     vec![StickyIP::crd(), AddressClaim::crd(), IPPool::crd()]
 }
 
 /// File names and texts, as they lie in `packaging/crds`.
-///
-/// # Errors
-/// A definition that cannot be written as YAML.
+/// Errors: a definition that cannot be written as YAML.
 pub fn files() -> Result<Vec<(String, String)>, serde_saphyr::ser::Error> {
     definitions()
         .iter()

@@ -1,6 +1,9 @@
 //! IPPool: ranges from which nodes get blocks or sticky pods get addresses. Must never overlap another pool:
 //! one object cannot see another in its validation, so [`overlaps`] is asked before a pool is used.
 
+// What the derive of a custom resource adds is `pub` and not exported.
+#![allow(unreachable_pub)]
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -33,15 +36,20 @@ use crate::policy::selection::selector::LabelSelector;
 )]
 #[x_kube(
     validation = Rule::new(
-        "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv4) || self.cidrs.all(c, !isCIDR(c) || \
+        "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv4) || self.cidrs.all(c, \
+         !isCIDR(c) || \
          cidr(c).ip().family() == 6 || cidr(c).prefixLength() <= self.blockSize.ipv4)"
-    ).message("blockSize.ipv4 must not be larger than a block: its prefix length is at least that of every IPv4 range"),
+    ).message("blockSize.ipv4 must not be larger than a block: its prefix length is at least that of every \
+        IPv4 range"),
     validation = Rule::new(
-        "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv6) || self.cidrs.all(c, !isCIDR(c) || \
+        "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv6) || self.cidrs.all(c, \
+         !isCIDR(c) || \
          cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= self.blockSize.ipv6)"
-    ).message("blockSize.ipv6 must not be larger than a block: its prefix length is at least that of every IPv6 range"),
+    ).message("blockSize.ipv6 must not be larger than a block: its prefix length is at least that of every \
+        IPv6 range"),
     validation = Rule::new(
-        "!has(self.excluded) || self.excluded.all(e, !isIP(e) && !isCIDR(e) || self.cidrs.exists(c, isCIDR(c) && \
+        "!has(self.excluded) || self.excluded.all(e, !isIP(e) && !isCIDR(e) || self.cidrs.exists(c, \
+         isCIDR(c) && \
          (isIP(e) ? cidr(c).containsIP(e) : cidr(c).containsCIDR(e))))"
     ).message("every excluded range must lie inside one of the pool's ranges")
 )]
@@ -51,22 +59,25 @@ pub struct IPPoolSpec {
     #[schemars(with = "Vec<String>", length(min = 1, max = 16), inner(length(max = 43)))]
     #[x_kube(
         merge_strategy = ListMerge::Atomic,
-        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c) == cidr(c).masked() && string(cidr(c)) == c)")
+        validation = Rule::new("self.all(c, isCIDR(c) && cidr(c) == cidr(c).masked() && string(cidr(c)) == \
+            c)")
             .message("every range must be a CIDR in canonical form without host bits, such as 10.8.0.0/16"),
-        validation = Rule::new("!self.all(c, isCIDR(c)) || self.all(a, self.filter(b, cidr(a).containsCIDR(b)).size() == 1)")
+        validation = Rule::new("!self.all(c, isCIDR(c)) || self.all(a, self.filter(b, \
+            cidr(a).containsCIDR(b)).size() == 1)")
             .message("the pool's ranges must not overlap")
     )]
     pub cidrs: Vec<IpNet>,
     /// What the ranges are for.
     #[serde(rename = "use")]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("what a pool is for cannot change: make another pool"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("what a pool is for cannot change: make \
+        another pool"))]
     pub purpose: PoolUse,
     /// The size of a node's block, by family.
     #[serde(default)]
-    pub block_size: BlockSize,
+    pub(crate) block_size: BlockSize,
     /// The nodes that it serves; all, if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node_selector: Option<LabelSelector>,
+    pub(crate) node_selector: Option<LabelSelector>,
     /// Of the pools that serve a node, the one with the highest priority is used first; then by name.
     #[serde(default)]
     #[schemars(range(min = -1000, max = 1000))]
@@ -77,7 +88,8 @@ pub struct IPPoolSpec {
     #[x_kube(
         merge_strategy = ListMerge::Atomic,
         validation = Rule::new(
-            "self.all(e, isIP(e) ? ip.isCanonical(e) : isCIDR(e) && cidr(e) == cidr(e).masked() && string(cidr(e)) == e)"
+            "self.all(e, isIP(e) ? ip.isCanonical(e) : isCIDR(e) && cidr(e) == cidr(e).masked() && \
+             string(cidr(e)) == e)"
         ).message("every excluded range must be an address or a CIDR, in canonical form")
     )]
     pub excluded: Vec<String>,
@@ -94,7 +106,7 @@ pub enum PoolUse {
 
 /// The prefix length of a node's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub struct BlockSize {
+pub(crate) struct BlockSize {
     /// For IPv4: from a /16, more than any node runs, to a /30, two pods.
     #[serde(default = "BlockSize::default_ipv4")]
     #[schemars(range(min = 16, max = 30))]
@@ -139,15 +151,14 @@ pub struct IPPoolStatus {
 }
 
 /// The one condition of a pool.
-pub const READY: &str = "Ready";
+pub(crate) const READY: &str = "Ready";
 /// Why it is not Ready: it shares addresses with an older pool.
-pub const OVERLAPS: &str = "Overlaps";
+pub(crate) const OVERLAPS: &str = "Overlaps";
 /// Why it is not Ready: a Sticky pool that shares addresses with a node's block.
-pub const OVERLAPS_BLOCK: &str = "OverlapsBlock";
+pub(crate) const OVERLAPS_BLOCK: &str = "OverlapsBlock";
 
 impl IPPool {
     /// Whether the controller has found that its addresses are, in part, another's.
-    #[must_use]
     pub fn is_refused(&self) -> bool {
         self.status.iter().flat_map(|status| &status.conditions).any(|condition| {
             condition.kind == READY
@@ -157,21 +168,19 @@ impl IPPool {
     }
 
     /// Whether an address is never allocated, though it is of a range.
-    #[must_use]
     pub fn excludes(&self, address: IpAddr) -> bool {
         self.excluded().any(|range| range.contains(&address))
     }
 
     /// Whether all that two ranges share is never allocated. Two ranges share nothing, or one lies in the
     /// other.
-    #[must_use]
     pub fn excludes_shared(&self, a: IpNet, b: IpNet) -> bool {
         let shared = if a.prefix_len() > b.prefix_len() { a } else { b };
         self.excluded().any(|range| range.contains(&shared))
     }
 
     /// What is never allocated; what cannot be read is left out.
-    fn excluded(&self) -> impl Iterator<Item = IpNet> + '_ {
+    pub(crate) fn excluded(&self) -> impl Iterator<Item = IpNet> + '_ {
         let read = |text: &String| text.parse().ok().or_else(|| Some(text.parse::<IpAddr>().ok()?.into()));
         self.spec.excluded.iter().filter_map(read)
     }
@@ -189,7 +198,6 @@ pub struct Overlap {
 }
 
 /// Finds every pool that overlaps an older one.
-#[must_use]
 pub fn overlaps(pools: &[IPPool]) -> Vec<Overlap> {
     let mut by_age: Vec<&IPPool> = pools.iter().collect();
     by_age.sort_by_key(|pool| {

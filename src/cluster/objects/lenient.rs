@@ -35,9 +35,7 @@ pub struct Skipped {
 }
 
 /// The object, if it can be read and keeps its own rules.
-///
-/// # Errors
-/// Otherwise who it is and what is wrong, for an event.
+/// Errors: otherwise who it is and what is wrong, for an event.
 pub fn readable<K>(guarded: DeserializeGuard<K>) -> Result<K, Skipped>
 where
     K: Resource<DynamicType = ()> + Validate,

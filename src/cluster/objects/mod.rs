@@ -13,12 +13,11 @@ pub mod labels;
 pub mod lenient;
 pub mod sticky_ip;
 
-pub use crate::names::StickyKey;
-pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, ClaimedPod};
+pub(crate) use address_claim::ClaimedPod;
+pub use address_claim::{AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase};
 pub use condition::Condition;
-pub use ip_pool::{BlockSize, IPPool, IPPoolSpec, IPPoolStatus, PoolUse};
-pub use lenient::{Skipped, Validate};
-pub use sticky_ip::{
-    Attachment, ClaimantKind, ClaimantRef, HandoverRecord, StickyIP, StickyIPSpec, StickyIPStatus,
-    StickyPhase, WorkloadRef,
-};
+pub(crate) use ip_pool::{BlockSize, IPPoolStatus, PoolUse};
+pub use ip_pool::{IPPool, IPPoolSpec};
+pub(crate) use lenient::{Skipped, Validate};
+pub use sticky_ip::{Attachment, StickyIP, StickyIPSpec, StickyPhase};
+pub(crate) use sticky_ip::{ClaimantKind, ClaimantRef, HandoverRecord, StickyIPStatus, WorkloadRef};

@@ -1,6 +1,9 @@
 //! StickyIP: the binding of a claimant to its addresses. Must never change its addresses: another address is
 //! another StickyIP, so that a uid identifies its addresses in every precondition.
 
+// What the derive of a custom resource adds is `pub` and not exported.
+#![allow(unreachable_pub)]
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -11,22 +14,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::objects::condition::Condition;
 use crate::cluster::objects::lenient::Validate;
+use crate::names::AttachmentId;
 use crate::policy::lifetime::retention::Retention;
 use crate::policy::selection::facts::Owner;
 
 /// The condition of an unattached address that will be released at a later time.
-pub const RELEASING: &str = "Releasing";
+pub(crate) const RELEASING: &str = "Releasing";
 /// The condition of an unattached address that is kept because its workload cannot be looked up.
-pub const RELEASE_BLOCKED: &str = "ReleaseBlocked";
+pub(crate) const RELEASE_BLOCKED: &str = "ReleaseBlocked";
 /// The annotation of a StickyIP with the retention that plugin or controller wrote: a different one in its
 /// spec was set by hand.
-pub const RETENTION_SET: &str = "sticky-ipam.io/retention-set";
+pub(crate) const RETENTION_SET: &str = "sticky-ipam.io/retention-set";
 /// How many handovers a StickyIP records.
-pub const HANDOVERS_KEPT: usize = 10;
+pub(crate) const HANDOVERS_KEPT: usize = 10;
 
 /// The annotation that goes with a retention of ours.
-#[must_use]
-pub fn retention_set(retention: Retention) -> BTreeMap<String, String> {
+pub(crate) fn retention_set(retention: Retention) -> BTreeMap<String, String> {
     [(RETENTION_SET.to_owned(), serde_json::to_string(&retention).unwrap_or_default())].into()
 }
 
@@ -60,7 +63,8 @@ pub struct StickyIPSpec {
     #[schemars(with = "Vec<String>", length(min = 1, max = 2), inner(length(max = 39)))]
     #[x_kube(
         merge_strategy = ListMerge::Atomic,
-        validation = Rule::new("self == oldSelf").message("addresses cannot change: delete this StickyIP and bind again"),
+        validation = Rule::new("self == oldSelf").message("addresses cannot change: delete this StickyIP and \
+            bind again"),
         validation = Rule::new("self.all(a, isIP(a) && ip.isCanonical(a))")
             .message("every address must be an IP address in canonical form, such as 10.0.9.9 or fd00::9"),
         validation = Rule::new(
@@ -84,7 +88,8 @@ pub struct StickyIPSpec {
     #[x_kube(
         validation = Rule::new("!has(self.keep) || self.keep != 'TTL' || has(self.ttlSeconds)")
             .message("keep: TTL needs ttlSeconds"),
-        validation = Rule::new("!has(self.onScaleDown) || self.onScaleDown != 'TTL' || has(self.scaleDownTtlSeconds)")
+        validation = Rule::new("!has(self.onScaleDown) || self.onScaleDown != 'TTL' || \
+            has(self.scaleDownTtlSeconds)")
             .message("onScaleDown: TTL needs scaleDownTtlSeconds")
     )]
     pub retention: Retention,
@@ -201,9 +206,9 @@ pub struct Attachment {
     /// The pod's uid.
     #[schemars(length(min = 1, max = 64))]
     pub pod_uid: String,
-    /// The sandbox's container id.
-    #[schemars(length(max = 256))]
-    pub container_id: String,
+    /// The sandbox's container id, or the id that was prepared or adopted.
+    #[schemars(with = "String", length(max = 256))]
+    pub attachment_id: AttachmentId,
     /// Since when, by the node's clock.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Time,
@@ -243,7 +248,7 @@ pub struct HandoverRecord {
 
 impl StickyIPStatus {
     /// Records a move in front of the others and drops the oldest.
-    pub fn record(&mut self, handover: HandoverRecord) {
+    pub(crate) fn record(&mut self, handover: HandoverRecord) {
         self.handovers.insert(0, handover);
         self.handovers.truncate(HANDOVERS_KEPT);
     }

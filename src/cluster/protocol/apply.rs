@@ -3,35 +3,30 @@
 
 use std::future::Future;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::patch::NodePatch;
-use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING, retention_set};
+use crate::cluster::objects::sticky_ip::retention_set;
 use crate::cluster::objects::{
-    AddressClaim, AddressClaimSpec, Attachment, ClaimName, ClaimPhase, Condition, HandoverRecord, StickyIP,
-    StickyIPSpec, StickyIPStatus, StickyKey, StickyPhase, condition, labels,
+    AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, StickyIP, StickyIPSpec, StickyIPStatus,
+    StickyPhase, labels,
 };
+use crate::cluster::protocol::status::{attached_status, conflict_status, left_behind, now};
 use crate::cluster::protocol::write::{Precondition, Write};
-use crate::policy::handover::{Attached, Takeover};
+use crate::names::StickyKey;
 use crate::policy::lifetime::retention::Retention;
 
 /// The field manager of our writes.
-pub const FIELD_MANAGER: &str = "sticky-ipam";
-
-/// The condition of a StickyIP whose address is claimed for another.
-const CONFLICT: &str = "Conflict";
-/// Conditions that end when a pod is attached.
-const OF_UNATTACHED: &[&str] = &[CONFLICT, RELEASE_BLOCKED, RELEASING];
+pub(crate) const FIELD_MANAGER: &str = "sticky-ipam";
 
 /// A write to the API server on its way.
 #[derive(Debug, Clone, Copy)]
 pub enum SentWrite<'a> {
-    /// One of the protocol.
     Protocol(&'a Write),
     /// One to the node's own CiliumNode.
     Node(&'a NodePatch),
@@ -39,10 +34,25 @@ pub enum SentWrite<'a> {
     Pod(&'a str),
     /// An event of this name: nothing depends on it.
     Event(&'a str),
+    /// Any other, as its request is called in messages.
+    Other(&'a str),
 }
 
-/// Observes every write, by number from 1. Tests stop a process there.
-pub trait WriteObserver {
+impl<'a> SentWrite<'a> {
+    /// What is written, in a few words.
+    pub fn description(self) -> &'a str {
+        match self {
+            Self::Protocol(write) => write.word(),
+            Self::Node(_) => "patch CiliumNode",
+            Self::Pod(_) => "patch Pod",
+            Self::Event(_) => "create Event",
+            Self::Other(what) => what,
+        }
+    }
+}
+
+/// Observes every write of plugin, agent and controller, by number from 1. Tests stop a process there.
+pub trait WriteObserver: Send + Sync {
     /// The write is about to be sent.
     fn before(&self, number: usize, write: SentWrite<'_>) {
         let _ = (number, write);
@@ -77,23 +87,26 @@ pub struct ApiWriter<'a> {
     api: Connection,
     observer: &'a dyn WriteObserver,
     count: usize,
+    /// Numbers the writes of several writers in one sequence.
+    sequence: Option<&'a AtomicUsize>,
 }
 
 impl<'a> ApiWriter<'a> {
     /// A writer over this connection.
-    #[must_use]
     pub fn new(api: Connection, observer: &'a dyn WriteObserver) -> Self {
-        Self { api, observer, count: 0 }
+        Self { api, observer, count: 0, sequence: None }
+    }
+
+    /// One of several writers with one observer, which sees their writes numbered by this sequence.
+    pub fn in_sequence(api: Connection, observer: &'a dyn WriteObserver, sequence: &'a AtomicUsize) -> Self {
+        Self { api, observer, count: 0, sequence: Some(sequence) }
     }
 
     /// How many writes were sent.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// The connection.
-    #[must_use]
     pub fn api(&self) -> &Connection {
         &self.api
     }
@@ -105,9 +118,7 @@ impl<'a> ApiWriter<'a> {
 
     /// Sends one write. `known` is the StickyIP as it was read, for the part of its status that grows; `pod`
     /// is the name of the pod that is attached.
-    ///
-    /// # Errors
-    /// The request to the API server failed. If [`ApiError::leaves_doubt`], it may have been applied.
+    /// Errors: the request to the API server failed. If [`ApiError::leaves_doubt`], it may have been applied.
     pub async fn apply(
         &mut self,
         write: &Write,
@@ -119,9 +130,9 @@ impl<'a> ApiWriter<'a> {
         {
             return Ok(Applied::Conflict);
         }
-        self.before(SentWrite::Protocol(write));
+        let number = self.before(SentWrite::Protocol(write));
         let sent = self.send(write, known, pod).await;
-        self.observer.after(self.count, SentWrite::Protocol(write));
+        self.observer.after(number, SentWrite::Protocol(write));
         match sent {
             // Exists already, or changed; gone; or against the validation of its phases: a conflict.
             Err(ApiError::Refused { code: 404 | 409 | 410 | 412, .. }) => Ok(Applied::Conflict),
@@ -130,23 +141,22 @@ impl<'a> ApiWriter<'a> {
     }
 
     /// Sends a write of another kind, observed.
-    ///
-    /// # Errors
-    /// The request's.
     pub async fn observed<T>(
         &mut self,
         write: SentWrite<'_>,
         request: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<T, ApiError> {
-        self.before(write);
+        let number = self.before(write);
         let sent = request.await;
-        self.observer.after(self.count, write);
+        self.observer.after(number, write);
         sent
     }
 
-    fn before(&mut self, write: SentWrite<'_>) {
+    fn before(&mut self, write: SentWrite<'_>) -> usize {
         self.count += 1;
-        self.observer.before(self.count, write);
+        let number = self.sequence.map_or(self.count, |sequence| sequence.fetch_add(1, Ordering::SeqCst) + 1);
+        self.observer.before(number, write);
+        number
     }
 
     /// Whether the StickyIP with this uid exists, by a live read.
@@ -208,7 +218,7 @@ impl<'a> ApiWriter<'a> {
             Write::DeleteClaim { address, at } => {
                 let name = ClaimName::of(*address).to_string();
                 let what = format!("delete AddressClaim {address}");
-                self.api.once(&what, self.claims().delete(&name, &only_if(at))).await?;
+                self.api.once(&what, self.claims().delete(&name, &at.delete_params())).await?;
                 Ok(Applied::Deleted)
             }
             Write::CreateSticky { key, addresses, claimant, workload, retention } => {
@@ -231,7 +241,7 @@ impl<'a> ApiWriter<'a> {
             }
             Write::DeleteSticky { key, at } => {
                 let what = format!("delete StickyIP {key}");
-                self.api.once(&what, self.stickies(key).delete(&key.name, &only_if(at))).await?;
+                self.api.once(&what, self.stickies(key).delete(&key.name, &at.delete_params())).await?;
                 Ok(Applied::Deleted)
             }
             Write::Attach { key, at, attached, takeover } => {
@@ -266,7 +276,7 @@ impl<'a> ApiWriter<'a> {
         spec: Value,
     ) -> Result<Applied, ApiError> {
         let name = ClaimName::of(address).to_string();
-        let mut metadata = metadata(at);
+        let mut metadata = at.metadata();
         // Only we write claims, and recording the owner of each field would be a quarter of the write
         // (docs/decisions/0024).
         metadata["managedFields"] = json!([{}]);
@@ -300,7 +310,7 @@ impl<'a> ApiWriter<'a> {
         at: &Precondition,
         status: &Value,
     ) -> Result<Applied, ApiError> {
-        let patch = Patch::Merge(json!({"metadata": metadata(at), "status": status}));
+        let patch = Patch::Merge(json!({"metadata": at.metadata(), "status": status}));
         let what = format!("patch the status of StickyIP {key}");
         let sent = self.stickies(key);
         let made = self.api.once(&what, sent.patch_status(&key.name, &patch_params(), &patch)).await?;
@@ -325,23 +335,6 @@ pub(crate) fn patch_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
-/// In a merge patch these two make the server refuse it on any other state of the object.
-fn metadata(at: &Precondition) -> Value {
-    json!({"uid": at.uid, "resourceVersion": at.resource_version})
-}
-
-fn only_if(at: &Precondition) -> DeleteParams {
-    let preconditions =
-        Preconditions { uid: Some(at.uid.clone()), resource_version: Some(at.resource_version.clone()) };
-    DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
-}
-
-fn now() -> Timestamp {
-    // The schema's date-time knows seconds; more would only make two writes of one second differ.
-    let now = Timestamp::now();
-    Timestamp::from_second(now.as_second()).unwrap_or(now)
-}
-
 /// The longest reason that a claim takes.
 const LONGEST_REASON: usize = 1024;
 
@@ -361,144 +354,9 @@ fn status_at(known: Option<&StickyIP>, at: &Precondition) -> Option<StickyIPStat
     Some(read_at(known, at)?.status.clone().unwrap_or_default())
 }
 
-fn attached_status(
-    mut status: StickyIPStatus,
-    attached: &Attached,
-    takeover: Option<Takeover>,
-    pod: &str,
-    now: Timestamp,
-) -> StickyIPStatus {
-    let from = status.attachment.as_ref().map(|old| old.node.clone());
-    // It left a dead node and was not attached since: this completes the move.
-    let begun = status.handovers.first().filter(|last| last.to.is_empty()).cloned();
-    if let Some(begun) = begun {
-        let reason = takeover.map_or(begun.reason, |why| reason_of(why).to_owned());
-        let (to, at) = (attached.node.clone(), Time(now));
-        status.handovers[0] = HandoverRecord { from: from.unwrap_or(begun.from), to, reason, at };
-    } else {
-        let last = status.handovers.first().map(|last| last.to.clone());
-        // A new sandbox on the same node is no move.
-        let moved = last.as_deref() != Some(&attached.node)
-            || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
-        if moved {
-            status.record(HandoverRecord {
-                from: from.or(last).unwrap_or_default(),
-                to: attached.node.clone(),
-                reason: takeover.map_or("the address was free", reason_of).to_owned(),
-                at: Time(now),
-            });
-        }
-    }
-    status.attachment = Some(Attachment {
-        node: attached.node.clone(),
-        pod_name: pod.to_owned(),
-        pod_uid: attached.pod_uid.clone(),
-        container_id: attached.container_id.clone(),
-        since: Time(now),
-    });
-    status.phase = Some(StickyPhase::Attached);
-    status.last_seen = Some(Time(now));
-    // Conditions of an unattached StickyIP no longer apply.
-    status.conditions.retain(|condition| !OF_UNATTACHED.contains(&condition.kind.as_str()));
-    status
-}
-
-/// The status of a StickyIP that is detached from a dead node: the next attachment is a move from there, for
-/// this reason.
-fn left_behind(mut status: StickyIPStatus, proof: Takeover, now: Timestamp) -> StickyIPStatus {
-    if let Some(attachment) = status.attachment.take() {
-        let reason = reason_of(proof).to_owned();
-        status.record(HandoverRecord { from: attachment.node, to: String::new(), reason, at: Time(now) });
-    }
-    status
-}
-
-fn reason_of(takeover: Takeover) -> &'static str {
-    match takeover {
-        Takeover::SandboxReplaced => "the same pod has a new sandbox",
-        Takeover::LocalSandboxGone => "the old pod's sandbox on this node is gone",
-        Takeover::NodeGone => "the old node was deleted",
-        Takeover::OutOfService => "the old node is tainted out-of-service",
-    }
-}
-
-fn conflict_status(
-    mut status: StickyIPStatus,
-    generation: Option<i64>,
-    key: &StickyKey,
-    address: IpAddr,
-    held_by: &StickyKey,
-    now: Timestamp,
-) -> Value {
-    let conflict = Condition {
-        kind: CONFLICT.into(),
-        status: "True".into(),
-        reason: "ClaimedForAnother".into(),
-        message: format!(
-            "{address} of StickyIP {key} is claimed for StickyIP {held_by}; delete one of the two"
-        ),
-        last_transition_time: Time(now),
-        observed_generation: generation,
-    };
-    condition::set(&mut status.conditions, conflict);
-    json!({"phase": StickyPhase::Conflict, "conditions": status.conditions})
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn on(node: &str, container: &str) -> Attached {
-        Attached { node: node.into(), pod_uid: "u".into(), container_id: container.into() }
-    }
-
-    #[test]
-    fn a_move_is_written_down_and_a_new_sandbox_on_the_same_node_is_none() {
-        let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
-        assert_eq!(first.handovers.len(), 1);
-        let again =
-            attached_status(first.clone(), &on("n1", "c2"), Some(Takeover::SandboxReplaced), "p", now());
-        assert_eq!(again.handovers.len(), 1);
-        assert_eq!(again.attachment.unwrap().container_id, "c2");
-        let moved = attached_status(first, &on("n2", "c3"), Some(Takeover::NodeGone), "p", now());
-        assert_eq!((&*moved.handovers[0].from, &*moved.handovers[0].to), ("n1", "n2"));
-    }
-
-    #[test]
-    fn a_move_off_a_dead_node_keeps_its_reason_whichever_part_detached_first() {
-        let first = attached_status(StickyIPStatus::default(), &on("n1", "c1"), None, "p", now());
-        let taken = attached_status(first.clone(), &on("n2", "c2"), Some(Takeover::OutOfService), "p", now());
-        let left = left_behind(first, Takeover::OutOfService, now());
-        assert_eq!((&*left.handovers[0].from, &*left.handovers[0].to), ("n1", ""));
-        let detached = attached_status(left, &on("n2", "c2"), None, "p", now());
-        assert_eq!(detached.handovers, taken.handovers);
-        assert!(detached.handovers[0].reason.contains("out-of-service"));
-    }
-
-    #[test]
-    fn an_attachment_clears_the_conflict_condition_and_no_other() {
-        let key = |name: &str| StickyKey { namespace: "db".into(), name: name.into() };
-        let address = "10.0.0.1".parse().unwrap();
-        let marked =
-            conflict_status(StickyIPStatus::default(), Some(3), &key("a"), address, &key("b"), now());
-        assert_eq!(marked["conditions"][0]["observedGeneration"], 3);
-        let message = marked["conditions"][0]["message"].as_str().unwrap();
-        assert!(message.contains("db/a") && message.contains("db/b"), "{message}");
-        let mut status: StickyIPStatus = serde_json::from_value(marked).unwrap();
-        status.conditions.push(Condition { kind: "Other".into(), ..status.conditions[0].clone() });
-        let attached = attached_status(status, &on("n1", "c1"), None, "p", now());
-        let kinds: Vec<&str> = attached.conditions.iter().map(|condition| condition.kind.as_str()).collect();
-        assert_eq!(kinds, ["Other"]);
-    }
-
-    #[test]
-    fn what_a_newer_version_says_in_the_status_is_carried_along() {
-        let known = json!({"phase": "Retained", "mac": "02:00:00:00:00:01", "weather": {"wind": "north"}});
-        let status: StickyIPStatus = serde_json::from_value(known).unwrap();
-        let written = json!(attached_status(status, &on("n1", "c1"), None, "p", now()));
-        assert_eq!(written["weather"], json!({"wind": "north"}));
-        assert_eq!((&written["phase"], &written["mac"]), (&json!("Attached"), &json!("02:00:00:00:00:01")));
-    }
 
     #[test]
     fn a_status_that_grew_is_not_written_over() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
 
-use crate::cluster::objects::{ClaimantRef, ClaimedPod, StickyIP, StickyKey, Validate, WorkloadRef};
+use crate::cluster::objects::{ClaimantRef, ClaimedPod, StickyIP, Validate, WorkloadRef};
 use crate::cluster::pod;
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::candidates::CandidateSources;
@@ -19,12 +19,13 @@ use crate::cluster::protocol::stale_nodes::StaleNodeCheck;
 use crate::cluster::protocol::step::{self, BindInput, Candidate, LiveState, NextStep, Waiting};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
+use crate::names::StickyKey;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::Retention;
 
-pub use crate::cluster::protocol::local_node::{BindError, LocalNode};
-pub use crate::cluster::protocol::read::{is_any_claimed, read_sticky};
-pub use crate::cluster::protocol::view::ClaimsByAddress;
+pub(crate) use crate::cluster::protocol::local_node::{BindError, LocalNode};
+pub(crate) use crate::cluster::protocol::read::{is_any_claimed, read_sticky};
+pub(crate) use crate::cluster::protocol::view::ClaimsByAddress;
 
 /// Between two reads while waiting, at first: most old pods are gone soon.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -38,7 +39,7 @@ const LONG_PAUSE: Duration = Duration::from_millis(500);
 const YIELDS_UNTIL_SENT: usize = 4;
 
 /// Does something that blocks this thread, once the request that is under way in parallel has been sent.
-pub async fn after_sending(work: impl FnOnce()) {
+pub(crate) async fn after_sending(work: impl FnOnce()) {
     for _ in 0..YIELDS_UNTIL_SENT {
         tokio::task::yield_now().await;
     }
@@ -47,7 +48,7 @@ pub async fn after_sending(work: impl FnOnce()) {
 
 /// What the caller has just read of the StickyIP.
 #[derive(Debug, Clone, Default)]
-pub enum StickyRead {
+pub(crate) enum StickyRead {
     /// Nothing: it is read live.
     #[default]
     NotRead,
@@ -55,7 +56,6 @@ pub enum StickyRead {
     Absent,
     /// It exists.
     Found {
-        /// The StickyIP.
         sticky: Box<StickyIP>,
         /// The claims of its addresses, if they were read after it, or in parallel and are sealed to it: a
         /// seal lasts as long as its StickyIP.
@@ -65,20 +65,17 @@ pub enum StickyRead {
 
 impl StickyRead {
     /// The result of a live read, without claims.
-    #[must_use]
-    pub fn of(read: Option<StickyIP>) -> Self {
+    pub(crate) fn of(read: Option<StickyIP>) -> Self {
         read.map_or(Self::Absent, Self::found)
     }
 
     /// A StickyIP that was read, without claims.
-    #[must_use]
-    pub fn found(sticky: StickyIP) -> Self {
+    pub(crate) fn found(sticky: StickyIP) -> Self {
         Self::Found { sticky: Box::new(sticky), claims: None }
     }
 
     /// The same with the claims of its addresses.
-    #[must_use]
-    pub fn with_claims(self, read: Option<ClaimsByAddress>) -> Self {
+    pub(crate) fn with_claims(self, read: Option<ClaimsByAddress>) -> Self {
         match self {
             Self::Found { sticky, .. } => Self::Found { sticky, claims: read },
             other => other,
@@ -88,7 +85,7 @@ impl StickyRead {
 
 /// A pod that is to be attached to a StickyIP.
 #[derive(Debug, Clone)]
-pub struct Binder {
+pub(crate) struct Binder {
     /// The sandbox.
     pub asker: Attached,
     /// The pod's name.
@@ -97,7 +94,6 @@ pub struct Binder {
     pub key: StickyKey,
     /// The claimant of that name.
     pub claimant: ClaimantRef,
-    /// The workload.
     pub workload: WorkloadRef,
     /// How long the addresses are kept, if the StickyIP has to be created.
     pub retention: Retention,
@@ -137,10 +133,8 @@ struct OldState {
 
 impl Binder {
     /// Binds until the pod is attached, and returns the StickyIP as it is then.
-    ///
-    /// # Errors
-    /// Why the pod was not bound. The next ADD, or repair, continues or undoes what was written.
-    pub async fn bind(
+    /// Errors: why the pod was not bound. The next ADD, or repair, continues or undoes what was written.
+    pub(crate) async fn bind(
         &self,
         api_writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
@@ -161,10 +155,7 @@ impl Binder {
     /// sandbox is better than the adopted one. `unclaimed` are the candidate sources if the caller's watches
     /// know neither a StickyIP of this name nor a claim on these addresses. If the watches are stale, the
     /// first write is a conflict and everything is read live.
-    ///
-    /// # Errors
-    /// As [`Binder::bind`].
-    pub async fn adopt(
+    pub(crate) async fn adopt(
         &self,
         api_writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
@@ -182,8 +173,12 @@ impl Binder {
     }
 
     /// Whether a run would start with this write, if it read this StickyIP and these claims and nothing else.
-    #[must_use]
-    pub fn would_start_with(&self, write: &Write, sticky: &StickyIP, claims: &ClaimsByAddress) -> bool {
+    pub(crate) fn would_start_with(
+        &self,
+        write: &Write,
+        sticky: &StickyIP,
+        claims: &ClaimsByAddress,
+    ) -> bool {
         let Ok(Some(view)) = valid_view(Some(sticky)) else { return false };
         let mut input = self.input(false);
         input.candidates = self.plain_pin();
@@ -359,7 +354,7 @@ impl Binder {
         )?;
         let old_pod = pod::old_pod(found.as_ref(), &attached.pod_uid);
         let sandbox = if attached.node == self.asker.node {
-            local_node.old_sandbox(&attached.container_id, old_pod)?
+            local_node.old_sandbox(&attached.attachment_id, old_pod)?
         } else {
             OldSandbox::MayLive
         };
@@ -421,7 +416,10 @@ impl Binder {
             }
             // It may have been applied: read again.
             Err(error) if error.leaves_doubt() => {
-                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "write in doubt; reading again");
+                tracing::warn!(
+                    pod = self.pod, sticky_ip = %self.key, %error,
+                    "write in doubt; reading again"
+                );
                 progress.sticky = read_sticky(api_writer, &self.key).await?;
             }
             Err(error) => return Err(error.into()),
@@ -433,7 +431,10 @@ impl Binder {
         for write in writes {
             // The next ADD, or repair, finds what is left.
             if let Err(error) = api_writer.apply(write, None, &self.pod).await {
-                tracing::warn!(pod = self.pod, sticky_ip = %self.key, %error, "cannot undo a claim; repair does");
+                tracing::warn!(
+                    pod = self.pod, sticky_ip = %self.key, %error,
+                    "cannot undo a claim; repair does"
+                );
             }
         }
     }

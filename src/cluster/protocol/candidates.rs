@@ -15,10 +15,11 @@ use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::ip_pool::overlaps;
-use crate::cluster::objects::{AddressClaim, ClaimPhase, IPPool, PoolUse, StickyKey, Validate, labels};
+use crate::cluster::objects::{AddressClaim, ClaimPhase, IPPool, PoolUse, Validate, labels};
 use crate::cluster::protocol::local_node::{BindError, LocalNode};
 use crate::cluster::protocol::step::Candidate;
 use crate::cluster::protocol::view::Origin;
+use crate::names::StickyKey;
 use crate::policy::selection::selector::Selector;
 
 /// How many addresses of a pool's range are tried: more than any cluster claims, and the end of a search in a
@@ -27,7 +28,7 @@ const MAX_TRIED: u128 = 1 << 17;
 
 /// Where candidates come from: read once per ADD, and only for a claimant that has no address yet.
 #[derive(Debug, Default)]
-pub struct CandidateSources {
+pub(crate) struct CandidateSources {
     pools: Vec<IPPool>,
     /// The labels of this node, read only if a pool asks for them.
     labels: BTreeMap<String, String>,
@@ -38,10 +39,7 @@ pub struct CandidateSources {
 
 impl CandidateSources {
     /// Reads the Sticky pools and the claims of the claimant's earlier attempts.
-    ///
-    /// # Errors
-    /// The request to the API server failed.
-    pub async fn read(api: &Connection, key: &StickyKey, node: &str) -> Result<Self, BindError> {
+    pub(crate) async fn read(api: &Connection, key: &StickyKey, node: &str) -> Result<Self, BindError> {
         let pools: Api<IPPool> = Api::all(api.client());
         let claims: Api<AddressClaim> = Api::all(api.client());
         let of_key = ListParams::default()
@@ -64,16 +62,13 @@ impl CandidateSources {
     /// The sources for a claimant of which nothing exists, from these pools alone. For a pin alone, of which
     /// `blocks` are those nodes' blocks in which it lies: the node's labels, by which pools are chosen, and
     /// other blocks are not in it.
-    #[must_use]
-    pub fn of_pools_alone(pools: Vec<IPPool>, blocks: Vec<(String, IpNet)>) -> Self {
+    pub(crate) fn of_pools_alone(pools: Vec<IPPool>, blocks: Vec<(String, IpNet)>) -> Self {
         Self { pools: usable(pools), blocks: Some(blocks), ..Self::default() }
     }
 
     /// Where an address comes from.
-    ///
-    /// # Errors
-    /// The request to the API server or the node's store failed, or the address is used on this node.
-    pub async fn origin(
+    /// Errors: the request to the API server or the node's store failed, or the address is used on this node.
+    pub(crate) async fn origin(
         &mut self,
         api: &Connection,
         address: IpAddr,
@@ -115,10 +110,7 @@ impl CandidateSources {
     }
 
     /// A pin's addresses with their origins.
-    ///
-    /// # Errors
-    /// As [`CandidateSources::origin`].
-    pub async fn pinned(
+    pub(crate) async fn pinned(
         &mut self,
         api: &Connection,
         addresses: &[IpAddr],
@@ -138,7 +130,7 @@ impl CandidateSources {
 
     /// One candidate per family of the node's pods. `kept` are those of an earlier choice, which are used
     /// again unless they must be avoided.
-    pub async fn candidates(
+    pub(crate) async fn candidates(
         &mut self,
         api: &Connection,
         key: &StickyKey,
@@ -235,7 +227,7 @@ impl CandidateSources {
 
 /// Where an address comes from by the pools that may be used alone; none if it is of no pool. The caller has
 /// checked that it is in no node's block.
-pub fn of_sticky_pool(pools: &[IPPool], address: IpAddr) -> Option<Origin> {
+pub(crate) fn of_sticky_pool(pools: &[IPPool], address: IpAddr) -> Option<Origin> {
     pools.iter().find_map(|pool| {
         let range = *pool.spec.cidrs.iter().find(|range| range.contains(&address))?;
         Some(if pool.excludes(address) { Origin::Nowhere } else { Origin::StickyPool { range } })

@@ -9,11 +9,12 @@ use thiserror::Error;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::pool;
 use crate::cluster::cilium::pool::{PublishConfig, PublishError};
-use crate::cluster::objects::{StickyIP, StickyKey};
+use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::read::read_sticky;
 use crate::cluster::protocol::step;
 use crate::cluster::protocol::view::StickyView;
+use crate::names::{AttachmentId, StickyKey};
 use kube::api::{Api, ListParams};
 
 /// How often others may change the StickyIP between our read and our write.
@@ -39,33 +40,36 @@ pub enum DetachError {
 /// A sandbox that was attached, and is no more.
 #[derive(Debug)]
 pub struct Detached {
-    /// The uid of its pod.
     pub pod_uid: String,
     /// Its StickyIP as it is now.
     pub object: StickyIP,
 }
 
-/// Unpublishes and detaches the sandbox that the API server knows under one of these container ids. None if
-/// the StickyIP does not exist or another sandbox is attached.
-///
-/// # Errors
-/// See [`DetachError`]; it can be tried again at any time.
-pub async fn detach(
+/// Unpublishes and detaches the sandbox that the API server knows by one of these ids. `known` is the
+/// StickyIP as it was just read. None: the StickyIP does not exist any more, or another sandbox is attached.
+/// Errors: see [`DetachError`]; it can be tried again at any time.
+pub(crate) async fn unpublish_and_detach(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
-    shape: &PublishConfig,
-    key: &StickyKey,
-    containers: &[&str],
+    config: &PublishConfig,
+    known: StickyIP,
+    ids: &[AttachmentId],
 ) -> Result<Option<Detached>, DetachError> {
+    let key = &StickyView::from(&known).key;
+    let mut known = Some(known);
     for _ in 0..MAX_TRIES {
-        let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
+        let read = match known.take() {
+            Some(known) => Some(known),
+            None => read_sticky(api_writer, key).await?,
+        };
+        let Some(object) = read else { return Ok(None) };
         let view = StickyView::from(&object);
         let ours = view.attached.as_ref().filter(|attached| attached.node == node);
-        let ended = ours.and_then(|attached| containers.iter().find(|id| **id == attached.container_id));
+        let ended = ours.and_then(|attached| ids.iter().find(|id| **id == attached.attachment_id));
         let write = ended.and_then(|ended| step::detach(&view, ended));
         let (Some(write), Some(attached)) = (write, ours) else { return Ok(None) };
-        if !shape.is_silent_about(&view.addresses) {
-            pool::unpublish(api_writer, node, shape, &view.addresses).await?;
+        if !config.is_silent_about(&view.addresses) {
+            pool::unpublish(api_writer, node, config, &view.addresses).await?;
         }
         match api_writer.apply(&write, Some(&object), "").await {
             Ok(Applied::Sticky(object)) => {
@@ -81,38 +85,32 @@ pub async fn detach(
     Err(DetachError::TooManyConflicts { key: key.clone() })
 }
 
-/// The StickyIP that is attached to this node under this container id.
-///
-/// # Errors
-/// The request to the API server failed.
+/// The StickyIP that is attached to this node under this id.
 pub async fn find(
     api_writer: &ApiWriter<'_>,
     node: &str,
-    container_id: &str,
+    id: &AttachmentId,
 ) -> Result<Option<StickyKey>, ApiError> {
     let api: Api<StickyIP> = Api::all(api_writer.api().client());
     let of_node = ListParams::default().fields(&format!("status.attachment.node={node}"));
     let listed = api_writer.api().read("list StickyIPs", || api.list(&of_node)).await?;
     let attached = |object: &&StickyIP| {
         let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-        attachment.is_some_and(|attachment| attachment.container_id == container_id)
+        attachment.is_some_and(|attachment| attachment.attachment_id == *id)
     };
     Ok(listed.items.iter().find(attached).map(|object| StickyView::from(object).key))
 }
 
-/// Detaches a sandbox by its container id, if it is attached, and publishes nothing. Returns the StickyIP as
+/// Detaches a sandbox by its id, if it is attached, and publishes nothing. Returns the StickyIP as
 /// it is then, if it exists.
-///
-/// # Errors
-/// The request to the API server failed.
-pub async fn detach_container(
+pub(crate) async fn detach_id(
     api_writer: &mut ApiWriter<'_>,
     key: &StickyKey,
-    container_id: &str,
+    id: &AttachmentId,
 ) -> Result<Option<StickyIP>, ApiError> {
     for _ in 0..MAX_TRIES {
         let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
-        let Some(write) = step::detach(&StickyView::from(&object), container_id) else {
+        let Some(write) = step::detach(&StickyView::from(&object), id) else {
             return Ok(Some(object));
         };
         match api_writer.apply(&write, Some(&object), "").await {
@@ -122,6 +120,6 @@ pub async fn detach_container(
             Err(error) => return Err(error),
         }
     }
-    let what = format!("detach container {container_id}");
+    let what = format!("detach {id}");
     Err(ApiError::Away { what, why: "every write was a conflict".to_owned() })
 }

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::cluster::objects::{ClaimPhase, StickyKey};
+use crate::cluster::objects::ClaimPhase;
 use crate::cluster::protocol::step::{at_claim, at_sticky, delete};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
+use crate::names::StickyKey;
 
 /// What is wrong, with the names of both objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +39,6 @@ pub enum Fault {
 pub struct FoundFault {
     /// What is wrong.
     pub fault: Fault,
-    /// The address.
     pub address: IpAddr,
     /// The StickyIP that the claim names, or that misses its claim.
     pub sticky: StickyKey,
@@ -152,8 +152,11 @@ impl RepairFacts {
 }
 
 /// Finds every fault. Apply the writes one by one; each fails harmlessly if its object has changed.
-#[must_use]
-pub fn find_faults(stickies: &[StickyView], claims: &[ClaimView], facts: &RepairFacts) -> Vec<FoundFault> {
+pub(crate) fn find_faults(
+    stickies: &[StickyView],
+    claims: &[ClaimView],
+    facts: &RepairFacts,
+) -> Vec<FoundFault> {
     let by_key: BTreeMap<&StickyKey, &StickyView> =
         stickies.iter().map(|sticky| (&sticky.key, sticky)).collect();
     let by_address: BTreeMap<IpAddr, &ClaimView> =
@@ -206,8 +209,7 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, facts: &RepairFac
 }
 
 /// Whether the claim on an address of a StickyIP is the StickyIP's, in whatever phase but Refused.
-#[must_use]
-pub fn is_in_order(sticky: &StickyView, claim: Option<&ClaimView>) -> bool {
+pub(crate) fn is_in_order(sticky: &StickyView, claim: Option<&ClaimView>) -> bool {
     claim.is_some_and(|claim| claim.sticky_ref == sticky.key && claim.phase != ClaimPhase::Refused)
 }
 

@@ -9,9 +9,9 @@ use thiserror::Error;
 
 use crate::alloc::Family;
 use crate::cluster::api::client::ApiError;
-use crate::cluster::objects::StickyKey;
 use crate::cluster::protocol::step::{Candidate, Refusal};
 use crate::cluster::protocol::view::Origin;
+use crate::names::{AttachmentId, StickyKey};
 use crate::policy::handover::{OldPod, OldSandbox};
 
 /// The maximum number of writes of one bind. Each is either progress or a conflict; after this many the
@@ -19,7 +19,7 @@ use crate::policy::handover::{OldPod, OldSandbox};
 pub(crate) const MAX_STEPS: usize = 64;
 
 /// The node of the pod: its name, its ranges and its store.
-pub trait LocalNode {
+pub(crate) trait LocalNode {
     /// The node's name.
     fn node(&self) -> &str;
     /// The IP families of the node's pods.
@@ -27,26 +27,18 @@ pub trait LocalNode {
     /// Whether an address is in the node's own ranges.
     fn is_own(&self, address: IpAddr) -> bool;
     /// What is known of an old sandbox on this node, whose pod is in this state.
-    ///
-    /// # Errors
-    /// The store fails.
-    fn old_sandbox(&mut self, container_id: &str, pod: OldPod) -> Result<OldSandbox, BindError>;
+    fn old_sandbox(&mut self, id: &AttachmentId, pod: OldPod) -> Result<OldSandbox, BindError>;
     /// Called while the write that attaches these addresses is under way. The node may use the time for slow
     /// work that reserves nothing. Most likely the write succeeds.
     fn attaching(&mut self, _addresses: &[IpAddr]) {}
     /// Reserves any address of the node's own ranges for the claimant, durably; none if nothing is free.
-    ///
-    /// # Errors
-    /// The store fails.
     fn reserve_any(
         &mut self,
         family: Family,
         avoid: &BTreeSet<IpAddr>,
     ) -> Result<Option<Candidate>, BindError>;
     /// Reserves this address if it is in the node's own ranges, and returns its origin.
-    ///
-    /// # Errors
-    /// The store fails, or the address is used on this node.
+    /// Errors: the store fails, or the address is used on this node.
     fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError>;
 }
 
@@ -75,16 +67,12 @@ pub enum BindError {
     },
     /// Nothing is free.
     #[error("no {family} address is free, neither in a Sticky pool nor on this node; add a range to a pool")]
-    Exhausted {
-        /// The family.
-        family: Family,
-    },
+    Exhausted { family: Family },
     /// An object breaks its own rules.
     #[error("{what} {name} is invalid: {why}; correct or delete it")]
     InvalidObject {
         /// Its kind.
         what: &'static str,
-        /// Its name.
         name: String,
         /// What is wrong.
         why: String,
@@ -95,7 +83,6 @@ pub enum BindError {
     /// The address is used on this node.
     #[error("{address} is used or kept on this node for {held_by}")]
     HeldOnNode {
-        /// The address.
         address: IpAddr,
         /// The sandbox or claimant that has it.
         held_by: String,

@@ -18,18 +18,10 @@ mod model;
 pub mod read;
 pub mod repair;
 pub mod stale_nodes;
+mod status;
 pub mod step;
 pub mod sticky_identity;
 #[cfg(test)]
 mod tests;
 pub mod view;
 pub mod write;
-
-/// The prefix of the container id of an adopted pod's attachment.
-pub const ADOPTED: &str = "adopted-";
-
-/// The container id under which a StickyIP is attached to an adopted pod.
-#[must_use]
-pub fn adopted(pod_uid: &str) -> String {
-    format!("{ADOPTED}{pod_uid}")
-}

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
-use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, StickyKey, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, WorkloadRef};
 use crate::cluster::protocol::faults::{RepairFacts, RepairTimes, find_faults};
 use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, attach_again, detach, next};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::{Precondition, Write};
+use crate::names::StickyKey;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
 pub(crate) fn address(last: u8) -> IpAddr {
@@ -443,7 +444,9 @@ impl ModelState {
                     Pc::Live(detached.addresses.clone())
                 } else {
                     let sticky = self.server.stickies.get(&ask.key);
-                    let undo = sticky.and_then(|sticky| detach(sticky, &actor.name)).filter(|_| *stands);
+                    let undo = sticky
+                        .and_then(|sticky| detach(sticky, &actor.name.as_str().into()))
+                        .filter(|_| *stands);
                     Pc::Decided(undo.into_iter().collect(), After::ReadAgain)
                 };
                 vec![self.with_pc(index, pc)]
@@ -477,7 +480,10 @@ impl ModelState {
             Pc::Leaving => {
                 let Role::Pod { key, .. } = &actor.role else { unreachable!() };
                 let sticky = self.server.stickies.get(key);
-                let writes = sticky.and_then(|sticky| detach(sticky, &actor.name)).into_iter().collect();
+                let writes = sticky
+                    .and_then(|sticky| detach(sticky, &actor.name.as_str().into()))
+                    .into_iter()
+                    .collect();
                 vec![self.with_pc(index, Pc::Decided(writes, After::End("left")))]
             }
             Pc::Ended(_) => Vec::new(),
@@ -620,7 +626,7 @@ pub(crate) fn ask(pod: &str, key: &StickyKey, candidates: &[u8], pinned: bool, o
         uid: String::new(),
     };
     BindInput {
-        asker: Attached { node: format!("node-{pod}"), pod_uid: pod.into(), container_id: pod.into() },
+        asker: Attached { node: format!("node-{pod}"), pod_uid: pod.into(), attachment_id: pod.into() },
         key: key.clone(),
         claimant: ClaimantRef { kind: ClaimantKind::Pod, ordinal: None },
         workload,

@@ -7,25 +7,26 @@ use futures_util::future::try_join_all;
 use kube::api::Api;
 
 use crate::cluster::api::client::ApiError;
-use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, StickyKey, Validate};
+use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
 use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::local_node::BindError;
 use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
+use crate::names::StickyKey;
 
 /// Reads a StickyIP.
-///
-/// # Errors
-/// The request to the API server failed.
-pub async fn read_sticky(api_writer: &ApiWriter<'_>, key: &StickyKey) -> Result<Option<StickyIP>, ApiError> {
+pub(crate) async fn read_sticky(
+    api_writer: &ApiWriter<'_>,
+    key: &StickyKey,
+) -> Result<Option<StickyIP>, ApiError> {
     let api: Api<StickyIP> = Api::namespaced(api_writer.api().client(), &key.namespace);
     api_writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
 }
 
 /// Whether any of these addresses is claimed, for any StickyIP.
-///
-/// # Errors
-/// The request to the API server failed.
-pub async fn is_any_claimed(api_writer: &ApiWriter<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
+pub(crate) async fn is_any_claimed(
+    api_writer: &ApiWriter<'_>,
+    addresses: &[IpAddr],
+) -> Result<bool, ApiError> {
     let api: Api<AddressClaim> = Api::all(api_writer.api().client());
     for address in addresses {
         let name = ClaimName::of(*address).to_string();
@@ -38,10 +39,8 @@ pub async fn is_any_claimed(api_writer: &ApiWriter<'_>, addresses: &[IpAddr]) ->
 }
 
 /// Reads the claims on these addresses; those that exist.
-///
-/// # Errors
-/// The request to the API server failed, or a claim is invalid.
-pub async fn read_claims(
+/// Errors: the request to the API server failed, or a claim is invalid.
+pub(crate) async fn read_claims(
     api_writer: &ApiWriter<'_>,
     addresses: &BTreeSet<IpAddr>,
 ) -> Result<ClaimsByAddress, BindError> {

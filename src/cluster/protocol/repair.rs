@@ -104,7 +104,10 @@ pub async fn repair(
             tracing::debug!(%address, %sticky, %fault, "write conflict; looking again")
         }
         RepairOutcome::ManualActionRequired => {
-            tracing::debug!(%address, %sticky, %fault, "found a fault that needs manual action; see its event");
+            tracing::debug!(
+                %address, %sticky, %fault,
+                "found a fault that needs manual action; see its event"
+            );
         }
         RepairOutcome::Failed(error) => {
             tracing::warn!(%address, %sticky, %fault, %error, "cannot repair a fault; trying again");
@@ -116,10 +119,10 @@ pub async fn repair(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::objects::StickyKey;
     use crate::cluster::protocol::faults::RepairTimes;
     use crate::cluster::protocol::view::Origin;
     use crate::cluster::protocol::write::Write;
+    use crate::names::StickyKey;
 
     fn claim(phase: ClaimPhase, version: &str) -> ClaimView {
         ClaimView {

@@ -20,7 +20,7 @@ use crate::cluster::protocol::write::Write;
 
 /// What one bind knows of pods that may use its addresses although no object says so.
 #[derive(Debug, Default)]
-pub struct StaleNodeCheck {
+pub(crate) struct StaleNodeCheck {
     /// Addresses whose claims this bind created, or sealed after the check where it was needed. No other pod
     /// has had a right to them since.
     own: BTreeSet<IpAddr>,
@@ -30,7 +30,7 @@ pub struct StaleNodeCheck {
 
 impl StaleNodeCheck {
     /// Records a write of this bind that succeeded.
-    pub fn has_written(&mut self, write: &Write) {
+    pub(crate) fn has_written(&mut self, write: &Write) {
         if let Write::CreateClaim { address, .. } | Write::SealClaim { address, .. } = write {
             self.own.insert(*address);
         }
@@ -40,10 +40,7 @@ impl StaleNodeCheck {
     /// unless there is the proof that a takeover needs that its pods are gone. It reads live, so only if a
     /// StickyIP may have been deleted: neither if the StickyIP was attached before, nor if this bind created
     /// everything.
-    ///
-    /// # Errors
-    /// The request to the API server failed.
-    pub async fn before(
+    pub(crate) async fn before(
         &mut self,
         step: NextStep,
         seen: &LiveState<'_>,
@@ -174,7 +171,7 @@ mod tests {
     }
 
     fn attach(sticky: &StickyView) -> NextStep {
-        let attached = Attached { node: "n2".into(), pod_uid: "p".into(), container_id: "c".into() };
+        let attached = Attached { node: "n2".into(), pod_uid: "p".into(), attachment_id: "c".into() };
         NextStep::Do(Write::Attach { key: sticky.key.clone(), at: at(), attached, takeover: None })
     }
 

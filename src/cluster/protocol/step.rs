@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
-use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, StickyKey, WorkloadRef};
-use crate::cluster::protocol::adopted;
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, WorkloadRef};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::{Precondition, Write};
+use crate::names::{AttachmentId, StickyKey};
 use crate::policy::handover;
 use crate::policy::handover::{
     Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,
@@ -18,8 +18,7 @@ use crate::policy::lifetime::retention::Retention;
 
 /// An address that the pod could have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Candidate {
-    /// The address.
+pub(crate) struct Candidate {
     pub address: IpAddr,
     /// Where it comes from.
     pub origin: Origin,
@@ -34,13 +33,12 @@ pub struct BindInput {
     pub key: StickyKey,
     /// The claimant of that name.
     pub claimant: ClaimantRef,
-    /// The workload.
     pub workload: WorkloadRef,
     /// How long the addresses are to be kept.
     pub retention: Retention,
     /// One address per family, if there is no StickyIP yet. Addresses whose claims name this StickyIP come
     /// first: quarantined ones, and those of an attempt that crashed.
-    pub candidates: Vec<Candidate>,
+    pub(crate) candidates: Vec<Candidate>,
     /// The candidates are a pin: these addresses or none.
     pub pinned: bool,
     /// Where the addresses of an existing StickyIP come from, for a claim that is yet to be made or was lost.
@@ -52,8 +50,7 @@ pub struct BindInput {
 
 impl BindInput {
     /// The claims to read: those of the candidates and of the StickyIP's addresses.
-    #[must_use]
-    pub fn claims_to_read(&self, sticky: Option<&StickyView>) -> BTreeSet<IpAddr> {
+    pub(crate) fn claims_to_read(&self, sticky: Option<&StickyView>) -> BTreeSet<IpAddr> {
         let candidates = self.candidates.iter().map(|candidate| candidate.address);
         candidates.chain(sticky.into_iter().flat_map(|sticky| sticky.addresses.iter().copied())).collect()
     }
@@ -69,7 +66,7 @@ pub struct LiveState<'a> {
     /// The node of the attachment.
     pub old_node: NodeState,
     /// The pod of the attachment.
-    pub old_pod: OldPod,
+    pub(crate) old_pod: OldPod,
     /// What our node knows of the attachment, if it names our node.
     pub old_sandbox: OldSandbox,
 }
@@ -94,17 +91,14 @@ pub enum NextStep {
     Refuse {
         /// Unsealed claims of ours.
         undo: Vec<Write>,
-        /// Why.
         why: Refusal,
     },
 }
 
-/// What is waited for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
     /// The home node's answer.
     Grant {
-        /// The address.
         address: IpAddr,
         /// The node.
         home: String,
@@ -112,12 +106,7 @@ pub enum Waiting {
     /// The StickyIP is being deleted.
     Deletion,
     /// The end of a pod whose StickyIP is gone, and whose address another node still publishes.
-    StillPublished {
-        /// The address.
-        address: IpAddr,
-        /// The node.
-        node: String,
-    },
+    StillPublished { address: IpAddr, node: String },
     /// The old pod.
     Handover(WaitReason),
 }
@@ -132,7 +121,6 @@ pub enum Refusal {
         key: StickyKey,
         /// The other workload's kind.
         kind: String,
-        /// Its name.
         name: String,
     },
     /// A pin asks for other addresses than those that the claimant has.
@@ -147,14 +135,10 @@ pub enum Refusal {
     },
     /// The address lies in no pool and no block.
     #[error("{address} lies in no IPPool and no node's block; add it to a pool of use Sticky")]
-    OutsideEveryPool {
-        /// The address.
-        address: IpAddr,
-    },
+    OutsideEveryPool { address: IpAddr },
     /// Another holds the pinned address.
     #[error("{address} is held by StickyIP {sticky_ref}")]
     HeldByAnother {
-        /// The address.
         address: IpAddr,
         /// Who holds it.
         sticky_ref: StickyKey,
@@ -162,21 +146,19 @@ pub enum Refusal {
     /// The home node refused.
     #[error("{address} was refused by its home node {home}: {reason}")]
     HomeRefused {
-        /// The address.
         address: IpAddr,
         /// The node.
         home: String,
-        /// Its reason.
         reason: String,
     },
     /// The address of an attached StickyIP is claimed for another: it needs manual action.
     #[error(
-        "StickyIP {key} is attached and its address {address} is claimed for {sticky_ref}; delete one of the two"
+        "StickyIP {key} is attached and its address {address} is claimed for {sticky_ref}; delete one of the \
+         two"
     )]
     Conflict {
         /// The StickyIP.
         key: StickyKey,
-        /// The address.
         address: IpAddr,
         /// Who holds the claim.
         sticky_ref: StickyKey,
@@ -186,13 +168,10 @@ pub enum Refusal {
     Handover {
         /// The StickyIP.
         key: StickyKey,
-        /// Why.
         why: RefuseReason,
     },
 }
 
-/// The next step.
-#[must_use]
 pub fn next(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
     match seen.sticky {
         Some(sticky) => with_sticky(ask, seen, sticky),
@@ -255,8 +234,7 @@ fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> Ne
 /// The attachment of a sandbox to a StickyIP to which nothing is attached and something was. Its claims were
 /// sealed then and stay so as long as it exists. A caller that attaches by this state alone must still check
 /// them in parallel: claims can be deleted by hand.
-#[must_use]
-pub fn attach_again(sticky: &StickyView, asker: &Attached) -> Option<Write> {
+pub(crate) fn attach_again(sticky: &StickyView, asker: &Attached) -> Option<Write> {
     let is_free = sticky.attached.is_none() && sticky.was_attached && !sticky.deleting && !sticky.in_conflict;
     is_free.then(|| attach(sticky, asker, None))
 }
@@ -267,7 +245,6 @@ fn attach(sticky: &StickyView, asker: &Attached, takeover: Option<Takeover>) -> 
 
 /// The running pod for which a StickyIP was made and to which it has yet to be attached, as the attachment
 /// that it will be. Every other pod comes after it: it may be using the address.
-#[must_use]
 pub fn awaited<'a>(
     sticky: &StickyView,
     claims: &'a BTreeMap<IpAddr, ClaimView>,
@@ -279,7 +256,11 @@ pub fn awaited<'a>(
     let mut own = own.filter(|claim| claim.sticky_ref == sticky.key);
     own.find_map(|claim| {
         let (node, pod) = (claim.home_node.clone()?, claim.pod.as_ref()?);
-        let attached = Attached { node, pod_uid: pod.uid.clone(), container_id: adopted(&pod.uid) };
+        let attached = Attached {
+            node,
+            pod_uid: pod.uid.clone(),
+            attachment_id: AttachmentId::Adopted(pod.uid.clone()),
+        };
         Some((attached, pod))
     })
 }
@@ -401,7 +382,6 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
 
 /// The home node's answer to a claim, once its store has said whether it could reserve the address for the
 /// claimant. None if it is not this node's to answer.
-#[must_use]
 pub fn answer(node: &str, claim: &ClaimView, reserved: Result<(), String>) -> Option<Write> {
     (claim.phase == ClaimPhase::Requested && claim.home_node.as_deref() == Some(node))
         .then(|| Write::AnswerClaim { address: claim.address, at: at_claim(claim), refused: reserved.err() })
@@ -409,9 +389,8 @@ pub fn answer(node: &str, claim: &ClaimView, reserved: Result<(), String>) -> Op
 
 /// What a DEL writes: nothing, unless exactly this sandbox is attached. A late or repeated DEL of an old one
 /// releases nothing that a newer pod has.
-#[must_use]
-pub fn detach(sticky: &StickyView, container_id: &str) -> Option<Write> {
-    let ours = sticky.attached.as_ref().is_some_and(|attached| attached.container_id == container_id);
+pub fn detach(sticky: &StickyView, id: &AttachmentId) -> Option<Write> {
+    let ours = sticky.attached.as_ref().is_some_and(|attached| attached.attachment_id == *id);
     ours.then(|| Write::Detach { key: sticky.key.clone(), at: at_sticky(sticky), proof: None })
 }
 
@@ -428,7 +407,6 @@ pub(crate) fn at_claim(claim: &ClaimView) -> Precondition {
 }
 
 /// The state of a StickyIP that a write requires.
-#[must_use]
-pub fn at_sticky(sticky: &StickyView) -> Precondition {
+pub(crate) fn at_sticky(sticky: &StickyView) -> Precondition {
     Precondition { uid: sticky.uid.clone(), resource_version: sticky.resource_version.clone() }
 }

@@ -27,28 +27,38 @@ pub enum StickyIdentityError {
     Api(#[from] ApiError),
 }
 
-/// Whether a pod is sticky, its facts, and the reason. The namespace is read only if its annotation matters.
-///
-/// # Errors
-/// See [`StickyIdentityError`].
+/// Whether a pod is sticky, and why.
+#[derive(Debug, Clone)]
+pub enum Stickiness {
+    Sticky {
+        /// Its facts, with the annotations of its namespace if those were read.
+        facts: PodFacts,
+        /// Why.
+        reason: StickyReason,
+    },
+    NotSticky {
+        /// Why.
+        reason: StickyReason,
+    },
+}
+
+/// Whether a pod is sticky. The namespace is read only if its annotation matters.
 pub async fn judge(
     rules: &Rules,
     mut facts: PodFacts,
     namespace: impl Future<Output = Result<BTreeMap<String, String>, ApiError>>,
-) -> Result<(bool, PodFacts, StickyReason), StickyIdentityError> {
+) -> Result<Stickiness, StickyIdentityError> {
     let mut verdict = rules.judge(&facts)?;
     if matches!(verdict.reason, StickyReason::NothingAsksForIt | StickyReason::Selected) {
         facts.namespace_annotations = namespace.await?;
         verdict = rules.judge(&facts)?;
     }
-    Ok((verdict.sticky, facts, verdict.reason))
+    let reason = verdict.reason;
+    Ok(if verdict.sticky { Stickiness::Sticky { facts, reason } } else { Stickiness::NotSticky { reason } })
 }
 
 /// The annotations of a namespace.
-///
-/// # Errors
-/// The request to the API server failed.
-pub async fn of_namespace(api: &Connection, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
+pub(crate) async fn of_namespace(api: &Connection, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
     let namespaces: Api<Namespace> = Api::all(api.client());
     let what = format!("get Namespace {name}");
     let read = api.read(&what, || namespaces.get_metadata_opt(name)).await?;
@@ -56,7 +66,6 @@ pub async fn of_namespace(api: &Connection, name: &str) -> Result<BTreeMap<Strin
 }
 
 /// How a StickyIP names its claimant.
-#[must_use]
 pub fn reference(claimant: &Claimant, slot: Option<u32>) -> ClaimantRef {
     match claimant {
         Claimant::Pod { ordinal, .. } => ClaimantRef { kind: ClaimantKind::Pod, ordinal: *ordinal },
@@ -66,15 +75,11 @@ pub fn reference(claimant: &Claimant, slot: Option<u32>) -> ClaimantRef {
 }
 
 /// How a StickyIP names its workload.
-#[must_use]
 pub fn workload(claimant: &Claimant) -> WorkloadRef {
     claimant.workload().into()
 }
 
 /// The slot of a pod of a Deployment.
-///
-/// # Errors
-/// The request to the API server failed.
 pub async fn choose(api: &Connection, claimant: &Claimant, facts: &PodFacts) -> Result<u32, ApiError> {
     let listed = stickies(api, facts).await?;
     let slots: Vec<Slot<'_>> = of_workload(listed.iter(), claimant).map(|(_, slot)| slot).collect();
@@ -82,10 +87,7 @@ pub async fn choose(api: &Connection, claimant: &Claimant, facts: &PodFacts) -> 
 }
 
 /// As [`slot_of_running`], by a live read.
-///
-/// # Errors
-/// The request to the API server failed.
-pub async fn choose_for_running(
+pub(crate) async fn choose_for_running(
     api: &Connection,
     claimant: &Claimant,
     facts: &PodFacts,
@@ -121,7 +123,7 @@ fn of_workload<'a>(
 /// The slot of a running pod of a Deployment with these addresses, among these StickyIPs: a free one that has
 /// the addresses, else one that does not exist. Never one of the numbers to avoid, and never one with other
 /// addresses.
-pub fn slot_of_running<'a>(
+pub(crate) fn slot_of_running<'a>(
     listed: impl Iterator<Item = &'a StickyIP>,
     claimant: &'a Claimant,
     facts: &PodFacts,
@@ -152,7 +154,7 @@ mod tests {
 
     fn slot(name: &str, address: &str, held_by: Option<&str>) -> StickyIP {
         let attachment = held_by.map(|uid| {
-            json!({"node": "n1", "podName": "p", "podUid": uid, "containerId": "c", "since": "2026-01-01T00:00:00Z"})
+            json!({"node": "n1", "podName": "p", "podUid": uid, "attachmentId": "c", "since": "2026-01-01T00:00:00Z"})
         });
         let object = json!({"metadata": {"name": name, "namespace": "db"}, "spec": {"addresses": [address],
             "claimant": {"kind": "Slot"}, "workload": {"apiVersion": "t/v1", "kind": "Fleet", "name": "web"}},

@@ -111,11 +111,12 @@ fn an_address_of_another_nodes_block_is_used_only_when_granted() {
 mod single_steps {
     use std::collections::BTreeMap;
 
-    use crate::cluster::objects::{ClaimPhase, ClaimantKind, StickyKey};
+    use crate::cluster::objects::{ClaimPhase, ClaimantKind};
     use crate::cluster::protocol::model::{ModelServer, address, ask, sticky_pool};
     use crate::cluster::protocol::step::{BindInput, LiveState, NextStep, Refusal, answer, detach, next};
     use crate::cluster::protocol::view::Origin;
     use crate::cluster::protocol::write::Write;
+    use crate::names::StickyKey;
     use crate::policy::handover::{NodeState, OldPod, OldSandbox};
 
     fn key(name: &str) -> StickyKey {
@@ -220,8 +221,8 @@ mod single_steps {
         let mut server = ModelServer::default();
         run(&ask("p", &key("db-0"), &[1], false, &sticky_pool()), &mut server);
         let sticky = &server.stickies[&key("db-0")];
-        assert_eq!(detach(sticky, "older"), None);
-        assert!(matches!(detach(sticky, "p"), Some(Write::Detach { .. })));
+        assert_eq!(detach(sticky, &"older".into()), None);
+        assert!(matches!(detach(sticky, &"p".into()), Some(Write::Detach { .. })));
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::cluster::objects::{
-    AddressClaim, ClaimPhase, ClaimantKind, ClaimedPod, StickyIP, StickyKey, StickyPhase, WorkloadRef,
+    AddressClaim, ClaimPhase, ClaimantKind, ClaimedPod, StickyIP, StickyPhase, WorkloadRef,
 };
+use crate::names::StickyKey;
 use crate::policy::handover::Attached;
 
 /// A StickyIP as read.
@@ -15,15 +16,10 @@ use crate::policy::handover::Attached;
 pub struct StickyView {
     /// Namespace and name.
     pub key: StickyKey,
-    /// Its uid.
     pub uid: String,
-    /// Its resourceVersion.
     pub resource_version: String,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// What kind of claimant it is for.
     pub claimant: ClaimantKind,
-    /// Its workload.
     pub workload: WorkloadRef,
     /// The attached sandbox.
     pub attached: Option<Attached>,
@@ -37,7 +33,6 @@ pub struct StickyView {
 
 impl StickyView {
     /// Nothing is attached, and nothing ever was: its creator may be between two writes.
-    #[must_use]
     pub fn never_attached(&self) -> bool {
         self.attached.is_none() && !self.was_attached
     }
@@ -59,7 +54,7 @@ impl From<&StickyIP> for StickyView {
             attached: status.and_then(|status| status.attachment.as_ref()).map(|attachment| Attached {
                 node: attachment.node.clone(),
                 pod_uid: attachment.pod_uid.clone(),
-                container_id: attachment.container_id.clone(),
+                attachment_id: attachment.attachment_id.clone(),
             }),
             was_attached: status.is_some_and(|status| status.last_seen.is_some()),
             in_conflict: status.is_some_and(|status| status.phase == Some(StickyPhase::Conflict)),
@@ -71,13 +66,9 @@ impl From<&StickyIP> for StickyView {
 /// An AddressClaim as read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimView {
-    /// The address.
     pub address: IpAddr,
-    /// Its uid.
     pub uid: String,
-    /// Its resourceVersion.
     pub resource_version: String,
-    /// Its phase.
     pub phase: ClaimPhase,
     /// The StickyIP it is for.
     pub sticky_ref: StickyKey,
@@ -95,20 +86,17 @@ pub struct ClaimView {
 
 impl ClaimView {
     /// Sealed to no StickyIP: the address cannot be used through it yet.
-    #[must_use]
-    pub fn unsealed(&self) -> bool {
+    pub(crate) fn unsealed(&self) -> bool {
         matches!(self.phase, ClaimPhase::Requested | ClaimPhase::Refused | ClaimPhase::Granted)
     }
 
     /// Another pod than this had the address before it was claimed, and may have it still.
-    #[must_use]
-    pub fn is_with_another(&self, pod_uid: &str) -> bool {
+    pub(crate) fn is_with_another(&self, pod_uid: &str) -> bool {
         self.pod.as_ref().is_some_and(|pod| pod.uid != pod_uid)
     }
 
     /// Bound to exactly this StickyIP.
-    #[must_use]
-    pub fn sealed_to(&self, sticky_uid: &str) -> bool {
+    pub(crate) fn sealed_to(&self, sticky_uid: &str) -> bool {
         self.phase == ClaimPhase::Bound && self.sticky_uid.as_deref() == Some(sticky_uid)
     }
 }
@@ -131,7 +119,7 @@ impl From<&AddressClaim> for ClaimView {
 }
 
 /// Claims as they were read, by address.
-pub type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
+pub(crate) type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
 
 /// Where an address comes from, and so who may claim it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -142,17 +130,11 @@ pub enum Origin {
         range: IpNet,
     },
     /// The block of the node that asks, which has reserved the address in its own store for this claimant.
-    OwnBlock {
-        /// The node.
-        node: String,
-        /// The block.
-        block: IpNet,
-    },
+    OwnBlock { node: String, block: IpNet },
     /// Another node's block: that node must grant it.
     ForeignBlock {
         /// The home node.
         home: String,
-        /// The block.
         block: IpNet,
     },
     /// Outside every pool and every block.
@@ -162,13 +144,11 @@ pub enum Origin {
 impl Origin {
     /// Whether any node may claim it at any time, without a grant. Then its StickyIP may be created before
     /// its claim: the next ADD or repair that finds one without the other can continue.
-    #[must_use]
     pub fn needs_no_grant(&self) -> bool {
         matches!(self, Self::StickyPool { .. })
     }
 
     /// The phase in which a claim on such an address is created before its StickyIP; none if it must not be.
-    #[must_use]
     pub fn first_phase(&self) -> Option<ClaimPhase> {
         match self {
             Self::StickyPool { .. } | Self::OwnBlock { .. } => Some(ClaimPhase::Granted),
@@ -178,7 +158,6 @@ impl Origin {
     }
 
     /// The home node and the range, as in a claim.
-    #[must_use]
     pub fn home_and_block(&self) -> (Option<&str>, Option<IpNet>) {
         match self {
             Self::StickyPool { range } => (None, Some(*range)),

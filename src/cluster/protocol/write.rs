@@ -3,8 +3,11 @@
 use std::net::IpAddr;
 
 use kube::ResourceExt;
+use kube::api::{DeleteParams, Preconditions};
+use serde_json::{Value, json};
 
-use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, StickyKey, WorkloadRef};
+use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, WorkloadRef};
+use crate::names::StickyKey;
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::lifetime::retention::Retention;
 
@@ -15,17 +18,29 @@ use crate::cluster::protocol::view::Origin;
 pub struct Precondition {
     /// The object's uid.
     pub uid: String,
-    /// Its resourceVersion.
     pub resource_version: String,
 }
 
 impl Precondition {
     /// The state in which this object was read.
-    #[must_use]
-    pub fn of(object: &impl ResourceExt) -> Self {
+    pub(crate) fn of(object: &impl ResourceExt) -> Self {
         Self {
             uid: object.uid().unwrap_or_default(),
             resource_version: object.resource_version().unwrap_or_default(),
+        }
+    }
+
+    /// In a merge patch these two make the server refuse it on any other state of the object.
+    pub(crate) fn metadata(&self) -> Value {
+        json!({"uid": self.uid, "resourceVersion": self.resource_version})
+    }
+
+    /// A deletion of exactly this state.
+    pub(crate) fn delete_params(&self) -> DeleteParams {
+        let (uid, resource_version) = (Some(self.uid.clone()), Some(self.resource_version.clone()));
+        DeleteParams {
+            preconditions: Some(Preconditions { uid, resource_version }),
+            ..DeleteParams::default()
         }
     }
 }
@@ -35,7 +50,6 @@ impl Precondition {
 pub enum Write {
     /// Create a claim: take the lock on an address, or ask its home node for it.
     CreateClaim {
-        /// The address.
         address: IpAddr,
         /// For whom.
         sticky_ref: StickyKey,
@@ -50,9 +64,7 @@ pub enum Write {
     },
     /// The home node's answer to a Requested claim.
     AnswerClaim {
-        /// The address.
         address: IpAddr,
-        /// Precondition.
         at: Precondition,
         /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own
         /// store.
@@ -61,18 +73,14 @@ pub enum Write {
     /// Seal a Granted or Quarantined claim to a StickyIP that has this address and this uid; never a Bound
     /// one.
     SealClaim {
-        /// The address.
         address: IpAddr,
-        /// Precondition.
         at: Precondition,
         /// The StickyIP's uid.
         sticky_uid: String,
     },
     /// Quarantine a claim whose StickyIP is gone.
     QuarantineClaim {
-        /// The address.
         address: IpAddr,
-        /// Precondition.
         at: Precondition,
         /// The StickyIP that it was sealed to.
         sticky_ref: StickyKey,
@@ -82,29 +90,17 @@ pub enum Write {
         released: bool,
     },
     /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
-    ClearPod {
-        /// The address.
-        address: IpAddr,
-        /// Precondition.
-        at: Precondition,
-    },
+    ClearPod { address: IpAddr, at: Precondition },
     /// Delete a claim that is unsealed, or whose quarantine is over.
-    DeleteClaim {
-        /// The address.
-        address: IpAddr,
-        /// Precondition.
-        at: Precondition,
-    },
+    DeleteClaim { address: IpAddr, at: Precondition },
     /// Create a StickyIP: bind a claimant's name to addresses whose claims it has, or will have before a
     /// sandbox is attached.
     CreateSticky {
         /// Namespace and name.
         key: StickyKey,
-        /// The addresses.
         addresses: Vec<IpAddr>,
         /// The claimant of that name.
         claimant: ClaimantRef,
-        /// The workload.
         workload: WorkloadRef,
         /// How long the addresses are kept, as the pod asks.
         retention: Retention,
@@ -113,14 +109,12 @@ pub enum Write {
     DeleteSticky {
         /// Namespace and name.
         key: StickyKey,
-        /// Precondition.
         at: Precondition,
     },
     /// Attach a sandbox.
     Attach {
         /// Namespace and name.
         key: StickyKey,
-        /// Precondition.
         at: Precondition,
         /// The sandbox.
         attached: Attached,
@@ -131,7 +125,6 @@ pub enum Write {
     Detach {
         /// Namespace and name.
         key: StickyKey,
-        /// Precondition.
         at: Precondition,
         /// The proof that its node is dead; none if the sandbox came to its end.
         proof: Option<Takeover>,
@@ -140,18 +133,14 @@ pub enum Write {
     RecordMac {
         /// Namespace and name.
         key: StickyKey,
-        /// Precondition.
         at: Precondition,
-        /// The MAC.
         mac: String,
     },
     /// Say on a StickyIP that another holds one of its addresses.
     MarkConflict {
         /// Namespace and name.
         key: StickyKey,
-        /// Precondition.
         at: Precondition,
-        /// The address.
         address: IpAddr,
         /// Who holds it.
         held_by: StickyKey,
@@ -161,8 +150,7 @@ pub enum Write {
 impl Write {
     /// Creates the claim of a StickyIP on an address of this origin; none if it must not be claimed. For an
     /// existing StickyIP it is sealed at once, unless a home node must grant it first.
-    #[must_use]
-    pub fn create_claim(
+    pub(crate) fn create_claim(
         address: IpAddr,
         sticky_ref: &StickyKey,
         origin: &Origin,
@@ -183,7 +171,6 @@ impl Write {
     }
 
     /// The name of the write, for logs and metrics.
-    #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
             Self::CreateClaim { .. } => "create claim",
@@ -203,7 +190,6 @@ impl Write {
 
     /// The StickyIP and uid that a live read must show to be gone right before this write. A uid is never
     /// used again, so what the read shows stays true.
-    #[must_use]
     pub fn must_be_gone(&self) -> Option<(&StickyKey, &str)> {
         match self {
             Self::QuarantineClaim { sticky_ref, gone_uid, .. } => Some((sticky_ref, gone_uid)),

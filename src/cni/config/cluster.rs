@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cni::config::fields::{Fields, nearest};
-use crate::cni::config::sticky::{choice, wait};
 use crate::cni::error::{CniError, shown};
+use crate::cni::fields::{Fields, choice, nearest, wait};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
 
 /// Every key that may stand under `sticky.cluster`.
-pub const FIELDS: &[&str] = &[
+pub(crate) const FIELDS: &[&str] = &[
     "kubeconfig",
     "node",
     "timeout",
@@ -21,11 +20,11 @@ pub const FIELDS: &[&str] = &[
     "ciliumSocket",
 ];
 
-/// How long the API server may take over one ADD or DEL, unless told otherwise.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the API server may take over one ADD or DEL, by default.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where Cilium's agent listens, unless told otherwise.
-pub const DEFAULT_CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
+/// Where Cilium's agent listens, by default.
+pub(crate) const DEFAULT_CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 
 /// What an ADD does when the API server cannot be asked and the node does not know the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,24 +1,22 @@
 //! The `ipam` section: everything host-local takes, and ours under `sticky`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::alloc::range::{Family, Range, RangeError, RangeSet, RangeSpec, parse_cidr};
-use crate::cni::config::fields::{Fields, nearest};
+use crate::alloc::range::{Family, Range, RangeError, RangeSet, RangeSpec};
+use crate::cni::args::{CniArgs, RequestedAddress};
+use crate::cni::config::DEFAULT_DATA_DIR;
 use crate::cni::config::sticky::StickyConf;
 use crate::cni::error::{CniError, code};
-use crate::cni::request::args::CniArgs;
-use crate::cni::request::verb::Verb;
+use crate::cni::fields::{Fields, nearest};
 use crate::cni::result::{Route, read_routes};
+use crate::cni::verb::Verb;
 use crate::cni::version::CniVersion;
 
-/// Where networks are stored unless told otherwise: host-local's place.
-pub const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
-
 /// Every key of the `ipam` section that is read. Others may stand there for other plugins.
-pub const FIELDS: &[&str] = &[
+#[cfg(test)]
+pub(crate) const FIELDS: &[&str] = &[
     "type",
     "dataDir",
     "ranges",
@@ -31,32 +29,12 @@ pub const FIELDS: &[&str] = &[
     "sticky",
 ];
 
-/// The most range sets. The store writes a pod's change of addresses down in one page, which has room for these
-/// however long the names are: what ADD could take, DEL must be able to give back.
-pub const MAX_RANGE_SETS: usize = 12;
+/// The most range sets. The store writes a pod's change of addresses down in one page, which has room for
+/// these however long the names are: what ADD could take, DEL must be able to give back.
+pub(crate) const MAX_RANGE_SETS: usize = 12;
 
 /// Every key of a range.
-pub const RANGE_FIELDS: &[&str] = &["subnet", "rangeStart", "rangeEnd", "gateway"];
-
-/// An address that was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RequestedAddress {
-    /// The address.
-    pub ip: IpAddr,
-    /// The prefix length that came with it. The subnet's own is what counts.
-    pub prefix: Option<u8>,
-}
-
-impl RequestedAddress {
-    /// Reads `address` or `address/prefix`.
-    pub fn parse(text: &str) -> Option<Self> {
-        if text.contains('/') {
-            let net = parse_cidr(text)?;
-            return Some(Self { ip: net.addr().to_canonical(), prefix: Some(net.prefix_len()) });
-        }
-        text.parse::<IpAddr>().ok().map(|ip| Self { ip: ip.to_canonical(), prefix: None })
-    }
-}
+pub(crate) const RANGE_FIELDS: &[&str] = &["subnet", "rangeStart", "rangeEnd", "gateway"];
 
 /// The `ipam` section, validated.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,8 +55,8 @@ pub struct IpamConf {
 }
 
 impl IpamConf {
-    /// Reads what is needed to find the store, and tells what else is wrong without refusing it: an address must
-    /// not leak because a later edit of the configuration has a mistake.
+    /// Reads what is needed to find the store, and tells what else is wrong without refusing it: an address
+    /// must not leak because a later edit of the configuration has a mistake.
     pub(crate) fn read_leniently(ipam: &Fields<'_>, warnings: &mut Vec<String>) -> Result<Self, CniError> {
         let data_dir = read_data_dir(ipam)?;
         let mut forgive = |error: CniError| warnings.push(error.to_string());
@@ -117,6 +95,12 @@ impl IpamConf {
             requested: read_requested(root, runtime.as_ref(), args)?,
             sticky: read_sticky(ipam)?,
         })
+    }
+
+    /// Refuses more range sets of a family than the version can express, as every ADD does. DEL reads
+    /// leniently and asks for itself.
+    pub(crate) fn check_version(&self, version: CniVersion) -> Result<(), CniError> {
+        check_families(&self.sets, version)
     }
 }
 
@@ -202,20 +186,14 @@ fn check_sets(ipam: &Fields<'_>, sets: &[RangeSet], version: CniVersion) -> Resu
         return Err(CniError::invalid_config(
             &path,
             format!(
-                "{} range sets, each of which gives a pod one more address; {MAX_RANGE_SETS} are the most, so put \
+                "{} range sets, each of which gives a pod one more address; {MAX_RANGE_SETS} are the most, \
+                 so put \
                  ranges of one family into one set",
                 sets.len()
             ),
         ));
     }
-    for family in [Family::V4, Family::V6] {
-        let count = sets.iter().filter(|set| set.family() == family).count();
-        if version < CniVersion::V0_3_0 && count > 1 {
-            // host-local's sentence, whole: clients compare it. Details would become a part of it.
-            let message = format!("CNI version {version} does not support more than 1 address per family");
-            return Err(CniError::new(code::INVALID_CONFIG, message));
-        }
-    }
+    check_families(sets, version)?;
     for (i, one) in sets.iter().enumerate() {
         if let Some(j) = (i + 1..sets.len()).find(|j| one.overlaps(&sets[*j])) {
             return Err(CniError::invalid_config(
@@ -226,6 +204,17 @@ fn check_sets(ipam: &Fields<'_>, sets: &[RangeSet], version: CniVersion) -> Resu
                 ),
             ));
         }
+    }
+    Ok(())
+}
+
+/// Results before 0.3.0 have room for one address per family.
+fn check_families(sets: &[RangeSet], version: CniVersion) -> Result<(), CniError> {
+    let has_two = |family| sets.iter().filter(|set| set.family() == family).count() > 1;
+    if version < CniVersion::V0_3_0 && (has_two(Family::V4) || has_two(Family::V6)) {
+        // host-local's sentence, whole: clients compare it. Details would become a part of it.
+        let message = format!("CNI version {version} does not support more than 1 address per family");
+        return Err(CniError::new(code::INVALID_CONFIG, message));
     }
     Ok(())
 }

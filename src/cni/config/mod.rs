@@ -1,24 +1,28 @@
 //! The network configuration on standard input.
 
 pub mod cluster;
-pub(crate) mod fields;
 pub mod ipam;
 pub(crate) mod resolv;
 pub mod sticky;
+
 use serde_json::{Map, Value};
 
+use crate::cni::args::CniArgs;
 use crate::cni::error::{CniError, shown};
-use crate::cni::request::args::CniArgs;
-use crate::cni::request::verb::Verb;
+use crate::cni::fields::Fields;
 use crate::cni::result::CniResult;
+use crate::cni::verb::Verb;
 use crate::cni::version::CniVersion;
 use crate::names::{Attachment, ContainerId, IfName, NetworkName};
-use fields::Fields;
 use ipam::IpamConf;
 use sticky::StickyConf;
 
+/// Where networks are stored by default: host-local's place.
+pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
+
 /// Every key at the top of the configuration that is read.
-pub const FIELDS: &[&str] = &[
+#[cfg(test)]
+pub(crate) const FIELDS: &[&str] = &[
     "cniVersion",
     "name",
     "type",
@@ -52,9 +56,9 @@ pub struct NetConf {
     /// The configuration of the plugin to run, an object with at least `type`.
     pub delegate: Option<Value>,
     /// Our settings at the top, beside `delegate`. Ask [`NetConf::sticky`] instead.
-    pub top_sticky: Option<StickyConf>,
+    pub(crate) top_sticky: Option<StickyConf>,
     /// What the plugins before this one answered.
-    pub prev_result: Option<CniResult>,
+    pub(crate) prev_result: Option<CniResult>,
     /// What GC must leave alone. Absent is not empty: nothing may then be freed.
     pub valid_attachments: Option<Vec<Attachment>>,
     /// Everything as it was given, for a delegate.

@@ -2,8 +2,9 @@
 
 use crate::cni::result::Dns;
 
-/// Reads nameserver, domain, search and options lines; everything else, and words that stand alone, is skipped.
-pub fn parse_resolv_conf(text: &str) -> Dns {
+/// Reads nameserver, domain, search and options lines; everything else, and words that stand alone, is
+/// skipped.
+pub(crate) fn parse_resolv_conf(text: &str) -> Dns {
     let mut dns = Dns::default();
     for line in text.lines().map(str::trim) {
         if line.starts_with(['#', ';']) {

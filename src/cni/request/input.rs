@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The most that is read. GC's list of a full node (60,000 attachments) takes 7 MiB.
-pub const MAX_INPUT: u64 = 32 * 1024 * 1024;
+pub(crate) const MAX_INPUT: u64 = 32 * 1024 * 1024;
 
 /// Where a configuration comes from.
 pub trait ConfigSource {

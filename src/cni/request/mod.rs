@@ -1,5 +1,5 @@
-//! From environment and standard input to a request, in the order of checks that runtimes rely on: the verb, its
-//! variables, the document, the name, the version, the rest.
+//! From environment and standard input to a request, in the order of checks that runtimes rely on: the verb,
+//! its variables, the document, the name, the version, the rest.
 //!
 //! Nothing here writes anything; whatever is wrong is found before a verb starts.
 
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::cni::args::CniArgs;
 use crate::cni::config::NetConf;
-use crate::cni::config::fields::Fields;
 use crate::cni::error::{CniError, code};
+use crate::cni::fields::Fields;
+use crate::cni::verb::Verb;
 use crate::cni::version::{CniVersion, UnknownVersion, is_well_formed};
 use crate::names::{Attachment, ContainerId, IfName, PodIdentity, clipped};
-use args::CniArgs;
 use input::{ConfigSource, MAX_INPUT};
-use verb::Verb;
 
 /// How long VERSION waits for a configuration that may never come.
 const VERSION_INPUT_TIMEOUT: Duration = Duration::from_millis(400);
@@ -231,15 +231,16 @@ impl Environment {
         })
     }
 
-    /// A container in the plugin's own namespace has the node's addresses, so it must not get one of ours; but
-    /// what it should never have got may always be taken away.
+    /// A container in the plugin's own namespace has the node's addresses, so it must not get one of ours;
+    /// but what it should never have got may always be taken away.
     fn check_netns(&mut self) -> Result<(), CniError> {
         let Some(netns) = self.netns.as_deref().filter(|_| !self.own_netns_allowed) else { return Ok(()) };
         if !is_own_netns(netns) {
             return Ok(());
         }
         let message = format!(
-            "CNI_NETNS: {} is the plugin's own network namespace; name the container's, or set CNI_NETNS_OVERRIDE=1",
+            "CNI_NETNS: {} is the plugin's own network namespace; name the container's, or set \
+             CNI_NETNS_OVERRIDE=1",
             netns.display()
         );
         match self.verb {
@@ -274,8 +275,8 @@ fn read_args(args: Option<&OsString>) -> Result<CniArgs, CniError> {
     }
 }
 
-/// ADD and DEL take a malformed version for one that is not spoken; the verbs that compare versions first call
-/// it undecodable. Both as runtimes know it from other plugins.
+/// ADD and DEL take a malformed version for one that is not spoken; the verbs that compare versions first
+/// call it undecodable. Both as runtimes know it from other plugins.
 fn read_version(root: &Fields<'_>, verb: Verb) -> Result<CniVersion, CniError> {
     let text = root.string("cniVersion")?.unwrap_or_default();
     let version = CniVersion::parse(text).map_err(|unknown| match (unknown, verb) {
@@ -301,8 +302,6 @@ fn is_own_netns(path: &Path) -> bool {
     }
 }
 
-pub(crate) mod args;
 pub(crate) mod input;
 #[cfg(test)]
 mod tests;
-pub(crate) mod verb;

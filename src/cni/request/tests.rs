@@ -1,5 +1,6 @@
 use super::*;
-use crate::cni::{NodeRetention, code};
+use crate::cni::code;
+use crate::policy::lifetime::retention::Retention;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStringExt;
@@ -269,7 +270,7 @@ fn del_forgives_what_it_does_not_need_and_says_so() {
     let request_ = request("DEL", &[("CNI_ARGS", Some("nonsense"))], &config).unwrap();
     let ipam = request_.config.ipam.unwrap();
     assert_eq!(ipam.data_dir, PathBuf::from("/d"));
-    assert_eq!(ipam.sticky.unwrap().retention, NodeRetention::Forever);
+    assert_eq!(ipam.sticky.unwrap().retention, Retention::FOREVER);
     assert_eq!(request_.warnings.len(), 4, "{:?}", request_.warnings);
     for config in [conf(json!({"dataDir": 5})), json!({"cniVersion": "1.1.0", "name": "n"})] {
         assert!(request("DEL", &[], &config).is_err(), "the store is not known: {config}");
@@ -323,7 +324,7 @@ fn a_delegate_needs_no_ipam_and_takes_sticky_at_the_top() {
     let config = json!({"cniVersion": "1.1.0", "name": "n", "type": "sticky-ipam", "delegate": {"type": "cilium-cni"},
                         "sticky": {"retention": "1h"}});
     let request_ = request("ADD", &[], &config).unwrap();
-    assert_eq!(request_.config.sticky().unwrap().retention, NodeRetention::For(Duration::from_secs(3600)));
+    assert_eq!(request_.config.sticky().unwrap().retention, Retention::for_time(Duration::from_secs(3600)));
     assert_eq!(request_.config.delegate, Some(json!({"type": "cilium-cni"})));
     let mut both = config;
     both["ipam"] = json!({"subnet": "10.1.0.0/24", "sticky": {}});

@@ -1,6 +1,7 @@
 //! What ADD answers, free of any version; read from and printed in the shape of each.
 //!
-//! Fields that nobody here knows are carried along, so that what an earlier plugin of a chain said is never lost.
+//! Fields that nobody here knows are carried along, so that what an earlier plugin of a chain said is never
+//! lost.
 
 use std::net::IpAddr;
 
@@ -8,18 +9,17 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use crate::alloc::range::{Family, parse_cidr};
-use crate::cni::config::fields::Fields;
 use crate::cni::error::CniError;
+use crate::cni::fields::Fields;
 use crate::cni::version::CniVersion;
 
 /// The answer to an ADD, and what `prevResult` holds.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct CniResult {
+pub(crate) struct CniResult {
     /// Interfaces that were made. An IPAM plugin makes none; a chain's earlier plugins do.
     pub interfaces: Vec<Interface>,
     /// Addresses.
     pub ips: Vec<IpConfig>,
-    /// Routes.
     pub routes: Vec<Route>,
     /// Name service.
     pub dns: Dns,
@@ -27,10 +27,8 @@ pub struct CniResult {
     pub extra: Map<String, Value>,
 }
 
-/// An interface in a result.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Interface {
-    /// Its name.
+pub(crate) struct Interface {
     pub name: String,
     /// Its hardware address.
     pub mac: Option<String>,
@@ -48,7 +46,7 @@ pub struct Interface {
 
 /// An address in a result.
 #[derive(Debug, Clone, PartialEq)]
-pub struct IpConfig {
+pub(crate) struct IpConfig {
     /// The address with its prefix length.
     pub address: IpNet,
     /// The gateway of its subnet.
@@ -61,7 +59,7 @@ pub struct IpConfig {
 
 impl IpConfig {
     /// An address that is not on an interface yet.
-    pub fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
+    pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
         Self { address, gateway, interface: None, extra: Map::new() }
     }
 }
@@ -89,7 +87,7 @@ pub struct Route {
 
 /// Name service in a result.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Dns {
+pub(crate) struct Dns {
     /// Addresses of name servers.
     pub nameservers: Vec<String>,
     /// The local domain.
@@ -106,7 +104,7 @@ pub(crate) const ROUTE_KEYS: [&str; 7] = ["dst", "gw", "mtu", "advmss", "priorit
 
 impl CniResult {
     /// Reads a result found at `path`. Its own `cniVersion` tells its shape, else the given version does.
-    pub fn from_json(path: &str, value: &Value, version: CniVersion) -> Result<Self, CniError> {
+    pub(crate) fn from_json(path: &str, value: &Value, version: CniVersion) -> Result<Self, CniError> {
         let fields = Fields::of(path.to_owned(), value)?;
         let version = match fields.string("cniVersion")? {
             None => version,
@@ -166,9 +164,9 @@ impl CniResult {
     /// The result in the shape of a version.
     ///
     /// Before 0.3.0 there is room for one address a family and for `dst` and `gw` of routes, and for nothing
-    /// unknown. From 0.3.0 on, what 1.1.0 added to routes is kept too, as host-local does: a plugin that asks for
-    /// an older version still wants the MTU that its operator wrote.
-    pub fn print_as(&self, version: CniVersion) -> Value {
+    /// unknown. From 0.3.0 on, what 1.1.0 added to routes is kept too, as host-local does: a plugin that asks
+    /// for an older version still wants the MTU that its operator wrote.
+    pub(crate) fn print_as(&self, version: CniVersion) -> Value {
         let mut object =
             if version < CniVersion::V0_3_0 { self.print_by_family() } else { self.print_lists(version) };
         object.insert("cniVersion".into(), json!(version.as_str()));
@@ -209,7 +207,7 @@ impl CniResult {
     }
 
     /// What an earlier plugin answered, with ours added: nothing of it is lost, nothing is there twice.
-    pub fn merged(prev: Self, ours: Self) -> Self {
+    pub(crate) fn merged(prev: Self, ours: Self) -> Self {
         let mut all = prev;
         let shift = all.interfaces.len() as u64;
         all.interfaces.extend(ours.interfaces);

@@ -1,4 +1,5 @@
-//! Lists everything once, live, for the commands that report and end. Must never be taken for the state of a moment later.
+//! Lists everything once, live, for the commands that report and end. Must never be taken for the state of a
+//! moment later.
 
 use std::fmt::Debug;
 
@@ -20,66 +21,40 @@ use crate::controller::writer::Writer;
 use crate::runtime::cache::{Cache, CacheEvent};
 use crate::runtime::watch::name_of;
 
-/// Objects a page of a list.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// Every object as it is now, and those that cannot be read. A kind that the API server does not serve has no objects.
-///
-/// # Errors
-/// The API server did not answer, or forbids a list.
-pub async fn survey(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), ApiError> {
+/// Every object as it is now, and those that cannot be read. A kind that the API server does not serve has no
+/// objects.
+/// Errors: the API server did not answer, or forbids a list.
+pub async fn list_cluster(writer: &Writer) -> Result<(ClusterIndex, Vec<Skipped>), ApiError> {
     let mut index = ClusterIndex::default();
     let mut skipped = Vec::new();
     index.apply_pod(CacheEvent::ListStarted);
-    for pod in all::<Pod>(writer, "list Pods").await? {
+    for pod in list_all::<Pod>(writer, "list Pods").await? {
         index.apply_pod(CacheEvent::Listed((name_of(&pod), IndexedPod::from(pod))));
     }
     index.apply_pod(CacheEvent::ListComplete);
-    let namespaces = all::<Namespace>(writer, "list Namespaces").await?;
+    let namespaces = list_all::<Namespace>(writer, "list Namespaces").await?;
     fill(&mut index.namespaces, namespaces, |object| namespace_annotations_of(object.metadata));
-    fill(&mut index.nodes, all::<Node>(writer, "list Nodes").await?, IndexedNode::from);
-    guarded(
-        writer,
-        |event| index.stickies.apply(event),
-        "list StickyIPs",
-        without_managed_fields,
-        &mut skipped,
-    )
-    .await?;
-    guarded(
-        writer,
-        |event| index.claims.apply(event),
-        "list AddressClaims",
-        without_managed_fields,
-        &mut skipped,
-    )
-    .await?;
-    guarded(writer, |event| index.pools.apply(event), "list IPPools", without_managed_fields, &mut skipped)
-        .await?;
-    guarded::<CiliumNode, _>(
-        writer,
-        |event| index.cilium_nodes.apply(event),
-        "list CiliumNodes",
-        IndexedCiliumNode::from,
-        &mut skipped,
-    )
-    .await?;
-    guarded::<CiliumEndpoint, _>(
-        writer,
-        |event| index.endpoints.apply(event),
-        "list CiliumEndpoints",
-        IndexedEndpoint::from,
-        &mut skipped,
-    )
-    .await?;
+    fill(&mut index.nodes, list_all::<Node>(writer, "list Nodes").await?, IndexedNode::from);
+    let objects = list_readable(writer, "list StickyIPs", without_managed_fields, &mut skipped).await?;
+    objects.into_iter().for_each(|event| drop(index.stickies.apply(event)));
+    let objects = list_readable(writer, "list AddressClaims", without_managed_fields, &mut skipped).await?;
+    objects.into_iter().for_each(|event| drop(index.claims.apply(event)));
+    let objects = list_readable(writer, "list IPPools", without_managed_fields, &mut skipped).await?;
+    objects.into_iter().for_each(|event| drop(index.pools.apply(event)));
+    let trim = |object: CiliumNode| IndexedCiliumNode::from(object);
+    let objects = list_readable(writer, "list CiliumNodes", trim, &mut skipped).await?;
+    objects.into_iter().for_each(|event| drop(index.cilium_nodes.apply(event)));
+    let trim = |object: CiliumEndpoint| IndexedEndpoint::from(object);
+    let objects = list_readable(writer, "list CiliumEndpoints", trim, &mut skipped).await?;
+    objects.into_iter().for_each(|event| drop(index.endpoints.apply(event)));
     Ok((index, skipped))
 }
 
 /// Every object of a kind, live, page by page.
-///
-/// # Errors
-/// The API server did not answer, or refused.
-pub async fn all<K>(writer: &Writer, what: &str) -> Result<Vec<K>, ApiError>
+pub(crate) async fn list_all<K>(writer: &Writer, what: &str) -> Result<Vec<K>, ApiError>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
     K::DynamicType: Default,
@@ -101,35 +76,35 @@ where
     }
 }
 
-fn fill<K: ResourceExt, T: PartialEq>(known: &mut Cache<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
-    known.apply(CacheEvent::ListStarted);
+fn fill<K: ResourceExt, T: PartialEq>(cache: &mut Cache<T>, objects: Vec<K>, trim: impl Fn(K) -> T) {
+    cache.apply(CacheEvent::ListStarted);
     for object in objects {
-        known.apply(CacheEvent::Listed((name_of(&object), trim(object))));
+        cache.apply(CacheEvent::Listed((name_of(&object), trim(object))));
     }
-    known.apply(CacheEvent::ListComplete);
+    cache.apply(CacheEvent::ListComplete);
 }
 
-async fn guarded<K, T>(
+/// The events of a whole list; what cannot be read is put into `skipped`, too.
+async fn list_readable<K, T>(
     writer: &Writer,
-    mut take: impl FnMut(CacheEvent<(String, T)>) -> Vec<String>,
     what: &str,
     trim: impl Fn(K) -> T,
     skipped: &mut Vec<Skipped>,
-) -> Result<(), ApiError>
+) -> Result<Vec<CacheEvent<(String, T)>>, ApiError>
 where
     K: Resource<DynamicType = ()> + Validate + Clone + DeserializeOwned + Debug,
 {
-    take(CacheEvent::ListStarted);
-    for object in all::<DeserializeGuard<K>>(writer, what).await? {
+    let mut events = vec![CacheEvent::ListStarted];
+    for object in list_all::<DeserializeGuard<K>>(writer, what).await? {
         let name = name_of(&object);
-        match readable(object) {
-            Ok(object) => drop(take(CacheEvent::Listed((name, trim(object))))),
+        events.push(match readable(object) {
+            Ok(object) => CacheEvent::Listed((name, trim(object))),
             Err(unreadable) => {
                 skipped.push(unreadable);
-                take(CacheEvent::Unreadable(name));
+                CacheEvent::Unreadable(name)
             }
-        }
+        });
     }
-    take(CacheEvent::ListComplete);
-    Ok(())
+    events.push(CacheEvent::ListComplete);
+    Ok(events)
 }

@@ -1,6 +1,8 @@
-//! What dead nodes leave behind: attachments that no agent will end, and pool entries and routes of addresses that moved.
-//! Must never act without the proof that a takeover needs: the Node deleted or tainted out-of-service, by a live read.
+//! What dead nodes leave behind: attachments that no agent will end, and pool entries and routes of addresses
+//! that moved. Must never act without the proof that a takeover needs: the Node deleted or tainted
+//! out-of-service, by a live read.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -9,12 +11,13 @@ use kube::api::{Api, Patch};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool::NodePatch;
+use crate::cluster::cilium::pool::{NodePatch, read_node};
 use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
 use crate::cluster::protocol::apply::{Applied, patch_params};
+use crate::cluster::protocol::read::read_sticky;
 use crate::cluster::protocol::view::StickyView;
 use crate::cluster::protocol::write::{Precondition, Write};
 use crate::controller::context::Context;
@@ -22,6 +25,7 @@ use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::objects::{IndexedCiliumNode, sticky_key_of};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::queue::Key;
+use crate::names::StickyKey;
 use crate::policy::handover::{OldPod, Takeover};
 
 /// After something that failed.
@@ -31,7 +35,7 @@ const RETRY_UNTIL_GONE: Duration = Duration::from_secs(30);
 
 /// The duty. It remembers nothing.
 #[derive(Debug, Default)]
-pub struct DeadNodes {}
+pub(crate) struct DeadNodes {}
 
 /// What could be done about a dead node, as the index has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +65,7 @@ fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
     if dead.is_empty() {
         return cleanups;
     }
-    let elsewhere: std::collections::BTreeMap<IpAddr, (&String, &str)> = index
+    let elsewhere: BTreeMap<IpAddr, (&String, &str)> = index
         .stickies
         .iter()
         .filter_map(|(name, sticky)| {
@@ -99,15 +103,14 @@ impl Duty for DeadNodes {
         let cleanups = plan(&context.index());
         let mut done = RoundResult::default();
         for cleanup in &cleanups {
-            match carry_out(context, cleanup).await {
+            match clean_up(context, cleanup).await {
                 Ok(true) => {}
                 Ok(false) => done.again.push((Key::new(Kind::Node, ""), RETRY_UNTIL_GONE)),
                 Err(error) => {
                     let (Cleanup::Detach { sticky, node } | Cleanup::Unpublish { sticky, node, .. }) =
                         cleanup;
                     tracing::warn!(sticky, node, %error, "cannot clean up after a dead node; trying again");
-                    done.failures += 1;
-                    done.again.push((Key::new(Kind::Node, ""), RETRY_AFTER_FAILURE));
+                    done.retry(Key::new(Kind::Node, ""), RETRY_AFTER_FAILURE);
                 }
             }
         }
@@ -116,7 +119,7 @@ impl Duty for DeadNodes {
 }
 
 /// Whether it is done, or there is nothing to do any more.
-async fn carry_out(context: &Context, cleanup: &Cleanup) -> Result<bool, ApiError> {
+async fn clean_up(context: &Context, cleanup: &Cleanup) -> Result<bool, ApiError> {
     let (node, sticky) = match cleanup {
         Cleanup::Detach { sticky, node } | Cleanup::Unpublish { node, sticky, .. } => (node, sticky),
     };
@@ -124,17 +127,13 @@ async fn carry_out(context: &Context, cleanup: &Cleanup) -> Result<bool, ApiErro
     let nodes: Api<Node> = Api::all(context.writer.client());
     let found = context.writer.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
     let Some(proof) = pod::node_state(found.as_ref()).proof_of_death() else { return Ok(true) };
-    let Some(object) = read_sticky(context, sticky).await? else { return Ok(true) };
+    let (namespace, name) = sticky.split_once('/').unwrap_or_default();
+    let key = StickyKey { namespace: namespace.to_owned(), name: name.to_owned() };
+    let Some(object) = read_sticky(&context.writer.api_writer(), &key).await? else { return Ok(true) };
     match cleanup {
         Cleanup::Detach { node, .. } => detach(context, &object, node, proof).await,
-        Cleanup::Unpublish { node, address, .. } => hide(context, &object, node, *address).await,
+        Cleanup::Unpublish { node, address, .. } => unpublish(context, &object, node, *address).await,
     }
-}
-
-async fn read_sticky(context: &Context, name: &str) -> Result<Option<StickyIP>, ApiError> {
-    let (namespace, name) = name.split_once('/').unwrap_or_default();
-    let api: Api<StickyIP> = Api::namespaced(context.writer.client(), namespace);
-    context.writer.connection().read(&format!("get StickyIP {namespace}/{name}"), || api.get_opt(name)).await
 }
 
 async fn detach(context: &Context, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
@@ -150,25 +149,31 @@ async fn detach(context: &Context, object: &StickyIP, node: &str, proof: Takeove
     let view = StickyView::from(object);
     let at = Precondition { uid: view.uid, resource_version: view.resource_version };
     let write = Write::Detach { key, at, proof: Some(proof) };
-    let carried = context.writer.api_writer().apply(&write, Some(object), "").await?;
-    if !matches!(carried, Applied::Conflict) {
+    let applied = context.writer.api_writer().apply(&write, Some(object), "").await?;
+    if !matches!(applied, Applied::Conflict) {
         tracing::info!(sticky = %view.key, node, "detached a StickyIP: its node and its pod are gone");
         context
-            .record_event(Told {
+            .record_event(NewEvent {
                 about: events::sticky_ip(object),
                 reason: "DetachedFromDeadNode",
                 message: format!(
-                    "pod {} was attached on node {node}, which is gone or out of service; the address is kept for its next pod",
+                    "pod {} was attached on node {node}, which is gone or out of service; the address is \
+                     kept for its next pod",
                     attachment.pod_name
                 ),
                 warning: false,
             })
             .await;
     }
-    Ok(!matches!(carried, Applied::Conflict))
+    Ok(!matches!(applied, Applied::Conflict))
 }
 
-async fn hide(context: &Context, object: &StickyIP, node: &str, address: IpAddr) -> Result<bool, ApiError> {
+async fn unpublish(
+    context: &Context,
+    object: &StickyIP,
+    node: &str,
+    address: IpAddr,
+) -> Result<bool, ApiError> {
     let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     // The proof of the takeover: it lives on another node.
     let elsewhere = attachment.is_some_and(|attachment| attachment.node != node);
@@ -176,22 +181,25 @@ async fn hide(context: &Context, object: &StickyIP, node: &str, address: IpAddr)
         return Ok(true);
     }
     let api: Api<CiliumNode> = Api::all(context.writer.client());
-    let what = format!("get CiliumNode {node}");
-    let Some(found) = context.writer.connection().read(&what, || api.get_opt(node)).await? else {
-        return Ok(true);
-    };
+    let Some(found) = read_node(&context.writer.connection(), node).await? else { return Ok(true) };
     let Some(patch) = without(&found, address) else { return Ok(true) };
     let what = format!("patch CiliumNode {node}: {address} out");
     let params = patch_params();
     let written = context.writer.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
     if written.is_some() {
-        tracing::info!(%address, node, sticky = %sticky_key_of(object), "removed an address from a dead node's CiliumNode");
+        tracing::info!(
+            %address, node, sticky = %sticky_key_of(object),
+            "removed an address from a dead node's CiliumNode"
+        );
         let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
         let message = format!(
-            "{address} was removed from the CiliumNode of node {node}, which is gone or out of service; it is on node {lives} now"
+            "{address} was removed from the CiliumNode of node {node}, which is gone or out of service; it \
+             is on node {lives} now"
         );
         let about = events::sticky_ip(object);
-        context.record_event(Told { about, reason: "RemovedFromDeadNode", message, warning: false }).await;
+        context
+            .record_event(NewEvent { about, reason: "RemovedFromDeadNode", message, warning: false })
+            .await;
     }
     Ok(written.is_some())
 }
@@ -200,7 +208,7 @@ async fn hide(context: &Context, object: &StickyIP, node: &str, address: IpAddr)
 fn without(node: &CiliumNode, address: IpAddr) -> Option<NodePatch> {
     let is_it = |text: &str| text.parse::<IpAddr>().is_ok_and(|parsed| parsed == address);
     let owned = node.spec.ipam.pool.iter().filter(|(key, entry)| is_it(key) && !entry.owner.is_empty());
-    let pool: std::collections::BTreeMap<_, _> = owned.map(|(key, _)| (key.clone(), None)).collect();
+    let pool: BTreeMap<_, _> = owned.map(|(key, _)| (key.clone(), None)).collect();
     let route = ipnet::IpNet::from(address);
     let is_route = |text: &String| text.parse::<ipnet::IpNet>().is_ok_and(|net| net == route);
     let listed = &node.spec.ipam.pod_cidrs;

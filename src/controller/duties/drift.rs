@@ -1,19 +1,16 @@
-//! The drift audit: on the index as a duty, and once by `sticky-ipam-controller audit`. Must never repair: a program
-//! cannot know which of two contradicting objects is right.
+//! The drift audit: on the index as a duty, and once by `sticky-ipam-controller audit`. Must never repair: a
+//! program cannot know which of two contradicting objects is right.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch};
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::protocol::apply::patch_params;
 use crate::controller::cilium_config::CiliumConfig;
 use crate::controller::context::Context;
@@ -23,56 +20,39 @@ use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 use crate::policy::drift::{ClusterRanges, DriftFinding, NodeRanges, audit};
+use crate::runtime::metrics::{Gauge, Labelled};
 
 /// How often Cilium's own settings are read again.
 const CONFIG_AGE: Duration = Duration::from_secs(600);
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The labels of the audit's metric.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct FindingLabels {
-    /// What was found.
-    pub reason: String,
-    /// What breaks.
-    pub breaks: String,
-}
-
-/// What the index says, as the audit wants it.
-#[must_use]
-pub fn cluster(index: &ClusterIndex, config: &CiliumConfig) -> ClusterRanges {
-    let names: BTreeSet<&String> = index
-        .nodes
-        .iter()
-        .map(|(name, _)| name)
-        .chain(index.cilium_nodes.iter().map(|(name, _)| name))
-        .collect();
-    let mut says: BTreeMap<&str, NodeRanges> = names
-        .into_iter()
+/// What the index shows, as the audit needs it.
+pub(crate) fn cluster_ranges(index: &ClusterIndex, config: &CiliumConfig) -> ClusterRanges {
+    let nodes = index.node_names().into_iter();
+    let mut ranges: BTreeMap<&str, NodeRanges> = nodes
         .map(|name| {
             let node = index.nodes.get(name);
-            let says = NodeRanges {
+            let ranges = NodeRanges {
                 name: name.clone(),
                 node: node.map(|node| node.pod_cidrs.clone()),
                 cilium: index.cilium_nodes.get(name).map(|cilium| cilium.pod_cidrs.clone()),
                 annotated: node.map(|node| node.annotated.clone()).unwrap_or_default(),
                 pods: Vec::new(),
             };
-            (name.as_str(), says)
+            (name.as_str(), ranges)
         })
         .collect();
-    let living = |ended: bool, host_network: bool| !ended && !host_network;
-    for (name, pod) in index.pods.iter().filter(|(_, pod)| living(pod.ended, pod.facts.host_network)) {
-        if let Some(node) = says.get_mut(pod.node.as_str()) {
+    for (name, pod) in index.pods.iter().filter(|(_, pod)| pod.is_live()) {
+        if let Some(node) = ranges.get_mut(pod.node.as_str()) {
             node.pods.extend(pod.addresses.iter().map(|address| (name.clone(), *address)));
         }
     }
-    ClusterRanges { mode: config.mode, announces: config.announces, nodes: says.into_values().collect() }
+    ClusterRanges { mode: config.mode, announces: config.announces, nodes: ranges.into_values().collect() }
 }
 
 /// Every finding for a person: what, what breaks, what to do.
-#[must_use]
-pub fn as_text(found: &[DriftFinding], config: &CiliumConfig) -> String {
+pub(crate) fn as_text(found: &[DriftFinding], config: &CiliumConfig) -> String {
     let mut text = String::new();
     for remark in &config.remarks {
         text.push_str(&format!("note: {remark}\n"));
@@ -90,8 +70,7 @@ pub fn as_text(found: &[DriftFinding], config: &CiliumConfig) -> String {
 }
 
 /// The same for machines.
-#[must_use]
-pub fn as_json(found: &[DriftFinding], config: &CiliumConfig) -> String {
+pub(crate) fn as_json(found: &[DriftFinding], config: &CiliumConfig) -> String {
     let findings: Vec<Value> = found
         .iter()
         .map(|finding| {
@@ -106,16 +85,13 @@ pub fn as_json(found: &[DriftFinding], config: &CiliumConfig) -> String {
 /// The duty.
 pub struct DriftAudit {
     config: Option<(CiliumConfig, Duration)>,
-    found: Family<FindingLabels, Gauge>,
+    found: Labelled<Gauge, 2>,
 }
 
 impl DriftAudit {
     /// The duty.
-    #[must_use]
     pub fn new(metrics: &ControllerMetrics) -> Self {
-        let found = Family::<FindingLabels, Gauge>::default();
-        metrics.register("drift", "Findings of the drift audit, by reason and by what breaks", found.clone());
-        Self { config: None, found }
+        Self { config: None, found: metrics.drift.clone() }
     }
 
     async fn config(&mut self, context: &Context) -> CiliumConfig {
@@ -142,13 +118,11 @@ impl Duty for DriftAudit {
 
     async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
         let config = self.config(context).await;
-        let found = audit(&cluster(&context.index(), &config));
+        let found = audit(&cluster_ranges(&context.index(), &config));
         self.found.clear();
         let mut of_node: BTreeMap<&str, Vec<&DriftFinding>> = BTreeMap::new();
         for finding in &found {
-            let label =
-                FindingLabels { reason: finding.reason().to_owned(), breaks: finding.breaks().to_string() };
-            self.found.get_or_create(&label).inc();
+            self.found.with([finding.reason(), &finding.breaks().to_string()]).inc();
             of_node.entry(&finding.node).or_default().push(finding);
         }
         for finding in of_node.get("").into_iter().flatten() {
@@ -165,10 +139,15 @@ impl Duty for DriftAudit {
             for finding in findings {
                 let message = format!("{finding}; breaks {}; {}", finding.breaks(), finding.advice());
                 let about = events::node(&name, &uid);
-                context.record_event(Told { about, reason: finding.reason(), message, warning: true }).await;
+                context
+                    .record_event(NewEvent { about, reason: finding.reason(), message, warning: true })
+                    .await;
             }
             if let Err(error) = write_condition(context, &name, &uid, findings, current.as_deref()).await {
-                tracing::warn!(node = name, %error, "cannot write the Node condition AddressDrift; trying again");
+                tracing::warn!(
+                    node = name, %error,
+                    "cannot write the Node condition AddressDrift; trying again"
+                );
                 failures += 1;
             }
         }

@@ -1,14 +1,13 @@
-//! Reports addresses that two live pods show. The index counts them with every change. Must never take the address away
-//! from either pod: a program cannot know which of two is right, and a watch is no proof against a living pod.
+//! Reports addresses that two live pods show. The index counts them with every change. Must never take the
+//! address away from either pod: a program cannot know which of two is right, and a watch is no proof against
+//! a living pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use prometheus_client::metrics::gauge::Gauge;
-
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::ClaimName;
 use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
@@ -18,8 +17,9 @@ use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 use crate::policy::selection::facts::TimePoint;
 
-/// How long two pods may show one address before it is reported, in seconds. A pod's network is down before kubelet
-/// reports that the pod has ended, with its next sync at most ten seconds later; and a broken watch needs a few more.
+/// How long two pods may show one address before it is reported, in seconds. A pod's network is down before
+/// kubelet reports that the pod has ended, with its next sync at most ten seconds later; and a broken watch
+/// needs a few more.
 pub const GRACE_SECONDS: u64 = 30;
 /// The reason of the event.
 pub const REASON: &str = "DuplicateAddress";
@@ -36,7 +36,7 @@ struct PodWithAddress {
 /// An address with more than one.
 #[derive(Debug)]
 struct Duplicate {
-    pods_with_address: BTreeSet<PodWithAddress>,
+    pods: BTreeSet<PodWithAddress>,
     since: TimePoint,
     /// It lasted long enough, and was logged with these pods.
     logged: bool,
@@ -46,19 +46,17 @@ struct Duplicate {
 pub struct Duplicates {
     patience: u64,
     seen: BTreeMap<IpAddr, Duplicate>,
-    now: Gauge,
+    now: crate::runtime::metrics::Gauge,
 }
 
 impl Duplicates {
     /// The duty with this patience, in seconds.
-    #[must_use]
     pub fn new(patience: u64, metrics: &ControllerMetrics) -> Self {
-        let now = Gauge::default();
-        metrics.register("doubled_addresses", "Addresses that more than one live pod shows now", now.clone());
-        Self { patience, seen: BTreeMap::new(), now }
+        Self { patience, seen: BTreeMap::new(), now: metrics.duplicate_addresses.clone() }
     }
 
-    /// Takes in what is found now. The addresses that have had more than one pod for long enough, and whether that is new.
+    /// Takes in what is found now. The addresses that have had more than one pod for long enough, and whether
+    /// that is new.
     fn look(
         &mut self,
         found: BTreeMap<IpAddr, BTreeSet<PodWithAddress>>,
@@ -71,22 +69,22 @@ impl Duplicates {
         }
         self.seen.retain(|address, _| found.contains_key(address));
         let mut lasting = Vec::new();
-        for (address, pods_with_address) in found {
-            let double = self.seen.entry(address).or_insert_with(|| Duplicate {
-                pods_with_address: pods_with_address.clone(),
+        for (address, pods) in found {
+            let duplicate = self.seen.entry(address).or_insert_with(|| Duplicate {
+                pods: pods.clone(),
                 since: now,
                 logged: false,
             });
-            if double.pods_with_address != pods_with_address {
+            if duplicate.pods != pods {
                 // Two of those that were there are still at odds; else these have their own time.
-                if double.pods_with_address.intersection(&pods_with_address).nth(1).is_none() {
-                    double.since = now;
+                if duplicate.pods.intersection(&pods).nth(1).is_none() {
+                    duplicate.since = now;
                 }
-                double.pods_with_address = pods_with_address;
-                double.logged = false;
+                duplicate.pods = pods;
+                duplicate.logged = false;
             }
-            if now.seconds_since(double.since) >= self.patience {
-                lasting.push((address, !std::mem::replace(&mut double.logged, true)));
+            if now.seconds_since(duplicate.since) >= self.patience {
+                lasting.push((address, !std::mem::replace(&mut duplicate.logged, true)));
             }
         }
         lasting
@@ -100,21 +98,21 @@ impl Duty for Duplicates {
     const TICK: Option<Duration> = Some(Duration::from_secs(1));
 
     async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {
-        let found = doubled(&context.index());
+        let found = duplicates(&context.index());
         let lasting = self.look(found, context.now());
         self.now.set(i64::try_from(lasting.len()).unwrap_or(i64::MAX));
         for (address, is_new) in lasting {
-            let Some(double) = self.seen.get(&address) else { continue };
-            let message = describe(&context.index(), address, &double.pods_with_address);
+            let Some(duplicate) = self.seen.get(&address) else { continue };
+            let message = describe(&context.index(), address, &duplicate.pods);
             if is_new {
                 tracing::error!(%address, "{message}");
             }
             // Sent once; again only if it could not be sent.
-            for bearer in &double.pods_with_address {
-                let Some((namespace, name)) = bearer.name.split_once('/') else { continue };
-                let about = events::pod(namespace, name, &bearer.uid);
+            for pod in &duplicate.pods {
+                let Some((namespace, name)) = pod.name.split_once('/') else { continue };
+                let about = events::pod(namespace, name, &pod.uid);
                 context
-                    .record_event(Told { about, reason: REASON, message: message.clone(), warning: true })
+                    .record_event(NewEvent { about, reason: REASON, message: message.clone(), warning: true })
                     .await;
             }
         }
@@ -122,9 +120,10 @@ impl Duty for Duplicates {
     }
 }
 
-/// The addresses that more than one live pod shows. A pod whose node is proved dead is not live, whatever it shows until it is collected.
-fn doubled(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
-    let pods_with_address = |address: &IpAddr| -> BTreeSet<PodWithAddress> {
+/// The addresses that more than one live pod shows. A pod whose node is proved dead is not live, whatever it
+/// shows until it is collected.
+fn duplicates(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
+    let pods = |address: &IpAddr| -> BTreeSet<PodWithAddress> {
         let live = index.live_pods_with(address).filter(|(_, pod)| !index.is_dead_node(&pod.node));
         live.map(|(name, pod)| PodWithAddress {
             name: name.clone(),
@@ -133,33 +132,32 @@ fn doubled(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
         })
         .collect()
     };
-    let all = index.doubled().iter().map(|address| (*address, pods_with_address(address)));
-    all.filter(|(_, pods_with_address)| pods_with_address.len() > 1).collect()
+    let all = index.duplicates().iter().map(|address| (*address, pods(address)));
+    all.filter(|(_, pods)| pods.len() > 1).collect()
 }
 
 /// A sentence for people: who, and what to do.
-fn describe(index: &ClusterIndex, address: IpAddr, pods_with_address: &BTreeSet<PodWithAddress>) -> String {
-    let names: Vec<String> =
-        pods_with_address.iter().map(|bearer| format!("{} on node {}", bearer.name, bearer.node)).collect();
+fn describe(index: &ClusterIndex, address: IpAddr, pods: &BTreeSet<PodWithAddress>) -> String {
+    let names: Vec<String> = pods.iter().map(|pod| format!("{} on node {}", pod.name, pod.node)).collect();
     let kept = index.claims.get(&ClaimName::of(address).to_string()).and_then(|claim| {
-        let holder = claim.spec.sticky_ref.to_string();
-        let uid = attached_pod_uid(index.stickies.get(&holder)?)?;
-        Some((pods_with_address.iter().find(|bearer| bearer.uid == uid)?, holder))
+        let sticky = claim.spec.sticky_ref.to_string();
+        let uid = attached_pod_uid(index.stickies.get(&sticky)?)?;
+        Some((pods.iter().find(|pod| pod.uid == uid)?, sticky))
     });
     let next = match kept {
-        Some((rightful, holder)) => format!(
-            "StickyIP {holder} keeps it for {}: delete every other pod, and it starts with another address",
-            rightful.name
+        Some((bound, sticky)) => format!(
+            "StickyIP {sticky} keeps it for {}: delete every other pod, and it starts with another address",
+            bound.name
         ),
-        None => {
-            "no StickyIP keeps it for any of them: delete all pods but one, and they start with other addresses"
-                .to_owned()
-        }
+        None => "no StickyIP keeps it for any of them: delete all pods but one, and they start with other \
+             addresses"
+            .to_owned(),
     };
     format!(
-        "address {address} is with {} live pods, {}, so that traffic reaches either; {next}; then read the logs of \
+        "address {address} is with {} live pods, {}, so that traffic reaches either; {next}; then read the \
+         logs of \
          cilium-agent and of the sticky-ipam agent on these nodes",
-        pods_with_address.len(),
+        pods.len(),
         names.join(" and ")
     )
 }
@@ -171,13 +169,13 @@ mod tests {
     use crate::runtime::cache::CacheEvent;
     use serde_json::json;
 
-    fn pods_with_address(names: &[&str]) -> BTreeSet<PodWithAddress> {
-        let bearer = |name: &&str| PodWithAddress {
+    fn pods(names: &[&str]) -> BTreeSet<PodWithAddress> {
+        let pod = |name: &&str| PodWithAddress {
             name: format!("db/{name}"),
             uid: format!("u-{name}"),
             node: "n".into(),
         };
-        names.iter().map(bearer).collect()
+        names.iter().map(pod).collect()
     }
 
     #[test]
@@ -185,7 +183,7 @@ mod tests {
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         let mut duty = Duplicates::new(30, &ControllerMetrics::default());
         let mut at = |seconds: i64, names: &[&str]| -> Vec<bool> {
-            let found = (names.len() > 1).then(|| (address, pods_with_address(names))).into_iter().collect();
+            let found = (names.len() > 1).then(|| (address, pods(names))).into_iter().collect();
             duty.look(found, TimePoint(seconds)).into_iter().map(|(_, is_new)| is_new).collect()
         };
         let (nothing, new, known): ([bool; 0], _, _) = ([], [true], [false]);
@@ -213,9 +211,9 @@ mod tests {
         other.node = "n2".into();
         index.apply_pod(CacheEvent::Applied(pod("a", "10.0.0.1", None)));
         index.apply_pod(CacheEvent::Applied((name, other)));
-        assert!(doubled(&index).is_empty(), "n2 is gone, and with it what ran there");
+        assert!(duplicates(&index).is_empty(), "n2 is gone, and with it what ran there");
         index.nodes.apply(node("n2"));
-        let found = doubled(&index);
+        let found = duplicates(&index);
         let (address, of_it) = found.iter().next().unwrap();
         let message = describe(&index, *address, of_it);
         assert!(

@@ -1,6 +1,7 @@
-//! Repairs CiliumEndpoints: nudges Cilium for a pod without one, removes finalizers that hold up a deletion, deletes one of
-//! an earlier pod or with none of its sticky pod's addresses, and reports every other disagreement. Must never write by the
-//! index alone: each object is read live, and written only as it was read. Must never count or report what was not written.
+//! Repairs CiliumEndpoints: nudges Cilium for a pod without one, removes finalizers that hold up a deletion,
+//! deletes one of an earlier pod or with none of its sticky pod's addresses, and reports every other
+//! disagreement. Must never write by the index alone: each object is read live, and written only as it was
+//! read. Must never count or report what was not written.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,29 +10,28 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::ResourceExt;
 use kube::api::Api;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use serde_json::json;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::cilium::objects::CiliumEndpoint;
 use crate::cluster::protocol::write::Precondition;
 use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::index::objects::{IndexedEndpoint, IndexedPod, attached_pod_uid};
+use crate::controller::index::objects::{IndexedEndpoint, IndexedPod, attached_pod_uid, made_for};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::{ControllerMetrics, What};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::{Key, TokenBucket};
 use crate::controller::writer::Writer;
 use crate::policy::endpoint::{
     Disagreement, EndpointAction, EndpointFacts, EndpointTimeouts, EndpointTracker, EndpointView,
 };
 use crate::policy::mode::CiliumMode;
+use crate::runtime::metrics::{Counter, Labelled};
 
-/// The label that nudges. It counts to three and begins again: each value is another identity for Cilium, which is what
-/// makes it look at the pod, and there should be few of them.
+/// The label that nudges. It counts to three and begins again: each value is another identity for Cilium,
+/// which is what makes it look at the pod, and there should be few of them.
 pub const NUDGED: &str = "sticky-ipam.io/nudged";
 /// How many values the label has.
 const VALUES: u32 = 3;
@@ -42,41 +42,28 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The duty.
 pub struct Endpoints {
-    keeper: EndpointTracker,
+    tracker: EndpointTracker,
     patience: EndpointTimeouts,
     pools: bool,
     bucket: TokenBucket,
-    actions: Family<What, Counter>,
-    disagreements: Family<What, Counter>,
+    actions: Labelled<Counter, 1>,
+    disagreements: Labelled<Counter, 1>,
 }
 
 impl Endpoints {
     /// The duty with this patience; `mode` says whether pools are to be compared.
-    #[must_use]
     pub fn new(patience: EndpointTimeouts, mode: CiliumMode, metrics: &ControllerMetrics) -> Self {
-        let duty = Self {
-            keeper: EndpointTracker::new(patience),
+        Self {
+            tracker: EndpointTracker::new(patience),
             patience,
             pools: mode.publishes_pool_entries(),
             bucket: TokenBucket::new(RATE.0, RATE.1),
-            actions: Family::default(),
-            disagreements: Family::default(),
-        };
-        metrics.register(
-            "endpoint_deeds",
-            "CiliumEndpoints nudged for, freed, removed and replaced",
-            duty.actions.clone(),
-        );
-        metrics.register(
-            "endpoint_disagreements",
-            "Times that a pod, its CiliumEndpoint, its StickyIP and its node's pool were found to disagree",
-            duty.disagreements.clone(),
-        );
-        duty
+            actions: metrics.endpoint_actions.clone(),
+            disagreements: metrics.endpoint_disagreements.clone(),
+        }
     }
 
     /// The duty as it is set.
-    #[must_use]
     pub fn from_context(context: &Context) -> Self {
         let terminating = context.settings.cep_termination_timeout.seconds();
         Self::new(
@@ -95,15 +82,15 @@ impl Endpoints {
         }
         for name in names {
             let now = context.now();
-            let said = said(&context.index(), &name, self.pools);
-            let actions = self.keeper.look(&name, &said, now);
+            let view = endpoint_view(&context.index(), &name, self.pools);
+            let actions = self.tracker.look(&name, &view, now);
             let mut all_done = true;
             for action in actions {
                 while let Err(wait) = self.bucket.take(context.elapsed()) {
                     tokio::time::sleep(wait).await;
                 }
-                match self.carry(context, &name, &action).await {
-                    Ok(true) => self.keeper.done(&name, &action, now),
+                match self.apply(context, &name, &action).await {
+                    Ok(true) => self.tracker.done(&name, &action, now),
                     // An object has changed: its next watch event counts.
                     Ok(false) => all_done = false,
                     Err(error) => {
@@ -113,7 +100,7 @@ impl Endpoints {
                     }
                 }
             }
-            let next = self.keeper.next_look(&name, now).map(Duration::from_secs);
+            let next = self.tracker.next_look(&name, now).map(Duration::from_secs);
             if let Some(after) = if all_done { next } else { Some(RETRY) } {
                 // A second more: times are whole seconds, and a look too early would only come again.
                 done.again.push((Key::new(Kind::Pod, name), after + Duration::from_secs(1)));
@@ -122,89 +109,69 @@ impl Endpoints {
         done
     }
 
-    /// Whether it was done.
-    async fn carry(&self, context: &Context, name: &str, action: &EndpointAction) -> Result<bool, ApiError> {
-        let writer = &context.writer;
+    /// Applies an action, and reports it if it was done. Whether it was.
+    async fn apply(&self, context: &Context, name: &str, action: &EndpointAction) -> Result<bool, ApiError> {
         let Some((namespace, pod)) = name.split_once('/') else { return Ok(false) };
-        let at = At { writer, namespace, name: pod };
-        let done = match action {
+        let at = EndpointWriter { writer: &context.writer, namespace, name: pod };
+        let (label, about, reason, message) = match action {
             EndpointAction::Nudge { uid, number } => {
-                let nudged = at.nudge(uid).await?;
-                if nudged {
-                    ControllerMetrics::count(&self.actions, "nudged");
-                    let message = format!(
-                        "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at it again (attempt \
-                         {number} of {}); if that does not help, read the log of cilium-agent on its node, or delete the pod",
-                        self.patience.nudges
-                    );
-                    let about = events::pod(namespace, pod, uid);
-                    context
-                        .record_event(Told { about, reason: "EndpointMissing", message, warning: true })
-                        .await;
+                if !at.nudge(uid).await? {
+                    return Ok(false);
                 }
-                nudged
+                let message = format!(
+                    "it runs without a CiliumEndpoint: label {NUDGED} was written, so that Cilium looks at \
+                     it again \
+                     (attempt {number} of {}); if that does not help, read the log of cilium-agent on its node, or \
+                     delete the pod",
+                    self.patience.nudges
+                );
+                ("nudged", events::pod(namespace, pod, uid), "EndpointMissing", message)
             }
-            EndpointAction::Free { uid } => {
-                let freed = at.free(uid).await?;
-                if freed {
-                    ControllerMetrics::count(&self.actions, "freed");
-                    let message = format!(
-                        "its deletion took more than {} s: its finalizers were removed",
-                        self.patience.terminating
-                    );
-                    let about = at.endpoint(uid);
-                    context
-                        .record_event(Told {
-                            about,
-                            reason: "EndpointFinalizersRemoved",
-                            message,
-                            warning: false,
-                        })
-                        .await;
+            EndpointAction::RemoveFinalizers { uid } => {
+                if !at.remove_finalizers(uid).await? {
+                    return Ok(false);
                 }
-                freed
+                let message = format!(
+                    "its deletion took more than {} s: its finalizers were removed",
+                    self.patience.terminating
+                );
+                ("finalizers_removed", at.endpoint(uid), "EndpointFinalizersRemoved", message)
             }
             EndpointAction::Remove { uid } => {
-                let removed = at.remove(uid).await?;
-                if removed {
-                    ControllerMetrics::count(&self.actions, "removed");
-                    let message = "it was made for an earlier pod of this name and was removed".to_owned();
-                    let about = at.endpoint(uid);
-                    context
-                        .record_event(Told { about, reason: "StaleEndpointRemoved", message, warning: false })
-                        .await;
+                if !at.remove(uid).await? {
+                    return Ok(false);
                 }
-                removed
+                let message = "it was made for an earlier pod of this name and was removed".to_owned();
+                ("removed", at.endpoint(uid), "StaleEndpointRemoved", message)
             }
             EndpointAction::Replace { uid, pod: pod_uid, addresses } => {
-                let replaced = at.replace(uid, pod_uid, addresses).await?;
-                if let Some(had) = &replaced {
-                    ControllerMetrics::count(&self.actions, "replaced");
-                    let message = format!(
-                        "its CiliumEndpoint had {}, and the pod has {} as its StickyIP says: the CiliumEndpoint was deleted, and Cilium \
-                         creates it again when it looks at the pod",
-                        list(had),
-                        list(addresses)
-                    );
-                    tracing::warn!(pod = name, "{message}");
-                    let about = events::pod(namespace, pod, pod_uid);
-                    context
-                        .record_event(Told { about, reason: "EndpointReplaced", message, warning: true })
-                        .await;
-                }
-                replaced.is_some()
+                let Some(had) = at.replace(uid, pod_uid, addresses).await? else { return Ok(false) };
+                let message = format!(
+                    "its CiliumEndpoint had {}, and the pod has {} as its StickyIP says: the CiliumEndpoint \
+                     was \
+                     deleted, and Cilium creates it again when it looks at the pod",
+                    list(&had),
+                    list(addresses)
+                );
+                tracing::warn!(pod = name, "{message}");
+                ("replaced", events::pod(namespace, pod, pod_uid), "EndpointReplaced", message)
             }
-            EndpointAction::Tell(what) => {
-                ControllerMetrics::count(&self.disagreements, what.reason());
-                tracing::warn!(pod = name, reason = what.reason(), "{}", message(what));
-                let uid = context.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
-                let about = events::pod(namespace, pod, &uid);
+            EndpointAction::Report(what) => {
                 let message = message(what);
-                context.record_event(Told { about, reason: what.reason(), message, warning: true }).await;
-                true
+                tracing::warn!(pod = name, reason = what.reason(), "{message}");
+                let uid = context.index().pods.get(name).map(|pod| pod.facts.uid.clone()).unwrap_or_default();
+                ("", events::pod(namespace, pod, &uid), what.reason(), message)
             }
         };
-        Ok(done)
+        match action {
+            EndpointAction::Report(_) => self.disagreements.inc([reason]),
+            _ => self.actions.inc([label]),
+        }
+        // What only cleans up after Cilium is no warning.
+        let warning =
+            !matches!(action, EndpointAction::RemoveFinalizers { .. } | EndpointAction::Remove { .. });
+        context.record_event(NewEvent { about, reason, message, warning }).await;
+        Ok(true)
     }
 }
 
@@ -228,9 +195,8 @@ impl Duty for Endpoints {
     }
 }
 
-/// What the index says of one name.
-#[must_use]
-pub fn said(index: &ClusterIndex, name: &str, pools: bool) -> EndpointView {
+/// What the index shows of one name.
+pub(crate) fn endpoint_view(index: &ClusterIndex, name: &str, pools: bool) -> EndpointView {
     let endpoint = index.endpoints.get(name).map(|seen| EndpointFacts {
         uid: seen.uid.clone(),
         deleting: seen.deleting,
@@ -240,7 +206,7 @@ pub fn said(index: &ClusterIndex, name: &str, pools: bool) -> EndpointView {
     });
     // If no pod has an endpoint, Cilium makes none, or does not run.
     let kept = |node: &str| !index.endpoints.is_empty() && index.cilium_nodes.get(node).is_some();
-    let pod = index.pods.get(name).filter(|pod| !pod.ended && !pod.facts.host_network && kept(&pod.node));
+    let pod = index.pods.get(name).filter(|pod| pod.is_live() && kept(&pod.node));
     let Some(pod) = pod else { return EndpointView { endpoint, ..EndpointView::default() } };
     let bound =
         index.sticky_of(pod).filter(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()));
@@ -274,17 +240,20 @@ fn message(what: &Disagreement) -> String {
             if *removed {
                 "if it stays so, the controller deletes the CiliumEndpoint, and Cilium creates it again"
             } else {
-                "see which is right; if it is the pod, delete the CiliumEndpoint, and Cilium creates it again; else delete the pod"
+                "see which is right; if it is the pod, delete the CiliumEndpoint, and Cilium creates it \
+                 again; else delete the pod"
             }
         ),
         Disagreement::PodAndBinding { pod, bound } => format!(
-            "the pod shows {}, its StickyIP keeps {}: it started without the plugin, or the StickyIP was changed; delete \
+            "the pod shows {}, its StickyIP keeps {}: it started without the plugin, or the StickyIP was \
+             changed; delete \
              the pod, and it starts with its own address",
             list(pod),
             list(bound)
         ),
         Disagreement::PoolAndBinding { pooled, bound } => format!(
-            "its node's CiliumNode pool keeps {} for it, its StickyIP {}: the pod loses its network when Cilium's agent \
+            "its node's CiliumNode pool keeps {} for it, its StickyIP {}: the pod loses its network when \
+             Cilium's agent \
              restarts; read the log of the sticky-ipam agent on that node, which publishes the pool entry",
             list(pooled),
             list(bound)
@@ -292,14 +261,14 @@ fn message(what: &Disagreement) -> String {
     }
 }
 
-/// One name, live.
-struct At<'a> {
+/// Writes to the pod and the CiliumEndpoint of one name, each after a live read.
+struct EndpointWriter<'a> {
     writer: &'a Writer,
     namespace: &'a str,
     name: &'a str,
 }
 
-impl At<'_> {
+impl EndpointWriter<'_> {
     /// Writes the label on the pod with this uid. Whether it did.
     async fn nudge(&self, uid: &str) -> Result<bool, ApiError> {
         let api: Api<Pod> = Api::namespaced(self.writer.client(), self.namespace);
@@ -320,7 +289,7 @@ impl At<'_> {
     }
 
     /// Takes the finalizers off the endpoint with this uid, if it is being deleted. Whether it did.
-    async fn free(&self, uid: &str) -> Result<bool, ApiError> {
+    async fn remove_finalizers(&self, uid: &str) -> Result<bool, ApiError> {
         let Some(endpoint) =
             self.live(uid).await?.filter(|found| found.metadata.deletion_timestamp.is_some())
         else {
@@ -332,14 +301,13 @@ impl At<'_> {
         Ok(self.writer.patch(&what, &self.endpoints(), self.name, &at, patch).await?.is_some())
     }
 
-    /// Deletes the endpoint with this uid if the pod that it was made for is not the one of this name. Whether it did.
+    /// Deletes the endpoint with this uid if it was made for another pod of this name. Whether it did.
     async fn remove(&self, uid: &str) -> Result<bool, ApiError> {
         let Some(endpoint) = self.live(uid).await? else { return Ok(false) };
         let pods: Api<Pod> = Api::namespaced(self.writer.client(), self.namespace);
         let what = format!("get Pod {}/{}", self.namespace, self.name);
         let pod = self.writer.connection().read(&what, || pods.get_metadata_opt(self.name)).await?;
-        let made_for = crate::controller::index::objects::made_for(&endpoint.metadata);
-        let left_over = match (made_for, pod.and_then(|pod| pod.metadata.uid)) {
+        let left_over = match (made_for(&endpoint.metadata), pod.and_then(|pod| pod.metadata.uid)) {
             (Some(made_for), Some(uid)) => made_for != uid,
             // Without a pod it is for Cilium's operator to collect; without an owner it is not known.
             _ => false,
@@ -351,8 +319,8 @@ impl At<'_> {
         self.writer.delete(&what, &self.endpoints(), self.name, &Precondition::of(&endpoint)).await
     }
 
-    /// Deletes the endpoint with this uid if it, and the pod with this uid, still have no address in common, and the pod's are these.
-    /// The addresses that it had, if it did.
+    /// Deletes the endpoint with this uid if it, and the pod with this uid, still have no address in common,
+    /// and the pod's are these. The addresses that it had, if it did.
     async fn replace(
         &self,
         uid: &str,

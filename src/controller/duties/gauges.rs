@@ -4,16 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 
 use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
 use crate::controller::context::Context;
 use crate::controller::duties::node_blocks::pools::fills;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::{ControllerMetrics, NodeLabel, What};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 use crate::policy::node_blocks::Fill;
 
@@ -22,21 +19,9 @@ const FORECAST_SPAN: Duration = Duration::from_secs(6 * 3600);
 /// How many samples are kept of it.
 const MOST_SAMPLES: usize = 360;
 
-/// One label: which pool.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PoolLabel {
-    pool: String,
-}
-
 /// The duty's memory.
 #[derive(Default)]
-pub struct Gauges {
-    registered: bool,
-    used: Family<NodeLabel, Gauge>,
-    size: Family<NodeLabel, Gauge>,
-    pool_used: Family<PoolLabel, Gauge>,
-    pool_size: Family<PoolLabel, Gauge>,
-    forecast: Family<PoolLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
+pub(crate) struct Gauges {
     samples: BTreeMap<String, VecDeque<(Duration, f64)>>,
     /// The newest move that was counted, of each StickyIP.
     moves: BTreeMap<String, i64>,
@@ -53,39 +38,15 @@ impl Duty for Gauges {
 
     async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         let metrics = &context.metrics;
-        if !self.registered {
-            self.register(metrics);
-        }
         let index = context.index();
         self.stickies(&index, metrics, &due);
         self.nodes(&index, metrics);
-        self.pools(&fills(&index, context.settings.cluster_pool().as_ref()), context.elapsed());
+        self.pools(metrics, &fills(&index, context.settings.cluster_pool().as_ref()), context.elapsed());
         RoundResult::default()
     }
 }
 
 impl Gauges {
-    fn register(&mut self, metrics: &ControllerMetrics) {
-        metrics.register("block_used_addresses", "Claimed addresses of a node's blocks", self.used.clone());
-        metrics.register("block_addresses", "Addresses of a node's blocks", self.size.clone());
-        metrics.register(
-            "pool_used",
-            "Claimed addresses of a Sticky pool, or given blocks of a pool of node blocks",
-            self.pool_used.clone(),
-        );
-        metrics.register(
-            "pool_size",
-            "Addresses of a Sticky pool, or blocks of a pool of node blocks",
-            self.pool_size.clone(),
-        );
-        metrics.register(
-            "pool_exhaustion_hours",
-            "Hours until a pool is full at the rate of the last six hours; absent if it does not fill",
-            self.forecast.clone(),
-        );
-        self.registered = true;
-    }
-
     fn stickies(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics, due: &[Key]) {
         let mut phases: BTreeMap<&str, i64> =
             ["Bound", "Attached", "Retained", "Conflict"].into_iter().map(|phase| (phase, 0)).collect();
@@ -101,7 +62,7 @@ impl Gauges {
         }
         metrics.conflicts.set(phases["Conflict"]);
         for (phase, count) in phases {
-            metrics.bindings.get_or_create(&What { what: phase.to_owned() }).set(count);
+            metrics.sticky_ips.with([phase]).set(count);
         }
         let mut claims: BTreeMap<&str, i64> = ["Requested", "Refused", "Granted", "Bound", "Quarantined"]
             .into_iter()
@@ -119,7 +80,7 @@ impl Gauges {
         }
         metrics.quarantined.set(claims["Quarantined"]);
         for (phase, count) in claims {
-            metrics.claims.get_or_create(&What { what: phase.to_owned() }).set(count);
+            metrics.claims.with([phase]).set(count);
         }
         self.count_moves(index, metrics, due);
     }
@@ -140,7 +101,7 @@ impl Gauges {
             for step in
                 newer.filter(|step| self.begun && before.is_none_or(|before| step.at.0.as_second() > before))
             {
-                ControllerMetrics::count(&metrics.handovers, &step.reason);
+                metrics.handovers.inc([&step.reason]);
             }
             // One that has begun, off a dead node, is counted when it has arrived.
             if let Some(newest) = handovers.iter().find(|step| !step.to.is_empty()) {
@@ -159,43 +120,38 @@ impl Gauges {
         }
         let now: BTreeSet<String> = index.cilium_nodes.iter().map(|(name, _)| name.clone()).collect();
         for gone in self.nodes.difference(&now) {
-            let label = NodeLabel { node: gone.clone() };
-            metrics.available.remove(&label);
-            self.used.remove(&label);
-            self.size.remove(&label);
+            for gauge in [&metrics.available, &metrics.node_addresses, &metrics.node_addresses_used] {
+                gauge.remove([gone]);
+            }
         }
         for (name, node) in index.cilium_nodes.iter() {
-            let label = NodeLabel { node: name.clone() };
             let size: f64 = node.blocks().map(addresses).sum();
-            metrics.available.get_or_create(&label).set(i64::try_from(node.available()).unwrap_or(i64::MAX));
-            self.used.get_or_create(&label).set(claimed.get(name.as_str()).copied().unwrap_or_default());
-            self.size.get_or_create(&label).set(whole(size));
+            metrics.available.with([name]).set(i64::try_from(node.available()).unwrap_or(i64::MAX));
+            let used = claimed.get(name.as_str()).copied().unwrap_or_default();
+            metrics.node_addresses_used.with([name]).set(used);
+            metrics.node_addresses.with([name]).set(whole(size));
         }
         self.nodes = now;
     }
 
-    fn pools(&mut self, fills: &BTreeMap<String, Fill>, now: Duration) {
+    fn pools(&mut self, metrics: &ControllerMetrics, fills: &BTreeMap<String, Fill>, now: Duration) {
         let stale: Vec<String> =
             self.samples.keys().filter(|name| !fills.contains_key(*name)).cloned().collect();
         for pool in stale {
             self.samples.remove(&pool);
-            let label = PoolLabel { pool };
-            self.pool_used.remove(&label);
-            self.pool_size.remove(&label);
-            self.forecast.remove(&label);
+            metrics.pool_used.remove([&pool]);
+            metrics.pool_size.remove([&pool]);
+            metrics.pool_exhaustion.remove([&pool]);
         }
         for (name, fill) in fills {
-            let label = PoolLabel { pool: name.clone() };
-            self.pool_used.get_or_create(&label).set(whole(fill.allocated as f64));
-            self.pool_size.get_or_create(&label).set(whole(fill.total as f64));
+            metrics.pool_used.with([name]).set(whole(fill.allocated as f64));
+            metrics.pool_size.with([name]).set(whole(fill.total as f64));
             let samples = self.samples.entry(name.clone()).or_default();
             match hours_left(samples, now, fill.allocated as f64, fill.total as f64) {
                 Some(hours) => {
-                    self.forecast.get_or_create(&label).set(hours);
+                    metrics.pool_exhaustion.with([name]).set(hours * 3600.0);
                 }
-                None => {
-                    self.forecast.remove(&label);
-                }
+                None => metrics.pool_exhaustion.remove([name]),
             }
         }
     }

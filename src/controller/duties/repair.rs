@@ -1,6 +1,6 @@
-//! The repair loop: makes every StickyIP have its claims, and every claim its StickyIP. It also quarantines released
-//! addresses, and frees them when that is over. Must never repair by anything but the protocol's own writes, and never
-//! free an address that a pod shows.
+//! The repair loop: makes every StickyIP have its claims, and every claim its StickyIP. It also quarantines
+//! released addresses, and frees them when that is over. Must never repair by anything but the protocol's own
+//! writes, and never free an address that a pod shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use futures_util::StreamExt;
 use kube::ResourceExt;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
-use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, StickyIP, StickyKey};
+use crate::cluster::api::events::NewEvent;
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, StickyIP};
 use crate::cluster::protocol::candidates;
 use crate::cluster::protocol::faults::{Fault, FoundFault, RepairFacts, RepairTimes, is_in_order};
 use crate::cluster::protocol::repair::{RepairOutcome, Repairer, repair};
@@ -20,11 +20,11 @@ use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::flags::ControllerSettings;
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
+use crate::names::StickyKey;
 
-/// Repairs at the same time; no two faults of one round write the same object's state. Few: most are claims to
-/// quarantine, behind a thousand StickyIPs that are being released, and no pod waits for them.
+/// Repairs at the same time; no two faults of one round write the same object's state. Few: most are claims
+/// to quarantine, behind a thousand StickyIPs that are being released, and no pod waits for them.
 const CONCURRENCY: usize = 4;
 /// After a repair that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(2);
@@ -34,13 +34,13 @@ pub struct Repair {
     repairer: Repairer,
     times: RepairTimes,
     release_for_good: bool,
-    /// Claims and StickyIPs whose time has yet to come, and what needs manual action. Looked at in every round.
+    /// Claims and StickyIPs whose time has yet to come, and what needs manual action. Looked at in every
+    /// round.
     open: BTreeSet<Key>,
 }
 
 impl Repair {
     /// A duty that has seen nothing yet.
-    #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
         Self {
             repairer: Repairer::default(),
@@ -51,7 +51,8 @@ impl Repair {
     }
 }
 
-/// The StickyIPs and claims that decide about these, and no others: thousands that are in order are not looked at again.
+/// The StickyIPs and claims that decide about these, and no others: thousands that are in order are not
+/// looked at again.
 fn concerned<'a>(
     index: &'a ClusterIndex,
     keys: &BTreeSet<Key>,
@@ -64,7 +65,8 @@ fn concerned<'a>(
         let holder = StickyKey { namespace: namespace.to_owned(), name: name.to_owned() };
         claims.extend(index.claims.with(&holder).cloned());
     }
-    // Each claim with its StickyIP, and each StickyIP with the claims on its addresses, whatever StickyIP they name.
+    // Each claim with its StickyIP, and each StickyIP with the claims on its addresses, whatever StickyIP
+    // they name.
     let (mut new_stickies, mut new_claims) = (stickies.clone(), claims.clone());
     while !new_stickies.is_empty() || !new_claims.is_empty() {
         let holders = new_claims.iter().filter_map(|name| index.claims.get(name));
@@ -101,7 +103,9 @@ fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
 
 /// Whether one of the watches that would show a pod's use of an address is stale.
 fn any_stale(index: &ClusterIndex, now: Duration) -> bool {
-    [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode].into_iter().any(|kind| index.is_stale(kind, now))
+    [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode]
+        .into_iter()
+        .any(|kind| index.freshness.is_stale(kind, now))
 }
 
 /// Whether a CiliumNode publishes the address for a pod, and its node is not proved to have lost its pods.
@@ -109,8 +113,8 @@ fn is_published(index: &ClusterIndex, address: IpAddr) -> bool {
     index.cilium_nodes.with(&address).any(|name| !index.is_dead_node(name))
 }
 
-/// Whether a pod may use the address. What no pod uses goes to the next claimant, so it counts as used while one of the
-/// watches that would show it is stale.
+/// Whether a pod may use the address. What no pod uses goes to the next claimant, so it counts as used while
+/// one of the watches that would show it is stale.
 fn is_in_use(index: &ClusterIndex, address: IpAddr, now: Duration) -> bool {
     any_stale(index, now)
         || index.is_shown_by_pod(address)
@@ -118,9 +122,9 @@ fn is_in_use(index: &ClusterIndex, address: IpAddr, now: Duration) -> bool {
         || is_published(index, address)
 }
 
-/// Whether the claim of a StickyIP that is gone may be quarantined. If a person deleted the StickyIP while it was attached,
-/// its pod may still have the address. Without inheritance the address is released for good at this moment if no pod
-/// shows it, so every watch that would show it must be synced.
+/// Whether the claim of a StickyIP that is gone may be quarantined. If a person deleted the StickyIP while it
+/// was attached, its pod may still have the address. Without inheritance the address is released for good at
+/// this moment if no pod shows it, so every watch that would show it must be synced.
 fn may_be_quarantined(index: &ClusterIndex, address: IpAddr, inherited: bool, now: Duration) -> bool {
     !is_published(index, address) && (inherited || !any_stale(index, now))
 }
@@ -134,8 +138,8 @@ fn awaits_node(index: &ClusterIndex, claim: &AddressClaim) -> bool {
     })
 }
 
-/// Where these addresses come from. The controller is no node: an address of a block is asked of its home node, which
-/// knows what it has given out.
+/// Where these addresses come from. The controller is no node: an address of a block is asked of its home
+/// node, which knows what it has given out.
 fn origins(index: &ClusterIndex, addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Origin> {
     if addresses.is_empty() {
         return BTreeMap::new();
@@ -230,10 +234,7 @@ impl Duty for Repair {
                 // Another pool, or the end of the other StickyIP, may change it.
                 RepairOutcome::ManualActionRequired => drop(self.open.insert(key)),
                 // Nothing changes.
-                RepairOutcome::Failed(_) => {
-                    done.failures += 1;
-                    done.again.push((key, RETRY_AFTER_FAILURE));
-                }
+                RepairOutcome::Failed(_) => done.retry(key, RETRY_AFTER_FAILURE),
             }
         }
         done
@@ -247,7 +248,7 @@ async fn record_event(
     outcome: &RepairOutcome,
 ) {
     if let (RepairOutcome::Repaired, Some(write)) = (outcome, &finding.fix) {
-        ControllerMetrics::count(&context.metrics.repaired, write.word());
+        context.metrics.repaired.inc([write.word()]);
     }
     // Quarantine and its end are the ordinary way of a released address.
     if matches!(finding.fault, Fault::StickyIPGone | Fault::QuarantineOver) {
@@ -264,7 +265,7 @@ async fn record_event(
     let Some(sticky) = known else { return };
     let is_repaired = matches!(outcome, RepairOutcome::Repaired);
     context
-        .record_event(Told {
+        .record_event(NewEvent {
             about: events::sticky_ip(sticky),
             reason: if is_repaired { "Repaired" } else { "ManualActionRequired" },
             message: format!("{finding}; {next}"),
@@ -325,25 +326,25 @@ mod tests {
         let shown = |index: &ClusterIndex, now| is_in_use(index, "10.0.0.1".parse().unwrap(), now);
         assert!(!shown(&index, at(0)));
         for kind in [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode] {
-            index.mark_stale(kind, at(100));
+            index.freshness.mark_stale(kind, at(100));
             assert!(shown(&index, at(100)), "{kind:?}");
-            index.observe_event(kind, &CacheEvent::Applied(()));
+            index.freshness.observe_event(kind, &CacheEvent::Applied(()));
             assert!(!shown(&index, at(100)), "{kind:?}");
             // A list that has begun may never come to its end.
-            index.observe_event(kind, &CacheEvent::<()>::ListStarted);
-            index.observe_event(kind, &CacheEvent::Listed(()));
+            index.freshness.observe_event(kind, &CacheEvent::<()>::ListStarted);
+            index.freshness.observe_event(kind, &CacheEvent::Listed(()));
             assert!(shown(&index, at(1_000)), "{kind:?}");
-            index.observe_event(kind, &CacheEvent::<()>::ListComplete);
+            index.freshness.observe_event(kind, &CacheEvent::<()>::ListComplete);
             assert!(!shown(&index, at(100)), "{kind:?}");
             // One that was taken up again and has nothing to say.
-            index.mark_stale(kind, at(100));
+            index.freshness.mark_stale(kind, at(100));
             assert!(!shown(&index, at(120)), "{kind:?}");
             // One that fails again and again has longer pauses.
-            (0..8).for_each(|times| index.mark_stale(kind, at(200 + 30 * times)));
+            (0..8).for_each(|times| index.freshness.mark_stale(kind, at(200 + 30 * times)));
             assert!(shown(&index, at(460)) && !shown(&index, at(500)), "{kind:?}");
-            index.observe_event(kind, &CacheEvent::<()>::ListComplete);
+            index.freshness.observe_event(kind, &CacheEvent::<()>::ListComplete);
         }
-        index.mark_stale(Kind::Namespace, at(100));
+        index.freshness.mark_stale(Kind::Namespace, at(100));
         assert!(!shown(&index, at(100)));
     }
 
@@ -382,9 +383,9 @@ mod tests {
             [true, false].map(|inherited| may_be_quarantined(index, address, inherited, now))
         };
         assert_eq!(may(&index), [true, true]);
-        index.mark_stale(Kind::CiliumEndpoint, Duration::from_secs(100));
+        index.freshness.mark_stale(Kind::CiliumEndpoint, Duration::from_secs(100));
         assert_eq!(may(&index), [true, false]);
-        index.observe_event(Kind::CiliumEndpoint, &CacheEvent::Applied(()));
+        index.freshness.observe_event(Kind::CiliumEndpoint, &CacheEvent::Applied(()));
         assert_eq!(may(&index), [true, true]);
     }
 

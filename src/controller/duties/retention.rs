@@ -1,6 +1,7 @@
-//! How long each address is kept: by the pod's annotation, else its namespace's, else the flags. Written to the StickyIP.
-//! Must never change what a person wrote there: only what is as it was made, or as this duty left it. Whoever makes a StickyIP writes
-//! what its pod asks for, so that it counts also where no controller runs meanwhile.
+//! How long each address is kept: by the pod's annotation, else its namespace's, else the flags. Written to
+//! the StickyIP. Must never change what a person wrote there: only what is as it was made, or as this duty
+//! left it. Plugin and agent write what the pod asks for when they create a StickyIP, so that it counts also
+//! while no controller runs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::objects::sticky_ip::{RETENTION_SET, retention_set};
 use crate::controller::context::Context;
@@ -31,9 +32,7 @@ const FLAGS: &str = "the controller's flags";
 pub struct RetentionSync {}
 
 /// The retention that a StickyIP must have, and its source; none if it has it.
-///
-/// # Errors
-/// The annotation cannot be read.
+/// Errors: the annotation cannot be read.
 fn wanted(
     sticky: &StickyIP,
     pod: Option<&IndexedPod>,
@@ -63,16 +62,16 @@ fn concerned<'a>(index: &'a ClusterIndex, due: &[Key]) -> BTreeMap<String, &'a S
             Kind::StickyIP => {
                 all.extend(index.stickies.get(&key.name).map(|found| (key.name.clone(), found)))
             }
-            // Also of a pod that says nothing: it may have said something before, or have come later than its StickyIP.
+            // Also of a pod that says nothing: it may have said something before, or have come later than its
+            // StickyIP.
             Kind::Pod => {
                 let found = index.pods.get(&key.name).and_then(|pod| index.sticky_of(pod));
                 all.extend(found.map(|sticky| (sticky_key_of(sticky).to_string(), sticky)));
             }
             _ => {
-                let first = format!("{}/", key.name);
-                let of_it =
-                    index.stickies.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
-                all.extend(of_it.map(|(name, sticky)| (name.clone(), sticky)));
+                let prefix = format!("{}/", key.name);
+                let of_namespace = index.stickies.with_prefix(&prefix);
+                all.extend(of_namespace.map(|(name, sticky)| (name.clone(), sticky)));
             }
         }
     }
@@ -102,7 +101,9 @@ impl Duty for RetentionSync {
             let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
             let message =
                 format!("its retention annotation cannot be read, so the address keeps its retention: {why}");
-            context.record_event(Told { about, reason: "InvalidAnnotation", message, warning: true }).await;
+            context
+                .record_event(NewEvent { about, reason: "InvalidAnnotation", message, warning: true })
+                .await;
         }
         let mut done = RoundResult::default();
         for (sticky, (wanted, by)) in todo {
@@ -123,15 +124,14 @@ impl Duty for RetentionSync {
                     // With the old value: an event with the same message is sent once an hour.
                     let message = format!("{wanted}: by {by}, instead of: {}", sticky.spec.retention);
                     context
-                        .record_event(Told { about, reason: "RetentionSet", message, warning: false })
+                        .record_event(NewEvent { about, reason: "RetentionSet", message, warning: false })
                         .await;
                 }
                 // It changed: the watch shows that.
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(sticky = %key, %error, "cannot write the retention; trying again");
-                    done.failures += 1;
-                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), RETRY_AFTER_FAILURE));
+                    done.retry(Key::new(Kind::StickyIP, key.to_string()), RETRY_AFTER_FAILURE);
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::policy::lifetime::recycle::Proof;
 use crate::policy::lifetime::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
 
 /// The name of the pool that the cluster-pool flags make.
-pub const CLUSTER_POOL: &str = "cluster-pool";
+pub(crate) const CLUSTER_POOL: &str = "cluster-pool";
 /// Below the priority of any IPPool.
 const LOWEST_PRIORITY: i32 = -1001;
 
@@ -21,9 +21,7 @@ pub struct SettingsError(pub String);
 
 impl ControllerSettings {
     /// Checks what flags say together.
-    ///
-    /// # Errors
-    /// Both names, both values, and what would be right.
+    /// Errors: both names, both values, and what would be right.
     pub fn check(&self) -> Result<(), SettingsError> {
         let refuse = |text: String| Err(SettingsError(text));
         if self.ip_rate_num > self.max_allocated_ip {
@@ -49,7 +47,8 @@ impl ControllerSettings {
         match self.lease_times().check() {
             Ok(_) => Ok(()),
             Err(BadLeaseTimes::RenewTooLong { .. }) => refuse(format!(
-                "--leader-election-renew-deadline {renew} must be shorter than --leader-election-lease-duration {lease}"
+                "--leader-election-renew-deadline {renew} must be shorter than \
+                 --leader-election-lease-duration {lease}"
             )),
             Err(BadLeaseTimes::RetryTooLong { .. }) => refuse(format!(
                 "--leader-election-retry-period {retry} must be more than zero and shorter than \
@@ -62,7 +61,6 @@ impl ControllerSettings {
     }
 
     /// Where the Leases are that lock blocks.
-    #[must_use]
     pub fn block_namespace(&self) -> &str {
         self.block_namespace.as_deref().unwrap_or(&self.leader_election_namespace)
     }
@@ -75,7 +73,8 @@ impl ControllerSettings {
             let Some(range) = range.0 else { continue };
             if mask < range.prefix_len() {
                 return Err(SettingsError(format!(
-                    "--cluster-pool-{family}-mask-size {mask} is a larger block than --cluster-pool-{family}-cidr {range}; \
+                    "--cluster-pool-{family}-mask-size {mask} is a larger block than \
+                     --cluster-pool-{family}-cidr {range}; \
                      write a mask of {} or more",
                     range.prefix_len()
                 )));
@@ -114,7 +113,6 @@ impl ControllerSettings {
     }
 
     /// What was set and has no effect, for the log.
-    #[must_use]
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         if self.cluster_pool_ipv6_cidr.0.is_some() && !self.enable_ipv6 {
@@ -126,20 +124,22 @@ impl ControllerSettings {
         ];
         for (flag, older, _) in here.into_iter().filter(|(_, _, is_set)| *is_set) {
             remarks.push(format!(
-                "{flag} ({older}) has no effect here: a node's pool is filled by its agent; give the flag, under either spelling, to \
+                "{flag} ({older}) has no effect here: a node's pool is filled by its agent; give the flag, \
+                 under either spelling, to \
                  sticky-ipam-agent"
             ));
         }
         if !self.enable_leader_election {
             remarks.push(
-                "--enable-leader-election=false: run one replica only; two do no harm, but their writes conflict".to_owned(),
+                "--enable-leader-election=false: run one replica only; two do no harm, but their writes \
+                 conflict"
+                    .to_owned(),
             );
         }
         remarks
     }
 
     /// The retention of an address whose pod and namespace do not say otherwise.
-    #[must_use]
     pub fn default_retention(&self) -> Retention {
         let seconds = |time: Option<DurationArg>| time.and_then(|time| u32::try_from(time.seconds()).ok());
         Retention {
@@ -151,7 +151,6 @@ impl ControllerSettings {
     }
 
     /// The proof that recycling needs.
-    #[must_use]
     pub fn proof(&self) -> Proof {
         Proof {
             gap_seconds: self.proof_gap.seconds(),
@@ -161,13 +160,11 @@ impl ControllerSettings {
     }
 
     /// The repair loop's times.
-    #[must_use]
     pub fn times(&self) -> RepairTimes {
         RepairTimes { orphan: self.orphan_after.seconds(), quarantine: self.quarantine.seconds() }
     }
 
     /// The election's times.
-    #[must_use]
     pub fn lease_times(&self) -> LeaseTimes {
         LeaseTimes {
             lease_duration: self.leader_election_lease_duration.0,
@@ -176,9 +173,8 @@ impl ControllerSettings {
         }
     }
 
-    /// The pool of the cluster-pool flags, behind every IPPool; none if Cilium's operator hands out the blocks, or no range
-    /// was given.
-    #[must_use]
+    /// The pool of the cluster-pool flags, behind every IPPool; none if Cilium's operator hands out the
+    /// blocks, or no range was given.
     pub fn cluster_pool(&self) -> Option<IPPool> {
         self.cilium_ipam.blocks_go_to()?;
         let v6 = self.cluster_pool_ipv6_cidr.0.filter(|_| self.enable_ipv6);

@@ -1,5 +1,5 @@
-//! The settings file. Its values are parsed as flags are, and command line and environment override them. Must never be
-//! accepted in part: an unknown key rejects the whole file.
+//! The settings file. Its values are parsed as flags are, and command line and environment override them.
+//! Must never be accepted in part: an unknown key rejects the whole file.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -30,9 +30,7 @@ pub enum LoadError {
 }
 
 /// Reads the command line, the environment and the file, and checks what they say together.
-///
-/// # Errors
-/// Names the flag or the key, and its value.
+/// Errors: names the flag or the key, and its value.
 pub fn load(arguments: &[OsString]) -> Result<LoadedSettings, LoadError> {
     let matches =
         ControllerCommandLine::command().try_get_matches_from(arguments).map_err(LoadError::CommandLine)?;
@@ -47,8 +45,7 @@ pub fn load(arguments: &[OsString]) -> Result<LoadedSettings, LoadError> {
 }
 
 /// Whether the file says something else now. None if it is as it was.
-#[must_use]
-pub fn reread(arguments: &[OsString], path: &Path, before: &str) -> Option<Result<(), SettingsError>> {
+pub(crate) fn reread(arguments: &[OsString], path: &Path, before: &str) -> Option<Result<(), SettingsError>> {
     match read(path) {
         Ok(text) if text == before => None,
         Ok(text) => Some(with_file(arguments, path, &text).map(|_| ())),

@@ -1,5 +1,5 @@
-//! The controller's settings: flags, an environment variable for each, and a file. Must never accept a value that
-//! would only be found wrong later. Spellings that older manifests use are understood beside ours.
+//! The controller's settings: flags, an environment variable for each, and a file. Must never accept a value
+//! that would only be found wrong later. Spellings that older manifests use are understood beside ours.
 
 mod check;
 mod file;
@@ -18,9 +18,9 @@ use crate::runtime::flags::{
     self, BOOL, ClientFlags, LogFlags, SELECTION, SelectionFlags, ServerFlags, dns_name,
 };
 
-pub use check::SettingsError;
-pub use file::{LoadError, LoadedSettings, load, reread};
-pub use values::{DurationArg, PoolRange};
+pub use file::load;
+pub(crate) use file::{LoadError, LoadedSettings, reread};
+pub(crate) use values::{DurationArg, PoolRange};
 use values::{at_least_one, dns_label, mask_size, range_v4, range_v6};
 
 /// The default of both watermarks of a node's pool, as older manifests know it. Only the agent goes by them.
@@ -37,7 +37,8 @@ const ELECTION: &str = "Leader election";
 #[command(
     name = "sticky-ipam-controller",
     version,
-    about = "Manages sticky addresses: adopts pods, releases and repairs addresses, gives nodes blocks, reports drift",
+    about = "Manages sticky addresses: adopts pods, releases and repairs addresses, gives nodes blocks, \
+        reports drift",
     max_term_width = 120,
     mut_args(flags::global)
 )]
@@ -61,7 +62,8 @@ pub enum ControllerCommand {
         #[arg(long, value_enum, default_value = "text")]
         output: OutputFormat,
     },
-    /// Adopt a running cluster into Cilium's crd mode, or check the way back; without --apply nothing is written
+    /// Adopt a running cluster into Cilium's crd mode, or check the way back; without --apply nothing is
+    /// written
     Adopt(AdoptOptions),
 }
 
@@ -147,29 +149,29 @@ pub struct ControllerSettings {
     pub retention: Keep,
     /// Duration of --retention TTL
     #[arg(long, env, value_name = "DURATION", help_heading = RETENTION)]
-    pub retention_ttl: Option<DurationArg>,
+    pub(crate) retention_ttl: Option<DurationArg>,
     /// What happens to an address when its workload is scaled down below its pod
     #[arg(long, env, value_enum, ignore_case = true, default_value = "Retain", help_heading = RETENTION)]
-    pub on_scale_down: OnScaleDown,
+    pub(crate) on_scale_down: OnScaleDown,
     /// Duration of --on-scale-down TTL
     #[arg(long, env, value_name = "DURATION", help_heading = RETENTION)]
-    pub scale_down_ttl: Option<DurationArg>,
+    pub(crate) scale_down_ttl: Option<DurationArg>,
     /// How long a released address is quarantined before another claimant may have it
     #[arg(long, env, default_value = "10m", value_name = "DURATION", help_heading = RETENTION)]
     pub quarantine: DurationArg,
     /// How long an AddressClaim may exist without its StickyIP before it is removed as an orphan
     #[arg(long, env, default_value = "2m", value_name = "DURATION", help_heading = RETENTION)]
-    pub orphan_after: DurationArg,
+    pub(crate) orphan_after: DurationArg,
     /// Time between the two reads that prove a workload deleted
     #[arg(long, env, default_value = "10s", value_name = "DURATION", help_heading = RETENTION)]
-    pub proof_gap: DurationArg,
+    pub(crate) proof_gap: DurationArg,
     /// Whether a workload that is created again under its name keeps its former addresses; if not, they are
     /// released, unless one of its pods started before that
     #[arg(long, env, value_name = BOOL, action = Set, default_value_t = true, help_heading = RETENTION)]
     pub inherit: bool,
     /// Grace period for a deleted workload whose owner still exists, since its pod was last seen; 0s for none
     #[arg(long, env, default_value = "24h", value_name = "DURATION", help_heading = RETENTION)]
-    pub owner_grace: DurationArg,
+    pub(crate) owner_grace: DurationArg,
     /// Maximum number of StickyIPs that are released per second
     #[arg(long, env, default_value_t = 500, value_parser = at_least_one(), help_heading = RETENTION)]
     pub recycle_rate: u32,
@@ -179,13 +181,13 @@ pub struct ControllerSettings {
     pub cilium_ipam: CiliumMode,
     /// IPv4 range of the pool for nodes that no IPPool serves; empty for none
     #[arg(long, env, default_value = "10.0.0.0/8", value_parser = range_v4, help_heading = BLOCKS)]
-    pub cluster_pool_ipv4_cidr: PoolRange,
+    pub(crate) cluster_pool_ipv4_cidr: PoolRange,
     /// Prefix length of its IPv4 blocks
     #[arg(long, env, default_value_t = 24, value_parser = mask_size(16..=30), help_heading = BLOCKS)]
     pub cluster_pool_ipv4_mask_size: u8,
     /// IPv6 range of that pool; empty for none
     #[arg(long, env, default_value = "", value_parser = range_v6, help_heading = BLOCKS)]
-    pub cluster_pool_ipv6_cidr: PoolRange,
+    pub(crate) cluster_pool_ipv6_cidr: PoolRange,
     /// Prefix length of its IPv6 blocks
     #[arg(long, env, default_value_t = 112, value_parser = mask_size(64..=124), help_heading = BLOCKS)]
     pub cluster_pool_ipv6_mask_size: u8,
@@ -197,11 +199,13 @@ pub struct ControllerSettings {
     pub blocks_per_node: usize,
     /// How long the blocks of a deleted node are quarantined before another node may have them
     #[arg(long, env, default_value = "10m", value_name = "DURATION", help_heading = BLOCKS)]
-    pub block_quarantine: DurationArg,
-    /// Namespace of the Leases that lock blocks, the same for every replica; default: that of the election's Lease
+    pub(crate) block_quarantine: DurationArg,
+    /// Namespace of the Leases that lock blocks, the same for every replica; default: that of the election's
+    /// Lease
     #[arg(long, env, value_parser = dns_label, value_name = "NAMESPACE", help_heading = BLOCKS)]
     pub block_namespace: Option<String>,
-    /// Without effect here: the flag of this name of the agent sets how many addresses of a node's pool are free
+    /// Without effect here: the flag of this name of the agent sets how many addresses of a node's pool are
+    /// free
     #[arg(long, env, alias = "ipRateNum", default_value_t = WATERMARK, help_heading = BLOCKS)]
     pub ip_rate_num: u32,
     /// Without effect here: the flag of this name of the agent limits the addresses of a node's pool
@@ -210,7 +214,7 @@ pub struct ControllerSettings {
 
     /// How long the deletion of a CiliumEndpoint may take before its finalizers are removed
     #[arg(long, env, alias = "cepTerminationTimeout", default_value = "30m", help_heading = "Endpoints")]
-    pub cep_termination_timeout: DurationArg,
+    pub(crate) cep_termination_timeout: DurationArg,
 
     /// Whether one of several replicas is elected to work
     #[arg(long, env, value_name = BOOL, action = Set, default_value_t = true, help_heading = ELECTION)]
@@ -223,11 +227,11 @@ pub struct ControllerSettings {
     pub leader_election_id: String,
     /// How long a Lease that is not renewed stays valid
     #[arg(long, env, default_value = "15s", value_name = "DURATION", help_heading = ELECTION)]
-    pub leader_election_lease_duration: DurationArg,
+    pub(crate) leader_election_lease_duration: DurationArg,
     /// How long a leader that cannot renew the Lease goes on working
     #[arg(long, env, default_value = "10s", value_name = "DURATION", help_heading = ELECTION)]
-    pub leader_election_renew_deadline: DurationArg,
+    pub(crate) leader_election_renew_deadline: DurationArg,
     /// Time between two reads of the Lease
     #[arg(long, env, default_value = "2s", value_name = "DURATION", help_heading = ELECTION)]
-    pub leader_election_retry_period: DurationArg,
+    pub(crate) leader_election_retry_period: DurationArg,
 }

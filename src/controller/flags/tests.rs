@@ -1,4 +1,5 @@
-//! What the settings take and refuse. The three configurations and the Deployment are those of the guide whose flags are taken over.
+//! What the settings take and refuse. The three configurations and the Deployment are those of the guide
+//! whose flags are taken over.
 
 use super::*;
 use crate::policy::lifetime::retention::{Keep, OnScaleDown};
@@ -210,7 +211,8 @@ fn a_file_gives_what_flags_do_not_and_its_mistakes_are_named() {
         std::fs::write(&path, text).unwrap();
         parse(&[&[config.as_str()], more].concat())
     };
-    let text = "labelSector:\n  matchLabels:\n    app: db\nexclude-prefixes: [test-, tmp-]\nquarantine: 1h\nenable-ipv6: true\n";
+    let text = "labelSector:\n  matchLabels:\n    app: db\nexclude-prefixes: [test-, tmp-]\nquarantine: \
+        1h\nenable-ipv6: true\n";
     let settings = with(text, &["--quarantine=5m"]).unwrap();
     assert_eq!(settings.quarantine.0, Duration::from_secs(300), "a flag wins");
     assert!(settings.enable_ipv6);

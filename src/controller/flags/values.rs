@@ -17,8 +17,7 @@ pub struct DurationArg(pub Duration);
 
 impl DurationArg {
     /// Whole seconds.
-    #[must_use]
-    pub fn seconds(self) -> u64 {
+    pub(crate) fn seconds(self) -> u64 {
         self.0.as_secs()
     }
 }
@@ -40,7 +39,7 @@ impl fmt::Display for DurationArg {
 
 /// The range of a pool; none if it was left empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PoolRange(pub Option<IpNet>);
+pub(crate) struct PoolRange(pub Option<IpNet>);
 
 fn range(text: &str, family: &str, fits: impl Fn(&IpNet) -> bool) -> Result<PoolRange, String> {
     if text.is_empty() {

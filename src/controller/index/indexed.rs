@@ -1,30 +1,30 @@
-//! One kind of object that is found by something it says, too, and not by its name alone. Kept in step with every change, so
-//! that a search does not walk all of them. Synchronous. Must never be taken for live, as [`Cache`].
+//! A cache of one kind of object that is also found by values in it, not by its name alone. Every event
+//! updates both, so that a search does not visit all objects. Synchronous. Must never be taken for live, as
+//! [`Cache`].
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
 use crate::runtime::cache::{Cache, CacheEvent};
 
-/// What objects of a kind are looked for by.
+/// The values by which objects of a kind are found.
 pub trait IndexKeys {
-    /// What they say.
     type IndexKey: Ord + Clone;
 
-    /// What this one says, in any order; what it says twice counts once.
+    /// Those of this object, in any order; one that is there twice counts once.
     fn index_keys(&self) -> Vec<Self::IndexKey>;
 }
 
-/// Every object of one kind, by name and by what it says.
+/// Every object of one kind, by name and by its index keys.
 #[derive(Debug)]
 pub struct IndexedCache<T: IndexKeys> {
-    known: Cache<T>,
+    cache: Cache<T>,
     by: BTreeSet<(T::IndexKey, String)>,
 }
 
 impl<T: IndexKeys> Default for IndexedCache<T> {
     fn default() -> Self {
-        Self { known: Cache::default(), by: BTreeSet::new() }
+        Self { cache: Cache::default(), by: BTreeSet::new() }
     }
 }
 
@@ -32,55 +32,43 @@ impl<T: IndexKeys> Deref for IndexedCache<T> {
     type Target = Cache<T>;
 
     fn deref(&self) -> &Cache<T> {
-        &self.known
-    }
-}
-
-impl<T: IndexKeys> From<Cache<T>> for IndexedCache<T> {
-    fn from(known: Cache<T>) -> Self {
-        let by = known.iter().flat_map(|(name, object)| pairs(name, object)).collect();
-        Self { known, by }
+        &self.cache
     }
 }
 
 impl<T: IndexKeys + PartialEq> IndexedCache<T> {
     /// Applies an event, as [`Cache::apply`].
     pub fn apply(&mut self, event: CacheEvent<(String, T)>) -> Vec<String> {
-        let is_whole = matches!(event, CacheEvent::ListComplete);
+        let is_complete = matches!(event, CacheEvent::ListComplete);
         let touched = match &event {
             CacheEvent::Applied((name, _)) | CacheEvent::Deleted(name) | CacheEvent::Unreadable(name) => {
                 Some(name.clone())
             }
             CacheEvent::ListStarted | CacheEvent::Listed(_) | CacheEvent::ListComplete => None,
         };
-        for pair in touched.iter().flat_map(|name| of(&self.known, name)).collect::<Vec<_>>() {
+        for pair in touched.iter().flat_map(|name| of(&self.cache, name)).collect::<Vec<_>>() {
             self.by.remove(&pair);
         }
-        let changed = self.known.apply(event);
-        if is_whole {
-            self.by = self.known.iter().flat_map(|(name, object)| pairs(name, object)).collect();
+        let changed = self.cache.apply(event);
+        if is_complete {
+            self.by = self.cache.iter().flat_map(|(name, object)| pairs(name, object)).collect();
         }
-        self.by.extend(touched.iter().flat_map(|name| of(&self.known, name)));
+        self.by.extend(touched.iter().flat_map(|name| of(&self.cache, name)));
         changed
     }
 
     /// There are none, as after an empty list.
-    pub fn apply_empty_list(&mut self) -> Vec<String> {
+    pub(crate) fn apply_empty_list(&mut self) -> Vec<String> {
         self.apply(CacheEvent::ListStarted);
         self.apply(CacheEvent::ListComplete)
     }
 }
 
 impl<T: IndexKeys> IndexedCache<T> {
-    /// The names of those that say this.
-    pub fn with<'a>(&'a self, by: &'a T::IndexKey) -> impl Iterator<Item = &'a String> {
+    /// The names of those with this index key.
+    pub(crate) fn with<'a>(&'a self, by: &'a T::IndexKey) -> impl Iterator<Item = &'a String> {
         let from = self.by.range((by.clone(), String::new())..);
-        from.take_while(move |(said, _)| said == by).map(|(_, name)| name)
-    }
-
-    /// Everything that is said, with who says it, in order.
-    pub fn all_said(&self) -> impl Iterator<Item = &(T::IndexKey, String)> {
-        self.by.iter()
+        from.take_while(move |(key, _)| key == by).map(|(_, name)| name)
     }
 }
 
@@ -88,8 +76,8 @@ fn pairs<T: IndexKeys>(name: &str, object: &T) -> impl Iterator<Item = (T::Index
     object.index_keys().into_iter().map(move |by| (by, name.to_owned()))
 }
 
-fn of<T: IndexKeys>(known: &Cache<T>, name: &str) -> Vec<(T::IndexKey, String)> {
-    known.get(name).into_iter().flat_map(|object| pairs(name, object)).collect()
+fn of<T: IndexKeys>(cache: &Cache<T>, name: &str) -> Vec<(T::IndexKey, String)> {
+    cache.get(name).into_iter().flat_map(|object| pairs(name, object)).collect()
 }
 
 #[cfg(test)]
@@ -121,13 +109,13 @@ mod tests {
     proptest! {
         #[test]
         fn objects_are_found_by_what_they_name_and_no_others(changes in proptest::collection::vec(any_change(), 0..40)) {
-            let (mut sorted, mut plain) = (IndexedCache::default(), Cache::default());
-            for told in changes {
-                prop_assert_eq!(sorted.apply(told.clone()), plain.apply(told));
+            let (mut indexed, mut plain) = (IndexedCache::default(), Cache::default());
+            for event in changes {
+                prop_assert_eq!(indexed.apply(event.clone()), plain.apply(event));
                 for by in 0..4 {
                     let says = |(_, object): &(&String, &Vec<u8>)| object.contains(&by);
                     let expected: Vec<&String> = plain.iter().filter(says).map(|(name, _)| name).collect();
-                    prop_assert_eq!(sorted.with(&by).collect::<Vec<_>>(), expected);
+                    prop_assert_eq!(indexed.with(&by).collect::<Vec<_>>(), expected);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! What the watches have shown of the cluster. Synchronous, and without a clock, disk or network. Must never be taken for
-//! live: every write rests on a live read or a resourceVersion.
+//! What the watches have shown of the cluster. Synchronous, and without a clock, disk or network. Must never
+//! be taken for live: every write rests on a live read or a resourceVersion.
 
 pub mod freshness;
 pub mod indexed;
@@ -9,7 +9,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ipnet::IpNet;
 use kube::ResourceExt;
@@ -40,11 +39,9 @@ pub enum Kind {
 /// Everything that is known. Names are `namespace/name`, or the name of what has no namespace.
 #[derive(Debug, Default)]
 pub struct ClusterIndex {
-    /// Pods.
     pub pods: IndexedCache<IndexedPod>,
     /// The annotations of namespaces.
     pub namespaces: Cache<BTreeMap<String, String>>,
-    /// Nodes.
     pub nodes: Cache<IndexedNode>,
     /// StickyIPs, without the record of who wrote which field.
     pub stickies: Cache<StickyIP>,
@@ -52,20 +49,19 @@ pub struct ClusterIndex {
     pub claims: IndexedCache<AddressClaim>,
     /// Pools, the same.
     pub pools: Cache<IPPool>,
-    /// CiliumNodes.
     pub cilium_nodes: IndexedCache<IndexedCiliumNode>,
     /// CiliumEndpoints.
     pub endpoints: IndexedCache<IndexedEndpoint>,
     /// The addresses that more than one live pod shows.
-    doubled: BTreeSet<IpAddr>,
+    duplicates: BTreeSet<IpAddr>,
     /// How many pods that have not ended a workload has, by namespace, kind and name.
     pods_of: BTreeMap<(String, String, String), u32>,
-    freshness: Freshness<Kind>,
+    /// Which kinds may be stale.
+    pub(crate) freshness: Freshness,
 }
 
 impl ClusterIndex {
     /// The kinds that have not been listed yet.
-    #[must_use]
     pub fn missing(&self) -> Vec<Kind> {
         let listed = [
             (Kind::Pod, self.pods.is_synced()),
@@ -80,24 +76,7 @@ impl ClusterIndex {
         listed.into_iter().filter(|(_, listed)| !listed).map(|(kind, _)| kind).collect()
     }
 
-    /// The watch of a kind broke off, at this time since the start: what is known of it may be out of date.
-    pub fn mark_stale(&mut self, kind: Kind, now: Duration) {
-        self.freshness.mark_stale(kind, now);
-    }
-
-    /// A watch reports something.
-    pub fn observe_event<T>(&mut self, kind: Kind, event: &CacheEvent<T>) {
-        self.freshness.observe_event(kind, event);
-    }
-
-    /// Whether what is known of a kind may be out of date.
-    #[must_use]
-    pub fn is_stale(&self, kind: Kind, now: Duration) -> bool {
-        self.freshness.is_stale(kind, now)
-    }
-
     /// The names of all objects of a kind.
-    #[must_use]
     pub fn names(&self, kind: Kind) -> Vec<String> {
         fn all<T>(known: &Cache<T>) -> Vec<String> {
             known.iter().map(|(name, _)| name.clone()).collect()
@@ -114,9 +93,9 @@ impl ClusterIndex {
         }
     }
 
-    /// Takes a change of the pods in; the names of those that are other than before.
+    /// Applies an event of the pods; the names of those that differ now.
     pub fn apply_pod(&mut self, event: CacheEvent<(String, IndexedPod)>) -> Vec<String> {
-        let is_whole = matches!(event, CacheEvent::ListComplete);
+        let is_complete = matches!(event, CacheEvent::ListComplete);
         let touched = match &event {
             CacheEvent::Applied((name, _)) | CacheEvent::Deleted(name) => Some(name.clone()),
             _ => None,
@@ -127,11 +106,11 @@ impl ClusterIndex {
             workload_of(before).iter().for_each(|workload| decrement(&mut self.pods_of, workload));
         }
         let changed = self.pods.apply(event);
-        if is_whole {
-            self.doubled.clear();
+        if is_complete {
+            self.duplicates.clear();
             self.pods_of.clear();
         }
-        let all = is_whole.then(|| self.pods.values()).into_iter().flatten();
+        let all = is_complete.then(|| self.pods.values()).into_iter().flatten();
         let one = touched.as_ref().and_then(|name| self.pods.get(name));
         for pod in all.chain(one) {
             addresses.extend_from_slice(&pod.addresses);
@@ -141,28 +120,27 @@ impl ClusterIndex {
         }
         for address in addresses {
             if self.live_pods_with(&address).nth(1).is_some() {
-                self.doubled.insert(address);
+                self.duplicates.insert(address);
             } else {
-                self.doubled.remove(&address);
+                self.duplicates.remove(&address);
             }
         }
         changed
     }
 
     /// Whether a pod shows this address.
-    #[must_use]
     pub fn is_shown_by_pod(&self, address: IpAddr) -> bool {
         self.pods.with(&address).next().is_some()
     }
 
     /// The addresses that more than one live pod shows.
-    #[must_use]
-    pub fn doubled(&self) -> &BTreeSet<IpAddr> {
-        &self.doubled
+    pub fn duplicates(&self) -> &BTreeSet<IpAddr> {
+        &self.duplicates
     }
 
-    /// The live pods that show an address, by name: those that have not ended, and are not of the host network.
-    pub fn live_pods_with<'a>(
+    /// The live pods that show an address, by name: those that have not ended, and are not of the host
+    /// network.
+    pub(crate) fn live_pods_with<'a>(
         &'a self,
         address: &'a IpAddr,
     ) -> impl Iterator<Item = (&'a String, &'a IndexedPod)> {
@@ -171,43 +149,46 @@ impl ClusterIndex {
     }
 
     /// Everything that decides about a pod, its namespace's annotations included.
-    #[must_use]
     pub fn facts(&self, pod: &IndexedPod) -> PodFacts {
         let of_namespace = self.namespaces.get(&pod.facts.namespace).cloned().unwrap_or_default();
         PodFacts { namespace_annotations: of_namespace, ..pod.facts.clone() }
     }
 
-    /// The StickyIP with the fixed name of the pod's claimant; without one, the slot that is attached to the pod.
-    #[must_use]
-    pub fn sticky_of(&self, pod: &IndexedPod) -> Option<&StickyIP> {
+    /// The StickyIP with the fixed name of the pod's claimant; without one, the slot that is attached to the
+    /// pod.
+    pub(crate) fn sticky_of(&self, pod: &IndexedPod) -> Option<&StickyIP> {
         let (claimant, namespace) = (Claimant::of(&pod.facts), &pod.facts.namespace);
         if let Some(name) = claimant.fixed_name() {
             return self.stickies.get(&format!("{namespace}/{name}"));
         }
         // A slot's name is the workload's name and a number.
-        let first = format!("{namespace}/{}-", claimant.workload().name);
-        let slots = self.stickies.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
-        slots
-            .map(|(_, sticky)| sticky)
-            .find(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()))
+        let prefix = format!("{namespace}/{}-", claimant.workload().name);
+        let mut slots = self.stickies.with_prefix(&prefix).map(|(_, sticky)| sticky);
+        slots.find(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()))
     }
 
     /// The pod that a StickyIP is attached to.
-    #[must_use]
-    pub fn pod_of(&self, sticky: &StickyIP) -> Option<&IndexedPod> {
+    pub(crate) fn pod_of(&self, sticky: &StickyIP) -> Option<&IndexedPod> {
         let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
         let pod = self.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
         (attached_pod_uid(sticky) == Some(pod.facts.uid.as_str())).then_some(pod)
     }
 
     /// Whether pods of this workload are there that have not ended.
-    #[must_use]
-    pub fn has_pods_of(&self, namespace: &str, workload: &WorkloadRef) -> bool {
+    pub(crate) fn has_pods_of(&self, namespace: &str, workload: &WorkloadRef) -> bool {
         self.pods_of.contains_key(&(namespace.to_owned(), workload.kind.clone(), workload.name.clone()))
     }
 
+    /// The names of all nodes that have a Node or a CiliumNode.
+    pub fn node_names(&self) -> BTreeSet<&String> {
+        self.nodes
+            .iter()
+            .map(|(name, _)| name)
+            .chain(self.cilium_nodes.iter().map(|(name, _)| name))
+            .collect()
+    }
+
     /// The blocks of any CiliumNode or Node in which one of these addresses lies.
-    #[must_use]
     pub fn blocks_with(&self, addresses: &[IpAddr]) -> Vec<(String, IpNet)> {
         let listed =
             self.cilium_nodes.iter().flat_map(|(name, node)| node.blocks().map(move |block| (name, block)));
@@ -221,13 +202,11 @@ impl ClusterIndex {
     }
 
     /// Whether a node is proved to have lost its pods: its Node is gone, or tainted out-of-service.
-    #[must_use]
     pub fn is_dead_node(&self, name: &str) -> bool {
         self.nodes.get(name).is_none_or(|node| node.state == NodeState::OutOfService)
     }
 
     /// The home node of an address, and its home block.
-    #[must_use]
     pub fn home_of(&self, address: IpAddr) -> Option<(&str, IpNet)> {
         self.cilium_nodes.iter().find_map(|(name, node)| {
             node.blocks().find(|block| block.contains(&address)).map(|block| (name.as_str(), block))
@@ -274,7 +253,7 @@ pub(super) mod fixture {
     /// A StickyIP of the namespace `db`, attached to the pod of its name on this node if one is given.
     pub fn sticky(name: &str, address: &str, node: Option<&str>) -> (String, StickyIP) {
         let attachment = node.map(|node| {
-            json!({"node": node, "podName": name, "podUid": format!("uid-{name}"), "containerId": "c", "since": "2026-01-01T00:00:00Z"})
+            json!({"node": node, "podName": name, "podUid": format!("uid-{name}"), "attachmentId": "c", "since": "2026-01-01T00:00:00Z"})
         });
         let object: Value = json!({"metadata": {"name": name, "namespace": "db", "uid": "s", "resourceVersion": "1"},
             "spec": {"addresses": [address], "claimant": {"kind": "Pod"},

@@ -1,5 +1,5 @@
-//! The watched objects, each trimmed to what the controller needs. Must never keep what changes without meaning: every
-//! change wakes duties.
+//! The watched objects, each trimmed to what the controller needs. Must never keep what changes without
+//! meaning: every change wakes duties.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,10 +10,11 @@ use kube::ResourceExt;
 
 use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode, PoolEntry};
-use crate::cluster::objects::{AddressClaim, StickyIP, StickyKey};
+use crate::cluster::objects::{AddressClaim, StickyIP};
 use crate::cluster::pod;
 use crate::controller::drift_condition;
 use crate::controller::index::indexed::IndexKeys;
+use crate::names::StickyKey;
 use crate::policy::handover::NodeState;
 use crate::policy::lifetime::retention::RETENTION;
 use crate::policy::selection::facts::PodFacts;
@@ -23,7 +24,7 @@ use crate::policy::selection::rules::{FIXED_IP, STICKY};
 /// The annotations of a pod or namespace that anything here depends on.
 const ANNOTATIONS: &[&str] = &[STICKY, PIN, CALICO_ADDRESSES, FIXED_IP, RETENTION];
 /// The annotations of a Node in which Cilium's `kubernetes` mode finds ranges, the newer ones first.
-pub const RANGE_ANNOTATIONS: &[&str] = &[
+pub(crate) const RANGE_ANNOTATIONS: &[&str] = &[
     "network.cilium.io/ipv4-pod-cidr",
     "network.cilium.io/ipv6-pod-cidr",
     "io.cilium.network.ipv4-pod-cidr",
@@ -33,7 +34,8 @@ pub const RANGE_ANNOTATIONS: &[&str] = &[
 /// A pod, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedPod {
-    /// What decides whether it is sticky. The namespace's annotations are not in it: [`facts`](super::ClusterIndex::facts) adds them.
+    /// What decides whether it is sticky. The namespace's annotations are not in it:
+    /// [`facts`](super::ClusterIndex::facts) adds them.
     pub facts: PodFacts,
     /// The node it is bound to; empty if none.
     pub node: String,
@@ -84,7 +86,6 @@ impl From<Pod> for IndexedPod {
 /// A node, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedNode {
-    /// Its uid.
     pub uid: String,
     /// Its labels. The resourceVersion is not kept: it changes with every heartbeat.
     pub labels: BTreeMap<String, String>,
@@ -134,9 +135,7 @@ fn addresses(node: &Node) -> BTreeSet<IpAddr> {
 /// A CiliumNode, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IndexedCiliumNode {
-    /// Its uid.
     pub uid: String,
-    /// Its resourceVersion.
     pub resource_version: String,
     /// `spec.ipam.podCIDRs`, blocks and single addresses alike.
     pub pod_cidrs: Vec<IpNet>,
@@ -150,7 +149,8 @@ pub struct IndexedCiliumNode {
     pub own: BTreeSet<IpAddr>,
 }
 
-/// CiliumNodes are found by the addresses that they publish: owned pool entries, and routes of single addresses.
+/// CiliumNodes are found by the addresses that they publish: owned pool entries, and routes of single
+/// addresses.
 impl IndexKeys for IndexedCiliumNode {
     type IndexKey = IpAddr;
 
@@ -171,13 +171,12 @@ impl IndexKeys for AddressClaim {
 
 impl IndexedCiliumNode {
     /// The home blocks: what is more than one address.
-    pub fn blocks(&self) -> impl Iterator<Item = IpNet> + '_ {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.pod_cidrs.iter().copied().filter(|net| net.prefix_len() < net.max_prefix_len())
     }
 
     /// Addresses that Cilium could give to any pod now.
-    #[must_use]
-    pub fn available(&self) -> usize {
+    pub(crate) fn available(&self) -> usize {
         self.unowned.iter().filter(|address| !self.used.contains(*address)).count()
     }
 }
@@ -210,7 +209,6 @@ impl From<CiliumNode> for IndexedCiliumNode {
 /// A CiliumEndpoint, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IndexedEndpoint {
-    /// Its uid.
     pub uid: String,
     /// It is being deleted.
     pub deleting: bool,
@@ -218,7 +216,6 @@ pub struct IndexedEndpoint {
     pub held: bool,
     /// The uid of the pod that it was made for, if it says so.
     pub made_for: Option<String>,
-    /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
 }
 
@@ -250,35 +247,29 @@ impl From<CiliumEndpoint> for IndexedEndpoint {
 }
 
 /// The uid of the pod that an endpoint was made for.
-#[must_use]
 pub fn made_for(meta: &kube::core::ObjectMeta) -> Option<String> {
     let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
     owner.map(|owner| owner.uid.clone())
 }
 
 /// The annotations of a namespace that matter.
-#[must_use]
-pub fn namespace_annotations_of(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> {
+pub(crate) fn namespace_annotations_of(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> {
     let mut kept = meta.annotations.unwrap_or_default();
     kept.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
     kept
 }
 
-/// The uid of the pod that a StickyIP is attached to.
-#[must_use]
-pub fn attached_pod_uid(sticky: &StickyIP) -> Option<&str> {
+pub(crate) fn attached_pod_uid(sticky: &StickyIP) -> Option<&str> {
     Some(sticky.status.as_ref()?.attachment.as_ref()?.pod_uid.as_str())
 }
 
 /// A StickyIP's namespace and name.
-#[must_use]
-pub fn sticky_key_of(sticky: &StickyIP) -> StickyKey {
+pub(crate) fn sticky_key_of(sticky: &StickyIP) -> StickyKey {
     StickyKey { namespace: sticky.namespace().unwrap_or_default(), name: sticky.name_any() }
 }
 
 /// An object without its managed fields: they are half its size, and nothing here reads them.
-#[must_use]
-pub fn without_managed_fields<K: ResourceExt>(mut object: K) -> K {
+pub(crate) fn without_managed_fields<K: ResourceExt>(mut object: K) -> K {
     // Not cleared: its memory would stay allocated.
     object.meta_mut().managed_fields = None;
     object

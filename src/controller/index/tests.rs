@@ -19,41 +19,42 @@ fn an_address_is_shown_as_long_as_any_pod_shows_it() {
     assert!(!index.is_shown_by_pod(address) && index.is_shown_by_pod("10.0.0.2".parse().unwrap()));
     index.apply_pod(CacheEvent::ListStarted);
     index.apply_pod(CacheEvent::Listed(pod("c", "10.0.0.1", None)));
-    assert!(!index.is_shown_by_pod(address), "the list is not whole");
+    assert!(!index.is_shown_by_pod(address), "the list is not complete");
     index.apply_pod(CacheEvent::ListComplete);
     assert!(index.is_shown_by_pod(address) && !index.is_shown_by_pod("10.0.0.2".parse().unwrap()));
 }
 
 #[test]
-fn an_address_is_doubled_as_long_as_two_live_pods_show_it() {
+fn an_address_is_a_duplicate_as_long_as_two_live_pods_show_it() {
     let mut index = ClusterIndex::default();
-    let doubled = |index: &ClusterIndex| index.doubled().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let duplicates =
+        |index: &ClusterIndex| index.duplicates().iter().map(ToString::to_string).collect::<Vec<_>>();
     let nothing: [&str; 0] = [];
     index.apply_pod(CacheEvent::Applied(pod("a", "10.0.0.1", None)));
     index.apply_pod(CacheEvent::Applied(pod("b", "10.0.0.2", None)));
-    assert_eq!(doubled(&index), nothing);
+    assert_eq!(duplicates(&index), nothing);
     index.apply_pod(CacheEvent::Applied(pod("b", "10.0.0.1", None)));
     index.apply_pod(CacheEvent::Applied(pod("c", "10.0.0.1", None)));
-    assert_eq!(doubled(&index), ["10.0.0.1"]);
+    assert_eq!(duplicates(&index), ["10.0.0.1"]);
     index.apply_pod(CacheEvent::Deleted("db/a".into()));
-    assert_eq!(doubled(&index), ["10.0.0.1"], "two are left");
+    assert_eq!(duplicates(&index), ["10.0.0.1"], "two are left");
     let (name, mut ended) = pod("b", "10.0.0.1", None);
     ended.ended = true;
     index.apply_pod(CacheEvent::Applied((name, ended)));
-    assert_eq!(doubled(&index), nothing, "one has ended");
+    assert_eq!(duplicates(&index), nothing, "one has ended");
     let (name, mut of_the_host) = pod("b", "10.0.0.1", None);
     of_the_host.facts.host_network = true;
     index.apply_pod(CacheEvent::Applied((name, of_the_host)));
-    assert_eq!(doubled(&index), nothing, "one has its node's");
+    assert_eq!(duplicates(&index), nothing, "one has its node's");
     index.apply_pod(CacheEvent::ListStarted);
     index.apply_pod(CacheEvent::Listed(pod("a", "10.0.0.3", None)));
     index.apply_pod(CacheEvent::Listed(pod("b", "10.0.0.3", None)));
     index.apply_pod(CacheEvent::ListComplete);
-    assert_eq!(doubled(&index), ["10.0.0.3"]);
+    assert_eq!(duplicates(&index), ["10.0.0.3"]);
     index.apply_pod(CacheEvent::ListStarted);
     index.apply_pod(CacheEvent::Listed(pod("b", "10.0.0.3", None)));
     index.apply_pod(CacheEvent::ListComplete);
-    assert_eq!(doubled(&index), nothing, "the other is not in the new list");
+    assert_eq!(duplicates(&index), nothing, "the other is not in the new list");
 }
 
 #[test]
@@ -106,7 +107,7 @@ fn a_cilium_node_is_trimmed_to_pools_and_ranges() {
     let node: CiliumNode = serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {"ipam": {
         "podCIDRs": ["10.0.0.0/24", "10.9.0.1/32"],
         "pool": {"10.0.0.1": {"owner": "db/a"}, "10.0.0.2": {}, "10.0.0.3": {}, "nonsense": {},
-                 "240.0.0.7": {"owner": "sticky-ipam.io/sign", "resource": "10.0.0.1"}}}},
+                 "240.0.0.7": {"owner": "sticky-ipam.io/barrier", "resource": "10.0.0.1"}}}},
         "status": {"ipam": {"used": {"10.0.0.2": {}}}}}))
     .unwrap();
     let seen = IndexedCiliumNode::from(node);

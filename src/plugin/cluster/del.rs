@@ -1,157 +1,142 @@
-//! The cluster's part of the other verbs: a sandbox that has ended is hidden and detached, one that is checked is looked up,
-//! and STATUS looks whether the API server could be asked. Must never detach what a newer sandbox has.
+//! The cluster's part of the other verbs: DEL unpublishes and detaches, CHECK reads the StickyIP, and STATUS
+//! looks whether the API server could be asked. Must never detach what a newer sandbox has.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use thiserror::Error;
 
-use crate::cluster::api::client::Connection;
+use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::pool::PublishConfig;
 use crate::cluster::cilium::socket;
 use crate::cluster::cilium::socket::EndpointAnswer;
-use crate::cluster::objects::StickyKey;
-use crate::cluster::protocol::ADOPTED;
 use crate::cluster::protocol::apply::{ApiWriter, NoObserver};
 use crate::cluster::protocol::bind;
 use crate::cluster::protocol::detach;
-use crate::cluster::protocol::detach::{DetachError, Detached};
+use crate::cluster::protocol::detach::DetachError;
 use crate::cluster::protocol::view::StickyView;
-use crate::cni::{Attachment, ClusterConf, CniError, OnUnavailable, PodIdentity, code};
-use crate::plugin::cluster::add::block_on;
+use crate::cni::{ClusterConf, CniError, OnUnavailable, code};
+use crate::names::{Attachment, PodIdentity};
+use crate::node::addresses::{ThisNode, may_exist};
+use crate::node::detach::{DetachOutcome, EndedSandbox};
+use crate::plugin::cluster::context::block_on;
 use crate::plugin::{VerbContext, VerbLog};
-use crate::store::{Claimant, Disk, LockedStore, StickyBinding, StoreError};
+use crate::store::{ClaimantKey, Disk, StickyBinding, StoreError};
 
-/// What a node's CiliumNode shows, by its configuration.
-pub(crate) fn shape<D: Disk>(scene: &VerbContext<'_, D>) -> PublishConfig {
-    let ranges = scene.ipam.sets.iter().flat_map(|set| set.ranges());
+/// What the node's CiliumNode publishes, by its configuration.
+fn publish_config<D: Disk>(verb: &VerbContext<'_, D>) -> PublishConfig {
+    let ranges = verb.ipam.sets.iter().flat_map(|set| set.ranges());
     let ranges: Vec<IpNet> = ranges.map(crate::alloc::range::Range::subnet).collect();
-    PublishConfig { mode: scene.mode, ranges }
+    PublishConfig { mode: verb.mode, ranges }
 }
 
-/// Hides and detaches the sandbox of this pod, if the runtime names one. Without a binding it is searched among the node's.
+/// Why a sandbox that has ended is still attached in the API server.
+#[derive(Debug, Error)]
+pub(crate) enum ClusterDelError {
+    #[error("sticky.cluster is missing or cannot be read")]
+    NotConfigured,
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Detach(#[from] DetachError),
+    #[error("cilium-agent still has an endpoint with {address}")]
+    EndpointExists { address: IpAddr },
+    #[error("cannot ask cilium-agent for the endpoint of {address}: {source}")]
+    CiliumSocket { address: IpAddr, source: std::io::Error },
+    /// No runtime to wait in.
+    #[error(transparent)]
+    Runtime(#[from] CniError),
+}
+
+/// Unpublishes and detaches the sandbox of this pod, if the runtime names one. Without a binding it is
+/// searched among those of the node.
 pub(crate) fn detach<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     conf: &ClusterConf,
     (pod, attachment): (Option<&PodIdentity>, &Attachment),
     binding: Option<&StickyBinding>,
-    story: &mut VerbLog<'_>,
-) -> Result<(), String> {
-    let container = attachment.container.as_str();
-    let observer = story.observer;
-    let work = async {
-        let api =
-            Connection::open(&conf.kubeconfig, conf.timeout).await.map_err(|error| error.to_string())?;
+    log: &VerbLog<'_>,
+) -> Result<(), ClusterDelError> {
+    let (container, own_id) = (attachment.container.as_str(), attachment.id());
+    let observer = log.observer;
+    let outcome = block_on(async {
+        let api = Connection::open(&conf.kubeconfig, conf.timeout).await?;
         let mut api_writer = ApiWriter::new(api, observer);
         let key = match binding {
-            Some(b) => Some(StickyKey { namespace: b.namespace.clone(), name: b.name.clone() }),
-            None => {
-                detach::find(&api_writer, &conf.node, container).await.map_err(|error| error.to_string())?
-            }
+            Some(binding) => Some(binding.key.clone()),
+            None => detach::find(&api_writer, &conf.node, &own_id).await?,
         };
-        let Some(key) = key else { return Ok(None) };
-        let claimant = Claimant::bound(&key.namespace, &key.name, &attachment.interface);
-        // The store may never have been opened on this node.
-        drop(scene.store.lock().map_err(|error| error.to_string())?);
-        let pool_lock = scene.store.pool_lock(&claimant, scene.sticky.lock_timeout);
-        let _pool_lock = pool_lock.map_err(|error| error.to_string())?;
-        if newer_sandbox_has_it(scene, &claimant, attachment).map_err(|error| error.to_string())? {
-            return Ok(None);
+        let Some(key) = key else { return Ok(DetachOutcome::NotAttached) };
+        let claimant = ClaimantKey::of_sticky(&key, &attachment.interface);
+        // The store may never have been opened on this node, and the lock lies in it.
+        drop(verb.store.lock()?);
+        let _pool_lock = verb.store.pool_lock(&claimant, verb.sticky.lock_timeout)?;
+        let node = ThisNode {
+            name: &conf.node,
+            store: &verb.store,
+            netns_may_exist: &may_exist,
+            on_attaching: &|_, _| {},
+        };
+        // The API server may know the sandbox by the id that was prepared, or by that of its pod's older
+        // sandbox.
+        let id = binding.and_then(|binding| binding.attachment_id.as_ref()).unwrap_or(&own_id);
+        let is_adopted = verb.mode.cilium_picks_the_address() && id.is_adopted();
+        let endpoint_gone = async |addresses: &[IpAddr]| {
+            addresses.iter().filter(|_| is_adopted).try_for_each(|address| ensure_no_endpoint(conf, *address))
+        };
+        let sandbox = EndedSandbox {
+            key: &key,
+            interface: &attachment.interface,
+            ids: &[own_id.clone(), id.clone()],
+            snapshot_for: pod,
+        };
+        node.detach(&mut api_writer, &publish_config(verb), &sandbox, endpoint_gone).await
+    });
+    match outcome? {
+        DetachOutcome::Detached(detached) => {
+            let view = StickyView::from(&detached.object);
+            let addresses = crate::node::list(&view.addresses);
+            tracing::info!(container, sticky_ip = %view.key, addresses, "detached");
         }
-        if scene.mode.cilium_picks_the_address()
-            && binding.is_some_and(|binding| binding.container.starts_with(ADOPTED))
-        {
-            let object = bind::read_sticky(&api_writer, &key).await.map_err(|error| error.to_string())?;
-            for address in object.iter().flat_map(|object| &object.spec.addresses) {
-                ensure_no_endpoint(conf, *address)?;
-            }
+        DetachOutcome::InUseBy(newer) => {
+            tracing::debug!(
+                container,
+                newer = newer.as_str(),
+                "not detached: a newer sandbox has the StickyIP"
+            );
         }
-        api_writer.api_mut().restart_time();
-        // The sandbox may have taken the place of one that was prepared, or of its pod's older one. What is prepared for its pod's next
-        // one bears the same name: the agent attaches and decides in this turn.
-        let attachment_id = binding.map_or(container, |binding| binding.container.as_str());
-        let awaited =
-            scene.store.lock().and_then(|mut locked| locked.awaits_add(attachment_id, &attachment.interface));
-        let attachment_id =
-            if awaited.map_err(|error| error.to_string())? { container } else { attachment_id };
-        let containers = [container, attachment_id];
-        let left = detach::detach(&mut api_writer, &conf.node, &shape(scene), &key, &containers).await;
-        if left.is_ok() || api_writer.count() > 0 {
-            // Others may have the address from here on, also if the answer to the last write was lost.
-            let mut locked = scene.store.lock().map_err(|error| error.to_string())?;
-            let forgotten = locked.clear_attachment(&claimant, &containers);
-            if let Ok(Some(left)) = &left {
-                keep_snapshot(&mut locked, &claimant, left, pod);
-            }
-            forgotten.and_then(|()| locked.commit()).map_err(|error| error.to_string())?;
-        }
-        left.map_err(|error: DetachError| error.to_string())
-    };
-    let left: Result<Option<Detached>, String> = block_on(work).map_err(|error| error.to_string())?;
-    if let Some(left) = left? {
-        let view = StickyView::from(&left.object);
-        tracing::info!(container, key = %view.key, addresses = crate::plugin::list(&view.addresses), "detached");
+        DetachOutcome::NotAttached | DetachOutcome::NoStickyIP => {}
     }
     Ok(())
 }
 
-/// Keeps how a StickyIP stood when this node let go of it, for the claimant's next ADD here.
-fn keep_snapshot<D: Disk>(
-    locked: &mut LockedStore<'_, D>,
-    claimant: &Claimant,
-    left: &Detached,
-    pod: Option<&PodIdentity>,
-) {
-    // A static pod has another uid for the runtime than in the API server, which only a read tells.
-    if pod.and_then(PodIdentity::uid) != Some(&left.pod_uid) {
-        return;
-    }
-    let mut object = left.object.clone();
-    object.metadata.managed_fields = None;
-    let remembered = match locked.find_by_claimant(claimant) {
-        Ok(Some(_)) => locked.save_detached_snapshot(claimant, &object),
-        kept => kept.map(drop),
-    };
-    if let Err(error) = remembered {
-        tracing::debug!(%error, "the claimant's next ADD reads first");
-    }
-}
-
-/// An address that anybody could have until its pod was marked. Cilium has known the owner since before the claim was granted; but if
-/// somebody took the owner away by hand it may be with another pod. Then the agent detaches, once that one is gone too.
-fn ensure_no_endpoint(conf: &ClusterConf, address: IpAddr) -> Result<(), String> {
+/// An adopted address was free for any pod until its claim was granted. Cilium has seen the owner since; but
+/// if an operator removed the owner, another pod may have the address. Then the agent detaches, once that pod
+/// is gone too.
+fn ensure_no_endpoint(conf: &ClusterConf, address: IpAddr) -> Result<(), ClusterDelError> {
     match socket::endpoint(&conf.cilium_socket, address) {
         Ok(EndpointAnswer::Absent) => Ok(()),
-        Ok(EndpointAnswer::There(_)) => Err(format!("Cilium still has an endpoint with {address}")),
-        Err(error) => Err(format!("cannot ask Cilium for the endpoint of {address}: {error}")),
+        Ok(EndpointAnswer::There(_)) => Err(ClusterDelError::EndpointExists { address }),
+        Err(source) => Err(ClusterDelError::CiliumSocket { address, source }),
     }
 }
 
-/// Whether a newer sandbox of this node has what the API server knows under this one's name: it took its place while the API
-/// server was away.
-fn newer_sandbox_has_it<D: Disk>(
-    scene: &VerbContext<'_, D>,
-    claimant: &Claimant,
-    attachment: &Attachment,
-) -> Result<bool, StoreError> {
-    let held = scene.store.lock()?.find_by_claimant(claimant)?;
-    Ok(held.is_some_and(|held| {
-        held.record.is_attached(scene.store.now()) && held.record.attachment != *attachment
-    }))
-}
-
-/// Whether the API server still says that this sandbox has the address. One that cannot be asked says nothing.
+/// Whether this sandbox is still attached in the API server. If that cannot be asked, CHECK does not fail.
 pub(crate) fn check(
     conf: &ClusterConf,
     binding: &StickyBinding,
     attachment: &Attachment,
 ) -> Result<(), CniError> {
-    let key = StickyKey { namespace: binding.namespace.clone(), name: binding.name.clone() };
+    let key = &binding.key;
     let read = block_on(async {
         let api = Connection::open(&conf.kubeconfig, conf.timeout).await?;
-        bind::read_sticky(&ApiWriter::new(api, &NoObserver), &key).await
-    })?;
+        Ok(bind::read_sticky(&ApiWriter::new(api, &NoObserver), key).await?)
+    });
     let object = match read {
         Ok(object) => object,
+        Err(ClusterDelError::Runtime(error)) => return Err(error),
         Err(error) => {
             let container = attachment.container.as_str();
             tracing::warn!(container, sticky_ip = %key, %error, "cannot check the binding");
@@ -159,19 +144,19 @@ pub(crate) fn check(
         }
     };
     let status = object.as_ref().and_then(|object| object.status.as_ref());
-    let holder = status.and_then(|status| status.attachment.as_ref()).map(|held| held.container_id.as_str());
-    let ours = [attachment.container.as_str(), &binding.container];
-    match holder {
-        Some(holder) if ours.contains(&holder) => Ok(()),
-        Some(holder) => Err(CniError::new(
+    let attached = status.and_then(|status| status.attachment.as_ref()).map(|held| &held.attachment_id);
+    let ours = [Some(&attachment.id()), binding.attachment_id.as_ref()];
+    match attached {
+        Some(container) if ours.contains(&Some(container)) => Ok(()),
+        Some(container) => Err(CniError::new(
             code::CHECK_FAILED,
-            format!("StickyIP {key} is attached to container {holder}"),
+            format!("StickyIP {key} is attached to container {container}"),
         )),
-        None => Err(CniError::new(code::CHECK_FAILED, format!("StickyIP {key} is attached to nobody"))),
+        None => Err(CniError::new(code::CHECK_FAILED, format!("StickyIP {key} is attached to no container"))),
     }
 }
 
-/// Whether an ADD of a sticky pod could succeed, as far as a look at the node tells.
+/// Whether an ADD of a sticky pod could succeed, as far as the node knows.
 pub(crate) fn is_ready(conf: &ClusterConf) -> Result<(), CniError> {
     match std::fs::File::open(&conf.kubeconfig) {
         Err(error) if conf.on_unavailable == OnUnavailable::Fail => Err(CniError::not_available(format!(

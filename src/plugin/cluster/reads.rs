@@ -1,9 +1,9 @@
-//! What an ADD asks the API server for before it decides anything, all at once: the pod, its namespace, its StickyIP with the
-//! claims, and in `crd` mode the node's CiliumNode.
+//! What an ADD asks the API server for before it decides anything, all at once: the pod, its namespace, its
+//! StickyIP with the claims, and in `crd` mode the node's CiliumNode.
 //!
-//! The API server's own memory is asked first, which costs it a fraction of a look into etcd. It may be a moment old. So what
-//! it says counts only where a moment does not matter; see [`look`]. Must never be the ground for a "no": whatever is missing,
-//! held or not sticky by that memory is looked up again.
+//! The API server's own cache is asked first, which costs it a fraction of a read from etcd. It may be a
+//! moment old. So its answer counts only where a moment does not matter; see [`read_all`]. Must never be the
+//! reason for a "no": what is missing, attached or not sticky by the cache is read again live.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,18 +18,15 @@ use crate::cluster::cilium::pool;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::pod;
 use crate::cluster::protocol::bind::ClaimsByAddress;
-use crate::cluster::protocol::sticky_identity;
-use crate::cluster::protocol::sticky_identity::StickyIdentityError;
-use crate::cni::{CniError, PodIdentity, code};
-use crate::plugin::cluster::add::{AddContext, AddError};
-use crate::policy::selection::facts::PodFacts;
-use crate::policy::selection::rules::StickyReason;
+use crate::cluster::protocol::sticky_identity::{self, Stickiness, StickyIdentityError};
+use crate::cni::{CniError, code};
+use crate::names::PodIdentity;
+use crate::plugin::cluster::context::{AddContext, AddError};
 use crate::store::Disk;
 
 /// What was found.
 pub(crate) struct AddReads {
-    /// The pod's facts if it is sticky, else why it is not.
-    pub(crate) facts: Result<PodFacts, StickyReason>,
+    pub(crate) stickiness: Stickiness,
     /// The StickyIP of the pod's own name.
     pub(crate) sticky: Option<StickyIP>,
     /// Its claims, if all of them were found and are sealed to it.
@@ -41,8 +38,8 @@ pub(crate) struct AddReads {
 /// What was found beside the StickyIP.
 pub(crate) struct SideReads {
     /// As in [`AddReads`].
-    pub(crate) facts: Result<PodFacts, StickyReason>,
-    /// Those on the addresses that were remembered, if all of them were found.
+    pub(crate) stickiness: Stickiness,
+    /// Those on the addresses that this node knows, if all of them were found.
     pub(crate) claims: Option<ClaimsByAddress>,
     /// As in [`AddReads`].
     pub(crate) node: Option<CiliumNode>,
@@ -51,43 +48,44 @@ pub(crate) struct SideReads {
 impl SideReads {
     /// All of it, with the StickyIP of the pod's own name.
     pub(crate) fn with(self, sticky: Option<StickyIP>) -> AddReads {
-        let Self { facts, claims, node } = self;
+        let Self { stickiness, claims, node } = self;
         let are_its =
             |claims: &ClaimsByAddress| sticky.as_ref().is_some_and(|sticky| cached::are_all(claims, sticky));
         let claims = claims.filter(are_its);
-        AddReads { facts, sticky, claims, node }
+        AddReads { stickiness, sticky, claims, node }
     }
 }
 
-/// Looks. `remembered` are the addresses that this node knows of the pod.
+/// Reads everything. `known` are the addresses that this node has recorded of the pod.
 ///
-/// From the API server's [cache](crate::cluster::api::cached) are taken: a pod of the very uid that is asked for; a StickyIP that nobody has; claims that
-/// are sealed to it; and the word of the namespace where it makes the pod sticky.
-pub(crate) async fn look<D: Disk>(
+/// From the API server's [cache](crate::cluster::api::cached) are taken: a pod of the very uid that is asked
+/// for; a StickyIP that is not attached; claims that are sealed to it; and the annotations of the namespace
+/// where they make the pod sticky.
+pub(crate) async fn read_all<D: Disk>(
     api: &Connection,
-    errand: &AddContext<'_, D>,
-    remembered: &BTreeSet<IpAddr>,
+    context: &AddContext<'_, D>,
+    known: &BTreeSet<IpAddr>,
 ) -> Result<AddReads, AddError> {
-    let (around, sticky) = tokio::join!(read_others(api, errand, remembered), sticky_of(api, errand.pod));
-    Ok(around?.with(sticky.map_err(AddError::Unreachable)?))
+    let (others, sticky) = tokio::join!(read_others(api, context, known), sticky_of(api, context.pod));
+    Ok(others?.with(sticky.map_err(AddError::Unreachable)?))
 }
 
-/// Looks at all but the StickyIP.
+/// Reads everything but the StickyIP.
 pub(crate) async fn read_others<D: Disk>(
     api: &Connection,
-    errand: &AddContext<'_, D>,
-    remembered: &BTreeSet<IpAddr>,
+    context: &AddContext<'_, D>,
+    known: &BTreeSet<IpAddr>,
 ) -> Result<SideReads, AddError> {
-    let AddContext { scene, conf, pod, .. } = *errand;
+    let AddContext { verb, conf, pod, .. } = *context;
     let pods: Api<Pod> = Api::namespaced(api.client(), pod.namespace());
     let what = format!("get Pod {pod}");
     let own_node = async {
-        if scene.mode.publishes_pool_entries() { pool::read_node(api, &conf.node).await } else { Ok(None) }
+        if verb.mode.publishes_pool_entries() { pool::read_node(api, &conf.node).await } else { Ok(None) }
     };
     let (first, namespace, claims) = tokio::join!(
         async { tokio::try_join!(cached::object(api, &what, &pods, pod.name()), own_node) },
         cached::annotations(api, pod.namespace()),
-        cached::claims(api, remembered),
+        cached::claims(api, known),
     );
     let (seen, node) = first.map_err(AddError::Unreachable)?;
     let seen = match seen.filter(|seen| is_surely_expected(seen, pod, &conf.node)) {
@@ -95,21 +93,21 @@ pub(crate) async fn read_others<D: Disk>(
         None => api.read(&what, || pods.get_opt(pod.name())).await.map_err(AddError::Unreachable)?,
     };
     let seen = expected_pod(seen, pod, &conf.node)?;
-    let facts = match judge(errand, &seen, namespace).await {
-        Ok(Ok(facts)) => Ok(facts),
-        Ok(Err(_)) | Err(_) => {
-            judge(errand, &seen, sticky_identity::of_namespace(api, pod.namespace()).await).await?
+    let stickiness = match judge(context, &seen, namespace).await {
+        Ok(sticky @ Stickiness::Sticky { .. }) => sticky,
+        Ok(Stickiness::NotSticky { .. }) | Err(_) => {
+            judge(context, &seen, sticky_identity::of_namespace(api, pod.namespace()).await).await?
         }
     };
-    Ok(SideReads { facts, claims, node })
+    Ok(SideReads { stickiness, claims, node })
 }
 
 /// The StickyIP of the pod's own name.
 async fn sticky_of(api: &Connection, pod: &PodIdentity) -> Result<Option<StickyIP>, ApiError> {
     let stickies: Api<StickyIP> = Api::namespaced(api.client(), pod.namespace());
     let what = format!("get StickyIP {pod}");
-    let remembered = cached::object(api, &what, &stickies, pod.name()).await?;
-    match remembered.filter(cached::is_free) {
+    let cached = cached::object(api, &what, &stickies, pod.name()).await?;
+    match cached.filter(cached::is_free) {
         Some(free) => Ok(Some(free)),
         None => api.read(&what, || stickies.get_opt(pod.name())).await,
     }
@@ -133,25 +131,27 @@ fn expected_pod(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod
     }
     match found.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
         Some(bound) if bound == node => Ok(found),
-        bound => Err(CniError::invalid_environment(format!(
-            "CNI_ARGS: pod {pod} is bound to node {:?}, and this is node {node:?}; is sticky.cluster.node right?",
-            bound.unwrap_or_default()
+        Some(bound) => Err(CniError::invalid_environment(format!(
+            "CNI_ARGS: pod {pod} is bound to node {bound}, and this is node {node}; is sticky.cluster.node \
+             right?"
+        ))),
+        None => Err(CniError::invalid_environment(format!(
+            "CNI_ARGS: pod {pod} is bound to no node, and this is node {node}; is sticky.cluster.node right?"
         ))),
     }
 }
 
-/// The facts of a sticky pod, or why it is none.
+/// Whether the pod is sticky.
 async fn judge<D: Disk>(
-    errand: &AddContext<'_, D>,
+    context: &AddContext<'_, D>,
     found: &Pod,
     namespace: Result<BTreeMap<String, String>, ApiError>,
-) -> Result<Result<PodFacts, StickyReason>, AddError> {
+) -> Result<Stickiness, AddError> {
     let facts = pod::facts(found, Default::default());
-    match sticky_identity::judge(&errand.conf.rules, facts, async { namespace }).await {
-        Ok((true, facts, _)) => Ok(Ok(facts)),
-        Ok((false, _, reason)) => Ok(Err(reason)),
+    match sticky_identity::judge(&context.conf.rules, facts, async { namespace }).await {
+        Ok(judged) => Ok(judged),
         Err(StickyIdentityError::Policy(error)) => {
-            Err(AddError::Told(CniError::new(code::REQUEST_REFUSED, error.to_string())))
+            Err(AddError::Rejected(CniError::new(code::REQUEST_REFUSED, error.to_string())))
         }
         Err(StickyIdentityError::Api(error)) => Err(AddError::Unreachable(error)),
     }

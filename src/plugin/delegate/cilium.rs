@@ -1,10 +1,10 @@
-//! `crd` mode: Cilium's agent picks the address from the CiliumNode's pool, and this makes sure that a sticky pod gets its
-//! own. The address is attached, written down on the node and shown in the pool with its owner; then cilium-cni runs, and
-//! what it answers is looked at. What the agent has prepared is attached and shown already, and is written down while cilium-cni
-//! runs.
+//! `crd` mode: cilium-agent picks the address from the pool of the CiliumNode, and this makes sure that a
+//! sticky pod gets its own. The address is attached, recorded on the node and published in the pool with its
+//! owner; then cilium-cni runs, and its answer is checked. What the agent has prepared is attached and
+//! published already, and is recorded while cilium-cni runs.
 //!
-//! Must never let a sticky pod start with another address, never show an address before it is attached here, never
-//! take it out of the pool before Cilium has let go of it, and never answer before the record is on the disk.
+//! Must never let a sticky pod start with another address, never publish an address before it is attached
+//! here, never unpublish it before Cilium has released it, and never answer before the record is on the disk.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -14,59 +14,58 @@ use serde_json::Value;
 use crate::alloc::range::Family;
 use crate::cluster::cilium::socket::{EndpointAnswer, endpoint};
 use crate::cni::{ClusterConf, CniError, CniResult, IpamConf, Request, Verb, code};
+use crate::node::list;
 use crate::plugin::cluster::add;
-use crate::plugin::cluster::add::{AddContext, Reserved, Resolved};
+use crate::plugin::cluster::add::{Reserved, Resolved};
+use crate::plugin::cluster::context::AddContext;
 use crate::plugin::cluster::del as cluster_del;
 use crate::plugin::delegate::Delegate;
 use crate::plugin::verbs::{del, gc};
-use crate::plugin::{VerbContext, VerbLog, attachment, boot_id_file, list};
+use crate::plugin::{VerbContext, VerbLog, attachment, boot_id_file};
 use crate::policy::mode::PluginMode;
 use crate::store::{Disk, NodeTime, Store};
 
-/// Between two looks at Cilium, or two tries.
+/// Between two questions to cilium-agent, or two tries.
 const PAUSE: Duration = Duration::from_millis(50);
-/// What cilium-cni says, in parts of a sentence, while another sandbox still has the address, or while Cilium's agent has
-/// not seen the pool's new key.
+/// What cilium-cni says, in parts of a sentence, while another sandbox still has the address, or while
+/// cilium-agent has not seen the new pool entry.
 const TEMPORARY: &[&str] = &["already in use", "expiration timer", "ips available"];
 
-/// Carries a verb out.
-///
-/// # Errors
-/// Ours, or the delegate's.
+/// Runs a verb.
 pub(crate) fn run(
     request: &Request,
     conf: &ClusterConf,
     delegate: &Delegate<'_>,
     disk: impl Disk,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let now = NodeTime::now(&boot_id_file(request))?;
     let ipam = store_location(request);
     let sticky = request.config.sticky().cloned().unwrap_or_default();
     let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-    let scene = VerbContext { ipam: &ipam, sticky, store, mode: PluginMode::of_call(true) };
+    let verb = VerbContext { ipam: &ipam, sticky, store, mode: PluginMode::of_call(true) };
     match request.verb {
-        Verb::Add => add(&scene, request, conf, delegate, story),
+        Verb::Add => add(&verb, request, conf, delegate, log),
         Verb::Del => {
-            // The endpoint goes first: a key must not leave the pool of an agent that still has the pod.
+            // The endpoint is removed first: a pool entry must stay while cilium-agent still has the pod.
             let answer = delegate.ask(Verb::Del)?;
-            del::run(&scene, request, story)?;
+            del::run(&verb, request, log)?;
             Ok(answer)
         }
         Verb::Check => {
-            let answer = delegate.pass(story)?;
-            check(&scene, request, conf)?;
+            let answer = delegate.pass(log)?;
+            check(&verb, request, conf)?;
             Ok(answer)
         }
         Verb::Gc => {
-            let answer = delegate.pass(story);
-            gc::run(&scene, request, story)?;
+            let answer = delegate.pass(log);
+            gc::run(&verb, request, log)?;
             answer
         }
         Verb::Status => {
-            scene.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
+            verb.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
             cluster_del::is_ready(conf)?;
-            delegate.pass(story)
+            delegate.pass(log)
         }
         Verb::Version => Err(CniError::internal("VERSION is answered by the protocol")),
     }
@@ -87,45 +86,46 @@ fn store_location(request: &Request) -> IpamConf {
 }
 
 fn add<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
     conf: &ClusterConf,
     delegate: &Delegate<'_>,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let started = Instant::now();
-    let Some(pod) = request.pod.as_ref().filter(|pod| scene.sticky.selects(pod)) else {
-        return delegate.pass(story);
+    let Some(pod) = request.pod.as_ref().filter(|pod| verb.sticky.selects(pod)) else {
+        return delegate.pass(log);
     };
-    let errand = AddContext { request, scene, conf, pod };
-    let Reserved { addresses, mut pending_record } = match add::add(&errand, &[], story)? {
+    let context = AddContext { request, verb, conf, pod, attachment: attachment(request)? };
+    let Reserved { addresses, mut pending_record } = match add::add(&context, &[], log)? {
         Resolved::Sticky(bound) => bound,
-        // A pod that is not sticky leaves no record here. Until Cilium has it, only its turn tells that its ADD is on its way.
-        Resolved::Plain(_claimant_lock) => return delegate.pass(story),
+        // A pod that is not sticky has no record here. Until Cilium has it, only its claimant lock shows that
+        // its ADD runs.
+        Resolved::Plain(_claimant_lock) => return delegate.pass(log),
     };
     let mut write_record =
-        || pending_record.take().map_or(Ok(()), |pending_record| pending_record.write(&errand));
-    let container = attachment(request)?.container.as_str();
-    let deadline = started + scene.sticky.wait_for_old_pod;
+        || pending_record.take().map_or(Ok(()), |pending_record| pending_record.write(&context));
+    let container = context.attachment.container.as_str();
+    let deadline = started + verb.sticky.wait_for_old_pod;
     loop {
         while let Some(address) = with_another_sandbox(conf, &addresses, container) {
-            // It may take long, and with it the pod's turn would.
+            // It may take long, and the claimant lock would be held as long.
             write_record()?;
             if Instant::now() + PAUSE >= deadline {
                 return Err(CniError::try_again(format!(
-                    "{address} is still with another sandbox, as Cilium's agent says; it is free when that is deleted"
+                    "cilium-agent still has {address} for another sandbox; it is free when that is deleted"
                 )));
             }
             std::thread::sleep(PAUSE);
         }
-        let at_work = delegate.start(Verb::Add)?;
+        let running = delegate.start(Verb::Add)?;
         let written = write_record();
-        let answer = at_work.answer();
-        let looked_at = written.and(answer).and_then(|answer| Ok((given(request, answer.as_ref())?, answer)));
-        let why = match looked_at {
+        let answer = running.answer();
+        let checked = written.and(answer).and_then(|answer| Ok((given(request, answer.as_ref())?, answer)));
+        let reason = match checked {
             Ok((given, answer)) if is_right(&addresses, &given) => return Ok(answer),
             other => {
-                // Whatever it has done is taken back before anything else.
+                // What it has done is undone before anything else.
                 delegate.clean_up();
                 match other {
                     Ok((given, _)) => format!("Cilium gave [{}] instead", list(&given)),
@@ -134,12 +134,16 @@ fn add<D: Disk>(
                 }
             }
         };
-        tracing::info!(addresses = list(&addresses), why, "not yet the pod's own address");
+        let own = list(&addresses);
+        tracing::info!(
+            %pod, addresses = own, reason,
+            "cilium-cni did not give the pod's address; trying again"
+        );
         if Instant::now() + PAUSE >= deadline {
             let message = format!(
-                "{pod} did not get its own address {} from Cilium within {:?}: {why}",
+                "{pod} did not get its own address {} from Cilium within {} s: {reason}",
                 list(&addresses),
-                scene.sticky.wait_for_old_pod
+                verb.sticky.wait_for_old_pod.as_secs_f64()
             );
             return Err(CniError::try_again(message));
         }
@@ -148,22 +152,22 @@ fn add<D: Disk>(
 }
 
 fn is_temporary(error: &CniError) -> bool {
-    let told = error.to_string().to_lowercase();
-    TEMPORARY.iter().any(|part| told.contains(part))
+    let message = error.to_string().to_lowercase();
+    TEMPORARY.iter().any(|part| message.contains(part))
 }
 
-/// The address with which Cilium has an endpoint of another sandbox, if there is one. An agent that cannot be asked is not waited
-/// for: cilium-cni knows how to.
+/// The address with which cilium-agent has an endpoint of another sandbox, if there is one. If cilium-agent
+/// cannot be asked, this does not wait for it: cilium-cni does.
 fn with_another_sandbox(conf: &ClusterConf, addresses: &[IpAddr], container: &str) -> Option<IpAddr> {
-    let is_elsewhere = |address: &&IpAddr| match endpoint(&conf.cilium_socket, **address) {
+    let is_in_use = |address: &&IpAddr| match endpoint(&conf.cilium_socket, **address) {
         Ok(EndpointAnswer::There(about)) => !about.contains(container),
         Ok(_) => false,
         Err(error) => {
-            tracing::debug!(%error, "Cilium's agent cannot be asked");
+            tracing::debug!(%error, "cannot ask cilium-agent for an endpoint");
             false
         }
     };
-    addresses.iter().find(is_elsewhere).copied()
+    addresses.iter().find(is_in_use).copied()
 }
 
 /// The addresses of the delegate's answer.
@@ -182,9 +186,9 @@ fn is_right(bound: &[IpAddr], given: &[IpAddr]) -> bool {
         && given.iter().filter(of_bound_family).all(|given| bound.contains(given))
 }
 
-fn check<D: Disk>(scene: &VerbContext<'_, D>, request: &Request, conf: &ClusterConf) -> Result<(), CniError> {
+fn check<D: Disk>(verb: &VerbContext<'_, D>, request: &Request, conf: &ClusterConf) -> Result<(), CniError> {
     let attachment = attachment(request)?;
-    let stored = match scene.store.lock_existing()? {
+    let stored = match verb.store.lock_existing()? {
         Some(mut locked) => locked.find_by_attachment(attachment)?,
         None => None,
     };
@@ -192,11 +196,12 @@ fn check<D: Disk>(scene: &VerbContext<'_, D>, request: &Request, conf: &ClusterC
     let Some(binding) = &record.binding else { return Ok(()) };
     cluster_del::check(conf, binding, attachment)?;
     let Some(prev) = &request.config.prev_result else { return Ok(()) };
-    let told: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
-    if is_right(&record.addresses, &told) {
+    let previous: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    if is_right(&record.addresses, &previous) {
         return Ok(());
     }
-    let message = format!("prevResult has {}, and the pod's own is {}", list(&told), list(&record.addresses));
+    let message =
+        format!("prevResult has {}, and the pod's own is {}", list(&previous), list(&record.addresses));
     Err(CniError::new(code::CHECK_FAILED, message))
 }
 
@@ -209,7 +214,7 @@ mod tests {
         let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
         let own = ips(&["10.0.0.7"]);
         assert!(is_right(&own, &ips(&["10.0.0.7"])));
-        assert!(is_right(&own, &ips(&["10.0.0.7", "fd00::1"])), "the other family is nobody's business");
+        assert!(is_right(&own, &ips(&["10.0.0.7", "fd00::1"])), "the other family does not matter");
         assert!(!is_right(&own, &ips(&["10.0.0.8"])));
         assert!(!is_right(&own, &ips(&["10.0.0.7", "10.0.0.8"])));
         assert!(!is_right(&own, &[]));

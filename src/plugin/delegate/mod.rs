@@ -1,5 +1,5 @@
-//! Running another plugin in our place (`delegate` in the configuration): cilium-cni in `crd` mode, where Cilium
-//! picks the address and [`cilium`] makes sure which one it is.
+//! Running another plugin in our place (`delegate` in the configuration): cilium-cni in `crd` mode, where
+//! Cilium picks the address and [`cilium`] makes sure which one it is.
 
 pub(crate) mod cilium;
 use std::io::Write;
@@ -12,31 +12,30 @@ use crate::cni::{CniError, Request, Verb, code};
 use crate::plugin::VerbLog;
 use crate::store::Disk;
 
-/// A large Go program that ends after a moment: of its time to start a quarter goes to collecting garbage that its end throws away. It
-/// begins to collect at that much memory, unless whoever runs us says otherwise (docs/decisions/0030).
+/// A large Go program that ends after a moment: a quarter of its start goes to collecting garbage that its
+/// end throws away. It begins to collect at that much memory, unless the environment says otherwise
+/// (docs/decisions/0030).
 const CILIUM_CNI: &str = "cilium-cni";
 const GO_GC_LIMITS: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "128MiB")];
 
-/// Carries a verb out through the delegate.
-///
-/// # Errors
-/// As [`Delegate::pass`]; or the cluster's.
+/// Runs a verb by the delegate.
+/// Errors: as [`Delegate::pass`]; or the cluster's.
 pub(super) fn run(
     request: &Request,
     delegate: &Value,
     disk: impl Disk,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let delegate = Delegate::find(request, delegate)?;
     if let Some(conf) = request.config.sticky().and_then(|sticky| sticky.cluster.as_ref()) {
-        return cilium::run(request, conf, &delegate, disk, story);
+        return cilium::run(request, conf, &delegate, disk, log);
     }
     // Without the cluster a delegate needs no store.
     drop(disk);
-    delegate.pass(story)
+    delegate.pass(log)
 }
 
-/// The other plugin.
+/// The plugin that runs in our place.
 pub(super) struct Delegate<'a> {
     request: &'a Request,
     kind: String,
@@ -52,12 +51,10 @@ impl<'a> Delegate<'a> {
     }
 
     /// Runs the delegate with our environment, and passes its answer on as it is.
-    ///
-    /// # Errors
-    /// The delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by then, so that it
-    /// leaves nothing behind, as the specification asks.
-    pub(super) fn pass(&self, story: &mut VerbLog<'_>) -> Result<Option<Value>, CniError> {
-        story.tell(&[], format!("answered by {}", self.kind));
+    /// Errors: the delegate's own, or why it could not be run. One whose ADD failed has been run with DEL by
+    /// then, so that it leaves nothing behind, as the specification asks.
+    pub(super) fn pass(&self, log: &mut VerbLog<'_>) -> Result<Option<Value>, CniError> {
+        log.report(&[], format!("answered by {}", self.kind));
         let outcome = self.ask(self.request.verb);
         if self.request.verb == Verb::Add && outcome.is_err() {
             self.clean_up();
@@ -65,7 +62,7 @@ impl<'a> Delegate<'a> {
         outcome
     }
 
-    /// Has the delegate take back what an ADD may have left.
+    /// Has the delegate undo what an ADD may have left.
     pub(super) fn clean_up(&self) {
         if let Err(error) = self.ask(Verb::Del) {
             tracing::warn!(delegate = self.kind, %error, "the delegate could not clean up after its ADD");
@@ -73,17 +70,12 @@ impl<'a> Delegate<'a> {
     }
 
     /// Runs one verb of the delegate.
-    ///
-    /// # Errors
-    /// The delegate's own, or why it could not be run.
+    /// Errors: the delegate's own, or why it could not be run.
     pub(super) fn ask(&self, verb: Verb) -> Result<Option<Value>, CniError> {
         self.start(verb)?.answer()
     }
 
-    /// Starts one verb of the delegate, which is at work until its answer is asked for.
-    ///
-    /// # Errors
-    /// Why it could not be run.
+    /// Starts one verb of the delegate, which runs until its answer is asked for.
     pub(super) fn start(&self, verb: Verb) -> Result<RunningDelegate<'_>, CniError> {
         let child = self.execute(verb).map_err(|error| self.cannot_run(&error))?;
         Ok(RunningDelegate { delegate: self, child })
@@ -97,8 +89,8 @@ impl<'a> Delegate<'a> {
     fn execute(&self, verb: Verb) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.env("CNI_COMMAND", verb.as_str());
-        let is_told = GO_GC_LIMITS.iter().any(|(name, _)| std::env::var_os(name).is_some());
-        if self.kind == CILIUM_CNI && !is_told {
+        let is_set = GO_GC_LIMITS.iter().any(|(name, _)| std::env::var_os(name).is_some());
+        if self.kind == CILIUM_CNI && !is_set {
             command.envs(GO_GC_LIMITS);
         }
         if let Some(attachment) = &self.request.attachment {
@@ -115,13 +107,14 @@ impl<'a> Delegate<'a> {
                 command.env(name, value);
             }
         }
-        // A runtime reads our standard error until everybody who has it is gone. The delegate has it too, beside its own: should we
-        // be killed, the DEL does not come while the ADD of the delegate is still at work.
+        // A runtime reads our standard error until every process that has it has ended. The delegate has it
+        // too, beside its own: if this process is killed, the DEL does not come while the ADD of the delegate
+        // still runs.
         let _handed_down = nix::unistd::dup(std::io::stderr()).ok();
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A delegate that answers without reading is none of our business.
+            // A delegate may answer without reading.
             let _ = stdin.write_all(self.config.to_string().as_bytes());
         }
         Ok(child)
@@ -136,13 +129,11 @@ pub(super) struct RunningDelegate<'a> {
 
 impl RunningDelegate<'_> {
     /// Waits for its end.
-    ///
-    /// # Errors
-    /// The delegate's own, or that it could not be waited for.
+    /// Errors: the delegate's own, or that it could not be waited for.
     pub(super) fn answer(self) -> Result<Option<Value>, CniError> {
         let Delegate { program, kind, .. } = self.delegate;
         let output = self.child.wait_with_output().map_err(|error| self.delegate.cannot_run(&error))?;
-        // What it says to people is for people; nobody is left to tell if they have gone.
+        // Its messages are for operators; if standard error is closed there is no one to report to.
         let _ = std::io::stderr().write_all(&output.stderr);
         let answer = if output.stdout.trim_ascii().is_empty() {
             None

@@ -9,21 +9,25 @@ use crate::alloc::RangeSet;
 use crate::cni::{
     CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, Request, code, parse_resolv_conf,
 };
+use crate::node::list;
+use crate::plugin::cluster::add;
+use crate::plugin::cluster::add::Resolved;
+use crate::plugin::cluster::context::AddContext;
 use crate::plugin::verbs::wait::OldPodWait;
-use crate::plugin::{VerbContext, VerbLog, attachment, keep};
-use crate::store::{Claimant, Disk, Keep, LockedStore, Phase, Record, StoreError, StoredRecord};
+use crate::plugin::{VerbContext, VerbLog, attachment, retention};
+use crate::store::{ClaimantKey, Disk, LockedStore, Record, RecordState, StoreError, StoredRecord};
 
 pub(crate) fn run<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Value, CniError> {
-    let dns = name_service(scene.ipam)?;
-    let wanted = requested_by_set(scene.ipam)?;
-    let addresses = addresses(request, scene, &wanted, story)?;
-    let mut ours = CniResult { dns, routes: scene.ipam.routes.clone(), ..CniResult::default() };
-    for (set, address) in scene.ipam.sets.iter().zip(addresses) {
-        // An address from elsewhere in the cluster stands in the node's own network: its gateway serves it too.
+    let dns = name_service(verb.ipam)?;
+    let wanted = requested_by_set(verb.ipam)?;
+    let addresses = addresses(request, verb, &wanted, log)?;
+    let mut ours = CniResult { dns, routes: verb.ipam.routes.clone(), ..CniResult::default() };
+    for (set, address) in verb.ipam.sets.iter().zip(addresses) {
+        // An address of another node is used in this node's own network: its gateway serves it too.
         if let Some(range) = set.contains(address).or_else(|| set.ranges().first()) {
             ours.ips.push(IpConfig::new(range.with_prefix(address), range.gateway()));
         }
@@ -35,80 +39,79 @@ pub(crate) fn run<D: Disk>(
     Ok(result.print_as(request.config.version))
 }
 
-/// The addresses by range set: those that the cluster binds, or those that this node gives alone.
+/// The addresses by range set: those that the cluster binds, or those that this node chooses alone.
 fn addresses<D: Disk>(
     request: &Request,
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
-    use crate::plugin::cluster::add;
-    use crate::plugin::cluster::add::{AddContext, Resolved};
-    let _claimant_lock = match (&scene.sticky.cluster, &request.pod) {
-        (Some(conf), Some(pod)) if scene.sticky.selects(pod) => {
-            match add::add(&AddContext { request, scene, conf, pod }, wanted, story)? {
+    let _claimant_lock = match (&verb.sticky.cluster, &request.pod) {
+        (Some(conf), Some(pod)) if verb.sticky.selects(pod) => {
+            let context = AddContext { request, verb, conf, pod, attachment: attachment(request)? };
+            match add::add(&context, wanted, log)? {
                 Resolved::Sticky(bound) => return Ok(bound.addresses),
                 Resolved::Plain(claimant_lock) => claimant_lock,
             }
         }
         _ => None,
     };
-    reserve(request, scene, wanted, story)
+    reserve(request, verb, wanted, log)
 }
 
-/// Reserves the addresses, durably, and tells them in the order of the range sets.
+/// Reserves the addresses, durably, and returns them in the order of the range sets.
 fn reserve<D: Disk>(
     request: &Request,
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
-    let mut old_pod = OldPodWait::new(scene.sticky.wait_for_old_pod);
+    let mut old_pod = OldPodWait::new(verb.sticky.wait_for_old_pod);
     loop {
-        let mut locked = scene.store.lock()?;
+        let mut locked = verb.store.lock()?;
         if let Some(held) = locked.find_by_attachment(attachment)? {
-            let addresses = repeated_addresses(&held.record, scene.ipam, wanted)?;
-            // Whoever reserved it may have ended before it was on the disk.
+            let addresses = repeated_addresses(&held.record, verb.ipam, wanted)?;
+            // The process that reserved it may have ended before it was on the disk.
             locked.sync_existing(&held)?;
             locked.commit()?;
-            story.tell(&addresses, "this container has it already");
+            log.report(&addresses, "this container has it already");
             return Ok(addresses);
         }
-        let claimed = match (keep(request), &request.pod) {
-            (Keep::No, _) | (_, None) => None,
-            (_, Some(pod)) => locked.find_by_claimant(&Claimant::new(pod, &attachment.interface))?,
+        let claimed = match (retention(request), &request.pod) {
+            (None, _) | (_, None) => None,
+            (_, Some(pod)) => locked.find_by_claimant(&ClaimantKey::of_pod(pod, &attachment.interface))?,
         };
         if let Some(claimed) = &claimed
-            && let Some(holder) = OldPodWait::in_the_way(request, &claimed.record, scene.store.now())
+            && let Some(holder) = OldPodWait::old_pod(request, &claimed.record, verb.store.now())
         {
             drop(locked);
             old_pod.wait_for(&holder)?;
             continue;
         }
-        return take(request, scene, wanted, locked, claimed.as_ref(), story);
+        return take(request, verb, wanted, locked, claimed.as_ref(), log);
     }
 }
 
 /// Takes an address for each set, puts the record in place, and returns when it is on the disk.
 fn take<D: Disk>(
     request: &Request,
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
     mut locked: LockedStore<'_, D>,
     claimed: Option<&StoredRecord>,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
     let attachment = attachment(request)?;
     let (addresses, reclaimed) = loop {
         let mut addresses = Vec::new();
         let mut reclaimed: Vec<StoredRecord> = Vec::new();
-        for (index, set) in scene.ipam.sets.iter().enumerate() {
+        for (index, set) in verb.ipam.sets.iter().enumerate() {
             let Choice { address, why, instead_of } =
-                pick(&mut locked, scene, (index, set), wanted[index], claimed)?;
+                pick(&mut locked, verb, (index, set), wanted[index], claimed)?;
             locked.set_cursor(index, address);
             addresses.push(address);
-            story.tell(&addresses, why);
+            log.report(&addresses, why);
             if let Some(stored) = instead_of.filter(|stored| !reclaimed.contains(stored)) {
                 reclaimed.push(stored);
             }
@@ -116,45 +119,49 @@ fn take<D: Disk>(
         let record = Record {
             addresses: addresses.clone(),
             attachment: attachment.clone(),
-            phase: Phase::Attached,
+            state: RecordState::Attached,
             netns: request.netns.clone(),
             pod: request.pod.clone(),
-            keep: keep(request),
+            retention: retention(request),
             binding: None,
-            since: scene.store.now().clone(),
+            since: verb.store.now().clone(),
         };
         // In one change: a pod must not lose its address for an ADD that fails.
         match locked.put_reclaiming(&record, claimed, &reclaimed) {
             Ok(()) => break (addresses, reclaimed),
-            // A file that nobody told us of stood under that name. The store knows it now: look again.
+            // The store did not know the file of that name. It does now: pick again.
             Err(StoreError::Taken(address)) if !wanted.contains(&Some(address)) => {}
             Err(error) => return Err(error.into()),
         }
     };
     if let Err(error) = locked.commit() {
-        // What is not on the disk is not answered: put it back as it was, as far as the disk lets us.
-        let undone = scene.store.lock().and_then(|mut locked| {
+        // What is not on the disk is not answered: undo the change, as far as the disk allows.
+        let undone = verb.store.lock().and_then(|mut locked| {
             let Some(stored) = locked.find_by_attachment(attachment)? else { return Ok(()) };
             let mut before = claimed.into_iter().chain(&reclaimed);
             match before.next() {
                 Some(first) => locked.put(&first.record, Some(&stored))?,
-                None => locked.free(&stored)?,
+                None => locked.release(&stored)?,
             }
             before.try_for_each(|other| locked.put(&other.record, None))
         });
         if let Err(again) = undone {
-            tracing::error!(addresses = story.addresses, error = %again, "cannot take the address back");
+            let addresses = &log.addresses;
+            tracing::error!(
+                addresses, error = %again,
+                "cannot undo the reservation; DEL or GC of the container does"
+            );
         }
         return Err(error.into());
     }
     for stored in reclaimed {
-        let (addresses, from) = (crate::plugin::list(&stored.record.addresses), stored.record.holder());
-        tracing::warn!(addresses, from, reason = story.reason, "gave up a kept address");
+        let (addresses, kept_for) = (list(&stored.record.addresses), stored.record.holder());
+        tracing::warn!(addresses, kept_for, reason = log.reason, "released a kept address for another pod");
     }
     Ok(addresses)
 }
 
-/// An address for a range set, why it is that one, and whose it was until now.
+/// An address for a range set, why it is that one, and the record that had it until now.
 struct Choice {
     address: IpAddr,
     why: &'static str,
@@ -164,13 +171,13 @@ struct Choice {
 /// The address for one range set: the one asked for, else the one kept for this pod, else the next free one.
 fn pick<D: Disk>(
     locked: &mut LockedStore<'_, D>,
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     (index, set): (usize, &RangeSet),
     wanted: Option<IpAddr>,
     claimed: Option<&StoredRecord>,
 ) -> Result<Choice, CniError> {
     if let Some(address) = wanted {
-        let instead_of = in_the_way(locked, scene, address, claimed)?;
+        let instead_of = check_requested(locked, verb, address, claimed)?;
         return Ok(Choice { address, why: "requested", instead_of });
     }
     if let Some(address) = claimed.and_then(|stored| of_set(&stored.record, set)) {
@@ -179,10 +186,10 @@ fn pick<D: Disk>(
     if let Some(address) = locked.next_free(index, set)? {
         return Ok(Choice { address, why: "next free", instead_of: None });
     }
-    reclaim(locked, scene, set, claimed)?.ok_or_else(|| {
+    reclaim(locked, verb, set, claimed)?.ok_or_else(|| {
         CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}")).with_details(
-            "every address is in use or kept for a pod that is away; widen ipam.ranges, shorten sticky.retention, \
-             or set sticky.onExhaustion to reclaim",
+            "every address is in use or kept for a pod that is away; widen ipam.ranges, shorten \
+             sticky.retention, or set sticky.onExhaustion to reclaim",
         )
     })
 }
@@ -193,42 +200,42 @@ pub(crate) fn of_set(record: &Record, set: &RangeSet) -> Option<IpAddr> {
     record.addresses.iter().find(usable).copied()
 }
 
-/// Refuses a requested address that somebody has. One that is kept for longer than it should be may go.
-fn in_the_way<D: Disk>(
+/// Refuses a requested address that another container has. One whose retention has run out may be taken.
+fn check_requested<D: Disk>(
     locked: &mut LockedStore<'_, D>,
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     address: IpAddr,
     claimed: Option<&StoredRecord>,
 ) -> Result<Option<StoredRecord>, CniError> {
-    let Some(there) = locked.at(address)? else { return Ok(None) };
+    let Some(there) = locked.find_by_address(address)? else { return Ok(None) };
     if claimed.is_some_and(|claimed| claimed.record.claimant() == there.record.claimant()) {
         return Ok(None);
     }
-    if there.record.has_expired(scene.store.now(), locked.first_opened_at()) {
+    if there.record.has_expired(verb.store.now(), locked.first_opened_at()) {
         return Ok(Some(there));
     }
-    let how = if there.record.is_attached(scene.store.now()) { "held by" } else { "kept for" };
+    let how = if there.record.is_attached(verb.store.now()) { "held by" } else { "kept for" };
     let message = format!("the requested address {address} is {how} {}", there.record.holder());
     Err(CniError::new(code::REQUEST_REFUSED, message))
 }
 
-/// A kept address of this set when nothing else is free: one whose time has run out, else, if the operator allows
-/// it, the one that was kept longest.
+/// A kept address of this set when nothing else is free: one whose retention has run out, else, if the
+/// operator allows it, the one that was kept longest.
 fn reclaim<D: Disk>(
     locked: &mut LockedStore<'_, D>,
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     set: &RangeSet,
     claimed: Option<&StoredRecord>,
 ) -> Result<Option<Choice>, CniError> {
     let mut kept: Vec<(StoredRecord, IpAddr)> = locked
-        .kept()?
+        .kept_records()?
         .into_iter()
         .filter(|stored| Some(stored) != claimed && stored.record.binding.is_none())
         .filter_map(|stored| of_set(&stored.record, set).map(|address| (stored, address)))
         .collect();
-    let (now, first_opened_at) = (scene.store.now(), locked.first_opened_at().clone());
+    let (now, first_opened_at) = (verb.store.now(), locked.first_opened_at().clone());
     let expired = kept.iter().position(|(stored, _)| stored.record.has_expired(now, &first_opened_at));
-    let (at, why) = match (expired, scene.sticky.on_exhaustion) {
+    let (at, why) = match (expired, verb.sticky.on_exhaustion) {
         (Some(expired), _) => (expired, "its retention ran out"),
         (None, OnExhaustion::Reclaim) if !kept.is_empty() => (0, "reclaimed, nothing else was free"),
         (None, _) => return Ok(None),
@@ -276,7 +283,8 @@ fn requested_by_set(ipam: &IpamConf) -> Result<Vec<Option<IpAddr>>, CniError> {
                 Some(other) if other == ip => {}
                 Some(other) => {
                     return refused(format!(
-                        "{other} and {ip} are requested, but both are of one range set, which gives one address"
+                        "{other} and {ip} are requested, but both are of one range set, which gives one \
+                         address"
                     ));
                 }
             },

@@ -5,12 +5,12 @@ use crate::plugin::{VerbContext, VerbLog, attachment};
 use crate::store::Disk;
 
 pub(crate) fn run<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
-    let stored = match scene.store.lock_existing()? {
+    let stored = match verb.store.lock_existing()? {
         Some(mut locked) => locked.find_by_attachment(attachment)?,
         None => None,
     };
@@ -20,17 +20,18 @@ pub(crate) fn run<D: Disk>(
         return Err(CniError::unknown_container(message));
     };
     let has = &stored.record.addresses;
-    story.tell(has, "as ADD left it");
-    if let (Some(conf), Some(binding)) = (&scene.sticky.cluster, &stored.record.binding) {
+    log.report(has, "as ADD left it");
+    if let (Some(conf), Some(binding)) = (&verb.sticky.cluster, &stored.record.binding) {
         crate::plugin::cluster::del::check(conf, binding, attachment)?;
     }
     let Some(prev) = &request.config.prev_result else { return Ok(()) };
-    let told: Vec<_> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    let previous: Vec<_> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
     let failed = |why: String| Err(CniError::new(code::CHECK_FAILED, why));
-    let ours = |ip: &std::net::IpAddr| scene.ipam.sets.iter().any(|set| set.contains(*ip).is_some());
-    if let Some(ip) = told.iter().find(|ip| ours(ip) && !has.contains(ip)) {
+    let ours = |ip: &std::net::IpAddr| verb.ipam.sets.iter().any(|set| set.contains(*ip).is_some());
+    if let Some(ip) = previous.iter().find(|ip| ours(ip) && !has.contains(ip)) {
         return failed(format!("prevResult has {ip}, which is of this network but not of this container"));
     }
-    // An address of ours that prevResult lacks is no failure: a later plugin of the chain may have changed it.
+    // An address of ours that prevResult lacks is no failure: a later plugin of the chain may have changed
+    // it.
     Ok(())
 }

@@ -1,164 +1,121 @@
-//! DEL: the container's addresses go back, or are kept for their pod.
+//! DEL: the container's addresses are released, or kept for their pod.
 //!
 //! By container, never by pod: a late or repeated DEL finds nothing of what a newer container has.
 
-use crate::cni::{Attachment, CniError, Request};
+use crate::cni::{CniError, Request};
+use crate::names::{Attachment, StickyKey};
+use crate::node::end::{UpdateFirst, detached_update, end_attachment};
+use crate::plugin::cluster::del::{ClusterDelError, detach};
 use crate::plugin::{VerbContext, VerbLog, attachment};
-use crate::store::StickyBinding;
-use crate::store::{
-    Decision, Disk, Keep, LockedStore, NodeTime, PendingUpdate, Phase, Record, StoreError, StoredRecord, Told,
-};
+use crate::store::{Disk, PendingUpdateKind, StickyBinding, StoredRecord};
 
 pub(crate) fn run<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
-    let stored = match scene.store.lock_existing()? {
+    let mut answer = Ok(());
+    let stored = match verb.store.lock_existing()? {
         None => {
-            story.tell(&[], "there is no store");
+            log.report(&[], "there is no store");
+            // host-local refuses every DEL whose version cannot express the ranges. Here DEL does so only
+            // where no address was ever given: then it follows an ADD that was refused for the same reason.
+            // Where there is a store, an ADD before an edit of the version may have left an address, which
+            // must be released, and a repeated DEL must succeed as the first one did.
+            answer = verb.ipam.check_version(request.config.version);
             None
         }
         Some(mut locked) => match locked.find_by_attachment(attachment)? {
             None => {
                 locked.remove_draft(attachment)?;
-                story.tell(&[], "this container has nothing");
+                log.report(&[], "this container has no address");
                 None
             }
             Some(stored) => {
-                // A repeated DEL could not find it by its container id: somebody else must know how to.
-                let attachment_id = stored.record.binding.as_ref().map(|binding| binding.container.as_str());
-                if attachment_id.is_some_and(|attachment_id| attachment_id != attachment.container.as_str()) {
-                    let note = detached_update(attachment, Some(&stored.record), scene.store.now());
-                    locked.put_pending_update(attachment, &note)?;
-                }
-                let why = end_attachment(&mut locked, &stored, scene.store.now())?;
-                story.tell(&stored.record.addresses, why);
+                let now = verb.store.now();
+                let why = end_attachment(&mut locked, &stored, now, UpdateFirst::IfOtherId)?;
+                log.report(&stored.record.addresses, why);
                 locked.commit()?;
                 Some(stored)
             }
         },
     };
-    detach_in_cluster(scene, request, stored.as_ref(), story)
+    detach_in_cluster(verb, request, stored.as_ref(), log)?;
+    answer
 }
 
-/// Has the API server know that the sandbox has ended: at once, or by a note for the agent. An attachment of which this
-/// node knows nothing may still stand there, if its ADD ended half way.
+/// Detaches the sandbox in the API server: at once, or by a pending update that the agent sends. The API
+/// server may have an attachment of which this node knows nothing, if its ADD ended half way.
 fn detach_in_cluster<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
     stored: Option<&StoredRecord>,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = attachment(request)?;
     let record = stored.map(|stored| &stored.record);
-    if record.is_none() && is_not_sticky(scene, request, attachment)? {
+    if record.is_none() && is_not_sticky(verb, request, attachment)? {
         return Ok(());
     }
-    let told = if record.is_none() { earlier_update(scene, attachment)? } else { None };
-    let outcome = match (&scene.sticky.cluster, record.map(|record| &record.binding)) {
+    let earlier = if record.is_none() { earlier_update(verb, attachment)? } else { None };
+    let outcome = match (&verb.sticky.cluster, record.map(|record| &record.binding)) {
         (_, Some(None)) | (None, None) => return Ok(()),
-        (None, Some(Some(_))) => Err("sticky.cluster is missing or cannot be read".to_owned()),
+        (None, Some(Some(_))) => Err(ClusterDelError::NotConfigured),
         (Some(conf), binding) => {
-            let binding = binding.map_or(told.as_ref(), Option::as_ref);
-            crate::plugin::cluster::del::detach(
-                scene,
-                conf,
-                (request.pod.as_ref(), attachment),
-                binding,
-                story,
-            )
+            let binding = binding.map_or(earlier.as_ref(), Option::as_ref);
+            detach(verb, conf, (request.pod.as_ref(), attachment), binding, log)
         }
     };
-    let Err(why) = outcome else {
-        return match scene.store.lock_existing()? {
+    let Err(reason) = outcome else {
+        return match verb.store.lock_existing()? {
             Some(mut locked) => Ok(locked.clear_pending_update(attachment)?),
             None => Ok(()),
         };
     };
-    tracing::warn!(container = attachment.container.as_str(), why, "left a note for the agent");
-    let mut locked = scene.store.lock()?;
-    if told.is_some() {
-        // The earlier DEL's note knows more than this one does.
+    let container = attachment.container.as_str();
+    tracing::warn!(container, %reason, "not detached yet; the agent sends the pending update");
+    let mut locked = verb.store.lock()?;
+    if earlier.is_some() {
+        // The pending update of the earlier DEL knows more than this one does.
         return Ok(());
     }
-    Ok(locked.put_pending_update(attachment, &detached_update(attachment, record, scene.store.now()))?)
+    Ok(locked.put_pending_update(attachment, &detached_update(attachment, record, verb.store.now()))?)
 }
 
-/// What an earlier DEL of this sandbox knew of its attachment and could not tell: it has freed the record since.
+/// What an earlier DEL of this sandbox knew of its attachment and could not send: it has released the record
+/// since.
 fn earlier_update<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     attachment: &Attachment,
 ) -> Result<Option<StickyBinding>, CniError> {
-    let Some(mut locked) = scene.store.lock_existing()? else { return Ok(None) };
-    let note = locked.pending_update_of(attachment)?.filter(|note| note.what == Told::Ended);
-    Ok(note.and_then(|note| {
+    let Some(mut locked) = verb.store.lock_existing()? else { return Ok(None) };
+    let update =
+        locked.pending_update_of(attachment)?.filter(|update| update.kind == PendingUpdateKind::Ended);
+    Ok(update.and_then(|update| {
         Some(StickyBinding {
-            namespace: note.namespace?,
-            name: note.name?,
-            container: note.attachment_id.unwrap_or(note.container),
+            key: StickyKey { namespace: update.namespace?, name: update.name? },
+            attachment_id: Some(update.attachment_id.unwrap_or_else(|| attachment.id())),
         })
     }))
 }
 
-/// Whether this node knows, without asking anybody, that the pod has nothing in the cluster. Where Cilium picks the
-/// addresses, pods that are not sticky leave no record, and there are many of them.
+/// Whether this node knows, without a request, that the pod has nothing in the cluster. Where Cilium picks
+/// the addresses, pods that are not sticky have no record, and there are many of them.
 fn is_not_sticky<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
     attachment: &Attachment,
 ) -> Result<bool, CniError> {
     let Some(pod) = &request.pod else { return Ok(false) };
-    if !scene.sticky.selects(pod) {
+    if !verb.sticky.selects(pod) {
         return Ok(true);
     }
-    let (Some(uid), Some(mut locked)) = (pod.uid(), scene.store.lock_existing()?) else { return Ok(false) };
-    let decision = locked.prepared(uid, &attachment.interface)?;
+    let (Some(uid), Some(mut locked)) = (pod.uid(), verb.store.lock_existing()?) else { return Ok(false) };
+    let decision = locked.find_decision(uid, &attachment.interface)?;
     let is_decided =
-        decision.is_some_and(|decision| decision.sticky.is_none() && decision.is_for(pod, scene.store.now()));
+        decision.is_some_and(|decision| decision.sticky.is_none() && decision.is_for(pod, verb.store.now()));
     // What was sticky once may have been attached by an ADD that ended before it read that the pod is not.
-    let claimant = crate::store::Claimant::new(pod, &attachment.interface);
+    let claimant = crate::store::ClaimantKey::of_pod(pod, &attachment.interface);
     Ok(is_decided && locked.find_by_claimant(&claimant)?.is_none())
-}
-
-/// The note that this sandbox has ended.
-pub(crate) fn detached_update(
-    attachment: &Attachment,
-    record: Option<&Record>,
-    now: &NodeTime,
-) -> PendingUpdate {
-    let binding = record.and_then(|record| record.binding.as_ref());
-    let container = attachment.container.as_str();
-    PendingUpdate {
-        what: Told::Ended,
-        container: container.to_owned(),
-        interface: attachment.interface.as_str().to_owned(),
-        namespace: binding.map(|binding| binding.namespace.clone()),
-        name: binding.map(|binding| binding.name.clone()),
-        attachment_id: binding.map(|binding| binding.container.clone()).filter(|known| known != container),
-        uid: record.and_then(|record| record.pod.as_ref()?.uid().map(str::to_owned)),
-        at: now.clone(),
-    }
-}
-
-/// Ends an attachment, and says what became of its addresses.
-pub(crate) fn end_attachment<D: Disk>(
-    locked: &mut LockedStore<'_, D>,
-    stored: &StoredRecord,
-    now: &NodeTime,
-) -> Result<&'static str, StoreError> {
-    if let Some(uid) = stored.record.pod.as_ref().and_then(|pod| pod.uid())
-        && stored.record.binding.as_ref().is_some_and(|known| known.container == Decision::attachment_id(uid))
-    {
-        // Used up; a crash may have left it.
-        locked.remove_decision(uid)?;
-    }
-    if stored.record.keep == Keep::No {
-        locked.free(stored)?;
-        return Ok("freed");
-    }
-    let kept = Record { phase: Phase::Kept, since: now.clone(), netns: None, ..stored.record.clone() };
-    locked.put(&kept, Some(stored))?;
-    Ok("kept for its pod")
 }

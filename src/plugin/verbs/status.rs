@@ -1,4 +1,4 @@
-//! STATUS: whether an ADD could succeed. A look, whatever the number of addresses.
+//! STATUS: whether an ADD could succeed. The cost does not depend on the number of addresses.
 
 use crate::alloc::RangeSet;
 use crate::cni::{CniError, OnExhaustion, Request, StatusWhenExhausted};
@@ -7,15 +7,15 @@ use crate::plugin::{VerbContext, VerbLog};
 use crate::store::Disk;
 
 pub(crate) fn run<D: Disk>(
-    scene: &VerbContext<'_, D>,
+    verb: &VerbContext<'_, D>,
     request: &Request,
-    story: &mut VerbLog<'_>,
+    log: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
-    scene.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
-    if let Some(conf) = &scene.sticky.cluster {
+    verb.store.check_usable().map_err(|error| CniError::not_available(error.to_string()))?;
+    if let Some(conf) = &verb.sticky.cluster {
         crate::plugin::cluster::del::is_ready(conf)?;
     }
-    story.tell(&[], "ready");
+    log.report(&[], "ready");
     // Without our settings the specification decides: an ADD that cannot succeed is not ready.
     let full_is_ready = request
         .config
@@ -24,8 +24,8 @@ pub(crate) fn run<D: Disk>(
     if full_is_ready {
         return Ok(());
     }
-    for set in &scene.ipam.sets {
-        if scene.store.count_free(set, 1)? == 0 && !could_reclaim(scene, set)? {
+    for set in &verb.ipam.sets {
+        if verb.store.count_free(set, 1)? == 0 && !could_reclaim(verb, set)? {
             return Err(CniError::not_available(format!("no IP addresses available in range set: {set}")));
         }
     }
@@ -33,13 +33,13 @@ pub(crate) fn run<D: Disk>(
 }
 
 /// Whether an ADD could take a kept address of this set instead. Looked at only when nothing is free.
-fn could_reclaim<D: Disk>(scene: &VerbContext<'_, D>, set: &RangeSet) -> Result<bool, CniError> {
-    let Some(mut locked) = scene.store.lock_existing()? else { return Ok(true) };
+fn could_reclaim<D: Disk>(verb: &VerbContext<'_, D>, set: &RangeSet) -> Result<bool, CniError> {
+    let Some(mut locked) = verb.store.lock_existing()? else { return Ok(true) };
     let first_opened_at = locked.first_opened_at().clone();
-    let kept = locked.kept()?;
-    let may_go = scene.sticky.on_exhaustion == OnExhaustion::Reclaim;
+    let kept = locked.kept_records()?;
+    let may_go = verb.sticky.on_exhaustion == OnExhaustion::Reclaim;
     Ok(kept
         .iter()
         .filter(|stored| stored.record.binding.is_none() && of_set(&stored.record, set).is_some())
-        .any(|stored| may_go || stored.record.has_expired(scene.store.now(), &first_opened_at)))
+        .any(|stored| may_go || stored.record.has_expired(verb.store.now(), &first_opened_at)))
 }

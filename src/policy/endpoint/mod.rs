@@ -10,10 +10,10 @@ use std::net::IpAddr;
 use crate::policy::selection::facts::TimePoint;
 
 /// Seconds between two tries of something that should have worked at once.
-pub const RETRY_SECONDS: u64 = 60;
+pub(crate) const RETRY_SECONDS: u64 = 60;
 /// Seconds between two removals of a wrong endpoint of one pod: if it is written wrong again, it needs manual
 /// action.
-pub const REPLACE_INTERVAL_SECONDS: u64 = 3600;
+pub(crate) const REPLACE_INTERVAL_SECONDS: u64 = 3600;
 
 /// Timeouts, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl EndpointTimeouts {
 
 /// A pod's endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointFacts {
+pub(crate) struct EndpointFacts {
     /// Its uid, the precondition of every write.
     pub uid: String,
     /// It is being deleted.
@@ -68,7 +68,6 @@ pub struct EndpointFacts {
     pub held: bool,
     /// The uid of the pod that it was created for, if it says so.
     pub made_for: Option<String>,
-    /// Its addresses.
     pub addresses: BTreeSet<IpAddr>,
 }
 
@@ -80,14 +79,13 @@ impl EndpointFacts {
 
 /// What pod, endpoint, StickyIP and the node's pool say about one pod name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct EndpointView {
+pub(crate) struct EndpointView {
     /// The pod's uid; none if there is no pod of this name.
     pub pod: Option<String>,
     /// It is running, on the pod network.
     pub running: bool,
     /// The addresses in the pod's status.
     pub pod_addresses: BTreeSet<IpAddr>,
-    /// The endpoint, if there is one.
     pub endpoint: Option<EndpointFacts>,
     /// The addresses of the StickyIP that is attached to this pod; none if it is not sticky.
     pub bound: Option<BTreeSet<IpAddr>>,
@@ -116,7 +114,7 @@ impl EndpointView {
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EndpointAction {
+pub(crate) enum EndpointAction {
     /// Put a label on the pod, so that Cilium processes it again.
     Nudge {
         /// The pod's uid, the precondition.
@@ -125,7 +123,7 @@ pub enum EndpointAction {
         number: u32,
     },
     /// Remove the finalizers of an endpoint whose deletion does not end.
-    Free {
+    RemoveFinalizers {
         /// The endpoint's uid, the precondition.
         uid: String,
     },
@@ -145,31 +143,27 @@ pub enum EndpointAction {
         addresses: BTreeSet<IpAddr>,
     },
     /// Report that two sources disagree.
-    Tell(Disagreement),
+    Report(Disagreement),
 }
 
 /// Which sources disagree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Disagreement {
+pub(crate) enum Disagreement {
     /// The endpoint has other addresses than the pod.
     EndpointAndPod {
-        /// The endpoint's.
         endpoint: BTreeSet<IpAddr>,
-        /// The pod's.
         pod: BTreeSet<IpAddr>,
         /// The endpoint is removed if it stays so; otherwise it needs manual action.
         removed: bool,
     },
     /// The pod has other addresses than its StickyIP.
     PodAndBinding {
-        /// The pod's.
         pod: BTreeSet<IpAddr>,
         /// The StickyIP's.
         bound: BTreeSet<IpAddr>,
     },
     /// The node's pool lacks a sticky pod's address.
     PoolAndBinding {
-        /// The pool's.
         pooled: BTreeSet<IpAddr>,
         /// The StickyIP's.
         bound: BTreeSet<IpAddr>,
@@ -178,8 +172,7 @@ pub enum Disagreement {
 
 impl Disagreement {
     /// The reason of the event and the value of the metric's label.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::EndpointAndPod { .. } => "EndpointDisagreesWithPod",
             Self::PodAndBinding { .. } => "PodDisagreesWithStickyIP",
@@ -209,7 +202,7 @@ enum EndpointState {
 
 /// What was seen and done so far, by namespace and name.
 #[derive(Debug, Default)]
-pub struct EndpointTracker {
+pub(crate) struct EndpointTracker {
     patience: EndpointTimeouts,
     seen: BTreeMap<String, BTreeMap<EndpointState, (TimePoint, u32)>>,
     /// Whose wrong endpoint was removed: the pod's uid, and when. Kept as long as that pod exists.
@@ -218,16 +211,15 @@ pub struct EndpointTracker {
 
 impl EndpointTracker {
     /// A tracker with these timeouts.
-    #[must_use]
-    pub fn new(patience: EndpointTimeouts) -> Self {
+    pub(crate) fn new(patience: EndpointTimeouts) -> Self {
         Self { patience, seen: BTreeMap::new(), replaced: BTreeMap::new() }
     }
 
     /// Looks at one name and returns what to do now. The caller reports what it did by
     /// [`EndpointTracker::done`]; it is not repeated before it is due again.
-    pub fn look(&mut self, name: &str, said: &EndpointView, now: TimePoint) -> Vec<EndpointAction> {
-        let states = states(said);
-        if self.replaced.get(name).is_some_and(|(pod, _)| Some(pod) != said.pod.as_ref()) {
+    pub(crate) fn look(&mut self, name: &str, view: &EndpointView, now: TimePoint) -> Vec<EndpointAction> {
+        let states = states(view);
+        if self.replaced.get(name).is_some_and(|(pod, _)| Some(pod) != view.pod.as_ref()) {
             self.replaced.remove(name);
         }
         let mut before = self.seen.remove(name).unwrap_or_default();
@@ -240,14 +232,16 @@ impl EndpointTracker {
                     EndpointState::Missing { uid } => {
                         EndpointAction::Nudge { uid: uid.clone(), number: done + 1 }
                     }
-                    EndpointState::Terminating { uid } => EndpointAction::Free { uid: uid.clone() },
+                    EndpointState::Terminating { uid } => {
+                        EndpointAction::RemoveFinalizers { uid: uid.clone() }
+                    }
                     EndpointState::LeftOver { uid } => EndpointAction::Remove { uid: uid.clone() },
                     EndpointState::Wrong { pod } => EndpointAction::Replace {
-                        uid: said.endpoint.as_ref().map(|endpoint| endpoint.uid.clone()).unwrap_or_default(),
+                        uid: view.endpoint.as_ref().map(|endpoint| endpoint.uid.clone()).unwrap_or_default(),
                         pod: pod.clone(),
-                        addresses: said.pod_addresses.clone(),
+                        addresses: view.pod_addresses.clone(),
                     },
-                    EndpointState::Disagreeing(what) => EndpointAction::Tell(what.clone()),
+                    EndpointState::Disagreeing(what) => EndpointAction::Report(what.clone()),
                 });
             }
             kept.insert(state, (since, done));
@@ -259,16 +253,16 @@ impl EndpointTracker {
     }
 
     /// An action succeeded. A failed one is not reported: it is due again.
-    pub fn done(&mut self, name: &str, action: &EndpointAction, now: TimePoint) {
+    pub(crate) fn done(&mut self, name: &str, action: &EndpointAction, now: TimePoint) {
         if let EndpointAction::Replace { pod, .. } = action {
             self.replaced.insert(name.to_owned(), (pod.clone(), now));
         }
         let state = match action.clone() {
             EndpointAction::Nudge { uid, .. } => EndpointState::Missing { uid },
-            EndpointAction::Free { uid } => EndpointState::Terminating { uid },
+            EndpointAction::RemoveFinalizers { uid } => EndpointState::Terminating { uid },
             EndpointAction::Remove { uid } => EndpointState::LeftOver { uid },
             EndpointAction::Replace { pod, .. } => EndpointState::Wrong { pod },
-            EndpointAction::Tell(what) => EndpointState::Disagreeing(what),
+            EndpointAction::Report(what) => EndpointState::Disagreeing(what),
         };
         if let Some((_, done)) = self.seen.get_mut(name).and_then(|states| states.get_mut(&state)) {
             *done += 1;
@@ -276,8 +270,7 @@ impl EndpointTracker {
     }
 
     /// How many seconds until this name must be looked at again, even if nothing changes.
-    #[must_use]
-    pub fn next_look(&self, name: &str, now: TimePoint) -> Option<u64> {
+    pub(crate) fn next_look(&self, name: &str, now: TimePoint) -> Option<u64> {
         let states = self.seen.get(name)?.iter();
         states.filter_map(|(state, seen)| self.due_in(name, state, *seen, now)).min()
     }
@@ -297,43 +290,43 @@ impl EndpointTracker {
     }
 }
 
-fn states(said: &EndpointView) -> Vec<EndpointState> {
+fn states(view: &EndpointView) -> Vec<EndpointState> {
     let mut states = Vec::new();
-    match (&said.endpoint, &said.pod) {
+    match (&view.endpoint, &view.pod) {
         (Some(endpoint), _) if endpoint.deleting && endpoint.held => {
             states.push(EndpointState::Terminating { uid: endpoint.uid.clone() });
         }
-        (Some(endpoint), Some(uid)) if said.running && endpoint.is_left_over(uid) => {
+        (Some(endpoint), Some(uid)) if view.running && endpoint.is_left_over(uid) => {
             // It describes another pod.
             return vec![EndpointState::LeftOver { uid: endpoint.uid.clone() }];
         }
-        (None, Some(uid)) if said.running => states.push(EndpointState::Missing { uid: uid.clone() }),
+        (None, Some(uid)) if view.running => states.push(EndpointState::Missing { uid: uid.clone() }),
         _ => {}
     }
-    if !said.running || said.pod_addresses.is_empty() {
+    if !view.running || view.pod_addresses.is_empty() {
         return states;
     }
-    let removed = said.is_wrong();
-    if let (true, Some(pod)) = (removed, &said.pod) {
+    let removed = view.is_wrong();
+    if let (true, Some(pod)) = (removed, &view.pod) {
         states.push(EndpointState::Wrong { pod: pod.clone() });
     }
     let mut disagree = |what| states.push(EndpointState::Disagreeing(what));
-    if let Some(endpoint) = said.endpoint.as_ref().filter(|endpoint| !endpoint.deleting)
+    if let Some(endpoint) = view.endpoint.as_ref().filter(|endpoint| !endpoint.deleting)
         && !endpoint.addresses.is_empty()
-        && endpoint.addresses != said.pod_addresses
+        && endpoint.addresses != view.pod_addresses
     {
         disagree(Disagreement::EndpointAndPod {
             endpoint: endpoint.addresses.clone(),
-            pod: said.pod_addresses.clone(),
+            pod: view.pod_addresses.clone(),
             removed,
         });
     }
-    if let Some(bound) = &said.bound {
+    if let Some(bound) = &view.bound {
         // A pod may have an address of another family that is not sticky.
-        if !bound.is_subset(&said.pod_addresses) {
-            disagree(Disagreement::PodAndBinding { pod: said.pod_addresses.clone(), bound: bound.clone() });
+        if !bound.is_subset(&view.pod_addresses) {
+            disagree(Disagreement::PodAndBinding { pod: view.pod_addresses.clone(), bound: bound.clone() });
         }
-        if let Some(pooled) = said.pooled.as_ref().filter(|pooled| !bound.is_subset(pooled)) {
+        if let Some(pooled) = view.pooled.as_ref().filter(|pooled| !bound.is_subset(pooled)) {
             disagree(Disagreement::PoolAndBinding { pooled: pooled.clone(), bound: bound.clone() });
         }
     }

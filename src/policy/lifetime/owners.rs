@@ -4,7 +4,7 @@
 use crate::policy::selection::facts::Owner;
 
 /// How many owners above a workload are recorded. Real chains have one or two.
-pub const MAX_OWNERS: usize = 8;
+pub(crate) const MAX_OWNERS: usize = 8;
 
 /// The result of looking up one object of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +17,6 @@ pub enum OwnerLookup {
     Absent,
     /// It exists.
     There {
-        /// Its uid.
         uid: String,
         /// Its controlling owner.
         owner: Option<Owner>,
@@ -51,8 +50,7 @@ pub fn above(workload: &Owner, mut look: impl FnMut(&Owner) -> OwnerLookup) -> O
 /// Whether a claimant of this name can return when its workload is created again. `named_by_workload`: its
 /// name is the workload's name and a number, not a random one. Some kinds get a new name each time, so no pod
 /// asks for the old name again.
-#[must_use]
-pub fn can_return(named_by_workload: bool, workload_kind: &str) -> bool {
+pub(crate) fn can_return(named_by_workload: bool, workload_kind: &str) -> bool {
     named_by_workload && workload_kind != "ReplicaSet" && workload_kind != "Job"
 }
 

@@ -15,7 +15,6 @@ pub enum WorkloadLookup {
     Absent,
     /// It exists, with this uid.
     Present {
-        /// Its uid.
         uid: String,
         /// The ordinals of its pods, as (first, count); none if it does not number its pods.
         ordinals: Option<(u32, u32)>,
@@ -26,15 +25,9 @@ pub enum WorkloadLookup {
         by: String,
     },
     /// It does not exist, and its owners could not be looked up.
-    OwnerUnknown {
-        /// Why.
-        why: String,
-    },
+    OwnerUnknown { why: String },
     /// The lookup failed: no permission, no such kind, no answer.
-    Unknown {
-        /// Why.
-        why: String,
-    },
+    Unknown { why: String },
 }
 
 /// The part of a StickyIP that this decision needs.
@@ -50,7 +43,6 @@ pub struct Kept {
     pub workload_uid: String,
     /// The ordinal or slot of its claimant.
     pub ordinal: Option<u32>,
-    /// Its retention.
     pub retention: Retention,
     /// When its pod was last seen, by the clock of the writer.
     pub last_seen: Option<TimePoint>,
@@ -81,7 +73,6 @@ pub struct Absence {
 /// Why an address is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeepReason {
-    /// It is attached.
     Attached,
     /// A pod of its claimant exists.
     PodExists,
@@ -91,7 +82,6 @@ pub enum KeepReason {
     WorkloadWantsIt,
     /// Its TTL is not over.
     TtlRunning {
-        /// Seconds left.
         seconds_left: u64,
     },
     /// Its workload is gone, but an owner of that exists.
@@ -111,13 +101,11 @@ pub enum KeepReason {
 /// Why an address is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// The workload is gone.
     WorkloadGone,
     /// The workload is gone, and another one of the same name exists.
     WorkloadReplaced,
     /// The workload was scaled below this pod.
     ScaledDown,
-    /// Its TTL is over.
     TtlOver,
 }
 
@@ -157,7 +145,6 @@ impl Default for Proof {
 }
 
 /// Decides about one StickyIP after one live lookup of its workload and its pod.
-#[must_use]
 pub fn decide(
     kept: &Kept,
     workload: &WorkloadLookup,
@@ -260,7 +247,6 @@ fn seconds_left(kept: &Kept, time: u64, now: TimePoint) -> Result<u64, KeepReaso
 
 /// Whether the quarantine of a claim is over: it lasted long enough, measured from when **this** process
 /// first saw it, and no pod shows the address.
-#[must_use]
 pub fn quarantine_over(
     first_seen_quarantined: TimePoint,
     now: TimePoint,

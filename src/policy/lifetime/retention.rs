@@ -1,6 +1,7 @@
 //! How long an address is kept after its pod is gone. Must never shorten what the object says.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,7 @@ pub enum Keep {
 /// What happens to an address whose ordinal the workload no longer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[cfg_attr(feature = "controller", derive(clap::ValueEnum), value(rename_all = "verbatim"))]
-pub enum OnScaleDown {
+pub(crate) enum OnScaleDown {
     /// It is kept as long as the workload.
     #[default]
     Retain,
@@ -55,7 +56,7 @@ pub struct Retention {
     pub ttl_seconds: Option<u32>,
     /// What happens to the address when the workload is scaled below this pod.
     #[serde(default)]
-    pub on_scale_down: OnScaleDown,
+    pub(crate) on_scale_down: OnScaleDown,
     /// Seconds after the pod was last seen; needed with `onScaleDown: TTL`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000))]
@@ -83,10 +84,29 @@ impl fmt::Display for Retention {
 }
 
 impl Retention {
+    /// Kept until it is released by hand.
+    pub const FOREVER: Self = Self {
+        keep: Keep::Forever,
+        ttl_seconds: None,
+        on_scale_down: OnScaleDown::Retain,
+        scale_down_ttl_seconds: None,
+    };
+
+    /// Kept for this time after the pod was last seen, in whole seconds: one that has begun counts.
+    pub fn for_time(time: Duration) -> Self {
+        let seconds = time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0));
+        let ttl_seconds = Some(u32::try_from(seconds).unwrap_or(u32::MAX));
+        Self { keep: Keep::Ttl, ttl_seconds, ..Self::default() }
+    }
+
+    /// The time after which the address is released, if nothing but time releases it.
+    pub fn time(&self) -> Option<Duration> {
+        let seconds = self.ttl_seconds.filter(|_| self.keep == Keep::Ttl)?;
+        Some(Duration::from_secs(u64::from(seconds)))
+    }
+
     /// Checks that each TTL has its time.
-    ///
-    /// # Errors
-    /// Names the field that is missing.
+    /// Errors: names the field that is missing.
     pub fn check(&self) -> Result<(), PolicyError> {
         if self.keep == Keep::Ttl && self.ttl_seconds.is_none() {
             return Err(PolicyError::Retention { field: "ttlSeconds", why: "must be set with keep: TTL" });
@@ -102,14 +122,12 @@ impl Retention {
 }
 
 /// The longest TTL that an object takes: ten years.
-pub const LONGEST_TTL: u64 = 315_360_000;
+pub(crate) const LONGEST_TTL: u64 = 315_360_000;
 
 /// Parses an annotation: `WithWorkload`, `Forever`, or a time after the pod was last seen. The rule for
 /// scale-down is taken from `default`.
-///
-/// # Errors
-/// Names the annotation and its value.
-pub fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Retention, PolicyError> {
+/// Errors: names the annotation and its value.
+pub(crate) fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Retention, PolicyError> {
     let (keep, ttl_seconds) = match text {
         "WithWorkload" => (Keep::WithWorkload, None),
         "Forever" => (Keep::Forever, None),
@@ -127,8 +145,7 @@ pub fn from_annotation(key: &str, text: &str, default: Retention) -> Result<Rete
 
 /// What the pod asks for, else its namespace as far as that was read. The default if neither has a valid
 /// annotation: a pod does not fail because of it, and the controller reports it.
-#[must_use]
-pub fn asked_by(facts: &PodFacts) -> Retention {
+pub(crate) fn asked_by(facts: &PodFacts) -> Retention {
     let said = facts.annotations.get(RETENTION).or(facts.namespace_annotations.get(RETENTION));
     let read = |text: &String| from_annotation(RETENTION, text, Retention::default()).ok();
     said.and_then(read).unwrap_or_default()

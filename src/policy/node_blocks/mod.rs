@@ -6,145 +6,21 @@
 //! node that came back in the meantime. Must never assign a block of which any source says that one address
 //! is taken, and never release one while an address of it is claimed.
 
+mod facts;
+mod step;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use crate::alloc::Family;
-use crate::alloc::block::{TakenRanges, count_blocks, count_taken, count_taken_besides, next_block};
+use crate::alloc::block::{TakenRanges, next_block, overlap};
 use crate::alloc::block_map::BlockMap;
 use crate::policy::selection::facts::TimePoint;
-use crate::policy::selection::selector::Selector;
 
-/// Ranges from which nodes get blocks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pool {
-    /// Its name.
-    pub name: String,
-    /// Its ranges, in the order in which they are used up.
-    pub ranges: Vec<IpNet>,
-    /// The prefix length of an IPv4 block.
-    pub ipv4: u8,
-    /// The prefix length of an IPv6 block.
-    pub ipv6: u8,
-    /// The nodes that it serves; all nodes if it is not set.
-    pub selector: Option<Selector>,
-    /// The highest is used first, then by name.
-    pub priority: i32,
-    /// Never assigned.
-    pub excluded: Vec<IpNet>,
-}
-
-impl Pool {
-    fn size(&self, family: Family) -> u8 {
-        match family {
-            Family::V4 => self.ipv4,
-            Family::V6 => self.ipv6,
-        }
-    }
-
-    fn of(&self, family: Family) -> impl Iterator<Item = IpNet> {
-        self.ranges.iter().copied().filter(move |range| Family::of(range.addr()) == family)
-    }
-
-    fn serves(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.selector.as_ref().is_none_or(|selector| selector.matches(labels))
-    }
-
-    fn contains(&self, block: IpNet) -> bool {
-        self.ranges.iter().any(|range| range.contains(&block))
-    }
-
-    /// How many blocks are allocated, of how many. Excluded ranges count neither as allocated nor in the
-    /// total.
-    #[must_use]
-    pub fn fill(&self, given: &TakenRanges) -> Fill {
-        let excluded: TakenRanges = self.excluded.iter().copied().collect();
-        let mut fill = Fill::default();
-        for range in &self.ranges {
-            let size = self.size(Family::of(range.addr()));
-            let there = count_blocks(*range, size) - count_taken(*range, size, &excluded);
-            fill.total = fill.total.saturating_add(there);
-            fill.allocated =
-                fill.allocated.saturating_add(count_taken_besides(*range, size, given, &excluded));
-        }
-        fill
-    }
-}
-
-/// How full a pool is, in blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Fill {
-    /// Allocated.
-    pub allocated: u128,
-    /// In all.
-    pub total: u128,
-}
-
-/// What is known of one node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodeFacts {
-    /// Its name.
-    pub name: String,
-    /// The uid of its Node; a node without a Node object gets no block.
-    pub uid: Option<String>,
-    /// The labels of its Node.
-    pub labels: BTreeMap<String, String>,
-    /// The object to which blocks are written exists.
-    pub writable: bool,
-    /// The blocks in that object.
-    pub blocks: Vec<IpNet>,
-    /// Ranges of the node from other sources: the Node's own ranges, annotations.
-    pub said: Vec<IpNet>,
-    /// How many addresses of its blocks are in use, by family.
-    pub used: BTreeMap<Family, u128>,
-}
-
-/// The lock on a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockLock {
-    /// The block.
-    pub block: IpNet,
-    /// The node of the lock.
-    pub node: String,
-    /// The uid of the lock's object.
-    pub uid: String,
-    /// Its resourceVersion.
-    pub version: String,
-}
-
-/// A lock whose object cannot be read: its node is unknown, but no other lock of this name can be created. So
-/// its block counts as taken.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct UnreadableLock {
-    /// The block, by the object's name.
-    pub block: IpNet,
-    /// The object's kind and name.
-    pub object: String,
-    /// The object's uid.
-    pub uid: String,
-    /// What is wrong with it.
-    pub why: String,
-}
-
-/// Everything that a decision depends on.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct BlockFacts {
-    /// The pools that may be used: valid ones that do not overlap.
-    pub pools: Vec<Pool>,
-    /// Every node that has a Node or a CiliumNode.
-    pub nodes: Vec<NodeFacts>,
-    /// Every lock of the API server. It must be complete: a lock that is missing here counts as not existing.
-    pub locks: Vec<BlockLock>,
-    /// The locks that cannot be read.
-    pub broken: Vec<UnreadableLock>,
-    /// Addresses that are claimed.
-    pub kept: BTreeSet<IpAddr>,
-    /// Ranges from which no block is assigned: those of Sticky pools, and the addresses of the nodes.
-    pub closed: Vec<IpNet>,
-}
+pub use facts::Pool;
+pub(crate) use facts::{BlockFacts, BlockLock, Fill, NodeFacts, UnreadableLock};
+pub(crate) use step::{BlockProblem, BlockReason, BlockStep};
 
 /// The limits that the operator sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,133 +39,13 @@ impl Default for BlockLimits {
     }
 }
 
-/// Why a block is assigned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlockReason {
-    /// The node has none of this family.
-    First,
-    /// It has few addresses left.
-    Low,
-    /// It is already locked for this node: a writer stopped between two writes, or the node came back.
-    Locked,
-}
-
-impl fmt::Display for BlockReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::First => "the node had none of this family",
-            Self::Low => "few addresses were left in its blocks",
-            Self::Locked => "it was locked for this node",
-        })
-    }
-}
-
-/// What to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BlockStep {
-    /// Create the lock of a block that the node already has.
-    BlockLock {
-        /// The block.
-        block: IpNet,
-        /// The node.
-        node: String,
-    },
-    /// Read the node's object, take the lock, then write the block on the object if it has not changed since.
-    Give {
-        /// The block.
-        block: IpNet,
-        /// The node.
-        node: String,
-        /// The lock to take again, if there is one.
-        lock: Option<BlockLock>,
-        /// Its pool, if it is still in one.
-        pool: Option<String>,
-        /// Why.
-        why: BlockReason,
-    },
-    /// Remove the lock, after another live read that the node is gone and no address of the block is claimed.
-    Return {
-        /// The lock.
-        lock: BlockLock,
-    },
-}
-
-/// Problems to report.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum BlockProblem {
-    /// Every pool that serves the node is full.
-    NoRoom {
-        /// The node.
-        node: String,
-        /// The family.
-        family: Family,
-        /// The pools, in the order in which they were tried.
-        pools: Vec<String>,
-    },
-    /// No pool serves the node.
-    NoPool {
-        /// The node.
-        node: String,
-    },
-    /// Another node has a block that is locked for this one.
-    Contested {
-        /// The block.
-        block: IpNet,
-        /// The node of the lock.
-        node: String,
-        /// The other node.
-        other: String,
-    },
-    /// A lock cannot be read.
-    Broken(UnreadableLock),
-}
-
-impl BlockProblem {
-    /// The reason of the event and the value of the metric's label.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NoRoom { .. } => "PoolsFull",
-            Self::NoPool { .. } => "NoPoolForNode",
-            Self::Contested { .. } => "BlockContested",
-            Self::Broken(_) => "Unreadable",
-        }
-    }
-}
-
-impl fmt::Display for BlockProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoRoom { node, family, pools } => write!(
-                f,
-                "no {family} block is left for node {node} in {}; add a range to one of them, or another IPPool",
-                pools.join(", ")
-            ),
-            Self::NoPool { node } => write!(
-                f,
-                "no IPPool with use NodeBlocks serves node {node}; label the node, or widen a pool's nodeSelector"
-            ),
-            Self::Contested { block, node, other } => write!(
-                f,
-                "block {block} is locked for node {node}, but node {other} has addresses of it; correct \
-                 one of them, or delete the Lease of the block"
-            ),
-            Self::Broken(UnreadableLock { block, object, why, .. }) => write!(
-                f,
-                "{object} cannot be read: {why}; block {block} is neither assigned nor released until the Lease is corrected \
-                 or deleted (a node that has the block gets a new Lease)"
-            ),
-        }
-    }
-}
-
 /// What was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// What to do, in this order.
     pub steps: Vec<BlockStep>,
     /// Problems to report.
-    pub problems: Vec<BlockProblem>,
+    pub(crate) problems: Vec<BlockProblem>,
     /// How full each pool was before the steps, by name.
     pub fill: BTreeMap<String, Fill>,
     /// In how many seconds to decide again, even if nothing changes.
@@ -303,15 +59,14 @@ pub struct GoneNodes {
 }
 
 /// Decides for all nodes at once.
-#[must_use]
 pub fn decide(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: TimePoint) -> Plan {
-    let mut giver = BlockAllocator::new(view);
-    let mut plan = Plan { fill: giver.fill(), ..Plan::default() };
+    let mut allocator = BlockAllocator::new(view);
+    let mut plan = Plan { fill: allocator.fill(), ..Plan::default() };
     for node in &view.nodes {
-        giver.lock_what_stands(node, &mut plan);
-        giver.give(node, limits, &mut plan);
+        allocator.lock_existing(node, &mut plan);
+        allocator.assign(node, limits, &mut plan);
     }
-    returns(view, limits, memory, now, &mut plan);
+    release(view, limits, memory, now, &mut plan);
     plan.problems.extend(view.broken.iter().cloned().map(BlockProblem::Broken));
     plan
 }
@@ -335,11 +90,12 @@ impl<'a> BlockAllocator<'a> {
         pools.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
         let mut owned = BlockMap::default();
         for node in &view.nodes {
-            for range in node.blocks.iter().chain(&node.said) {
+            for range in node.blocks.iter().chain(&node.other_ranges) {
                 owned.add(*range, &node.name);
             }
         }
-        let stands = view.nodes.iter().flat_map(|node| node.blocks.iter().chain(&node.said)).copied();
+        let on_nodes =
+            view.nodes.iter().flat_map(|node| node.blocks.iter().chain(&node.other_ranges)).copied();
         let locked = view.locks.iter().map(|lock| lock.block);
         let kept = view.kept.iter().map(|address| IpNet::from(*address));
         let mut locked_for: BTreeMap<&str, Vec<&BlockLock>> = BTreeMap::new();
@@ -347,7 +103,7 @@ impl<'a> BlockAllocator<'a> {
             locked_for.entry(&lock.node).or_default().push(lock);
         }
         let broken: Vec<IpNet> = view.broken.iter().map(|broken| broken.block).collect();
-        let given: Vec<IpNet> = stands.chain(locked).chain(broken.iter().copied()).collect();
+        let given: Vec<IpNet> = on_nodes.chain(locked).chain(broken.iter().copied()).collect();
         Self {
             given: given.iter().copied().collect(),
             taken: given.into_iter().chain(kept).chain(view.closed.iter().copied()).collect(),
@@ -368,7 +124,7 @@ impl<'a> BlockAllocator<'a> {
     }
 
     /// Blocks that were assigned before there were locks get one, so that they are released one day.
-    fn lock_what_stands(&self, node: &NodeFacts, plan: &mut Plan) {
+    fn lock_existing(&self, node: &NodeFacts, plan: &mut Plan) {
         if node.uid.is_none() {
             return;
         }
@@ -383,16 +139,16 @@ impl<'a> BlockAllocator<'a> {
                 None if self.pool_of(*block).is_some()
                     && self.owned.other_owner(&node.name, *block).is_none()
                     && !self.broken.overlaps(*block)
-                    && !self.locks.values().any(|lock| clash(lock.block, *block)) =>
+                    && !self.locks.values().any(|lock| overlap(lock.block, *block)) =>
                 {
-                    plan.steps.push(BlockStep::BlockLock { block: *block, node: node.name.clone() });
+                    plan.steps.push(BlockStep::Lock { block: *block, node: node.name.clone() });
                 }
                 None => {}
             }
         }
     }
 
-    fn give(&mut self, node: &NodeFacts, limits: BlockLimits, plan: &mut Plan) {
+    fn assign(&mut self, node: &NodeFacts, limits: BlockLimits, plan: &mut Plan) {
         if node.uid.is_none() || !node.writable {
             return;
         }
@@ -405,9 +161,9 @@ impl<'a> BlockAllocator<'a> {
             let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
             let mut has: Vec<IpNet> = node.blocks.iter().filter(of_family).copied().collect();
             let kept: Vec<&BlockLock> = self.locked_for.get(node.name.as_str()).cloned().unwrap_or_default();
-            let mut gives = Vec::new();
+            let mut assigned = Vec::new();
             for lock in kept.into_iter().filter(|lock| of_family(&&lock.block)) {
-                if has.iter().any(|block| clash(*block, lock.block)) || self.broken.overlaps(lock.block) {
+                if has.iter().any(|block| overlap(*block, lock.block)) || self.broken.overlaps(lock.block) {
                     continue;
                 }
                 match self.owned.other_owner(&node.name, lock.block) {
@@ -416,10 +172,10 @@ impl<'a> BlockAllocator<'a> {
                         node: node.name.clone(),
                         other: other.to_owned(),
                     }),
-                    None => gives.push((lock.block, Some(lock.clone()), BlockReason::Locked)),
+                    None => assigned.push((lock.block, Some(lock.clone()), BlockReason::Locked)),
                 }
             }
-            has.extend(gives.iter().map(|(block, ..)| *block));
+            has.extend(assigned.iter().map(|(block, ..)| *block));
             let why = if has.is_empty() {
                 Some(BlockReason::First)
             } else {
@@ -429,7 +185,7 @@ impl<'a> BlockAllocator<'a> {
                 && serving.iter().any(|pool| pool.of(family).next().is_some())
             {
                 match self.choose(node, family, &serving, why) {
-                    Some(block) => gives.push((block, None, why)),
+                    Some(block) => assigned.push((block, None, why)),
                     None => plan.problems.push(BlockProblem::NoRoom {
                         node: node.name.clone(),
                         family,
@@ -437,10 +193,10 @@ impl<'a> BlockAllocator<'a> {
                     }),
                 }
             }
-            for (block, lock, why) in gives {
+            for (block, lock, why) in assigned {
                 self.taken.add(block);
                 self.owned.add(block, &node.name);
-                plan.steps.push(BlockStep::Give {
+                plan.steps.push(BlockStep::Assign {
                     block,
                     node: node.name.clone(),
                     lock,
@@ -467,14 +223,14 @@ impl<'a> BlockAllocator<'a> {
     /// The block that the Node already has, so that the two never disagree; else the first free block of the
     /// first pool that has one.
     fn choose(&self, node: &NodeFacts, family: Family, serving: &[&Pool], why: BlockReason) -> Option<IpNet> {
-        let said = node.said.iter().copied().find(|range| {
+        let listed = node.other_ranges.iter().copied().find(|range| {
             why == BlockReason::First
                 && Family::of(range.addr()) == family
                 && range.prefix_len() < range.max_prefix_len()
                 && serving.iter().any(|pool| pool.contains(*range))
                 && self.owned.other_owner(&node.name, *range).is_none()
                 && !self.broken.overlaps(*range)
-                && !self.locks.values().any(|lock| clash(lock.block, *range))
+                && !self.locks.values().any(|lock| overlap(lock.block, *range))
         });
         let next = || {
             serving.iter().find_map(|pool| {
@@ -483,11 +239,11 @@ impl<'a> BlockAllocator<'a> {
                 pool.of(family).find_map(|range| next_block(range, pool.size(family), &taken))
             })
         };
-        said.or_else(next)
+        listed.or_else(next)
     }
 }
 
-fn returns(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: TimePoint, plan: &mut Plan) {
+fn release(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: TimePoint, plan: &mut Plan) {
     let there: BTreeSet<&str> = view.nodes.iter().map(|node| node.name.as_str()).collect();
     let mut gone = BTreeMap::new();
     for lock in view.locks.iter().filter(|lock| !there.contains(lock.node.as_str())) {
@@ -498,7 +254,7 @@ fn returns(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: 
         if kept.is_some() {
             // A watch reports when the last claim is deleted.
         } else if waited >= limits.quarantine {
-            plan.steps.push(BlockStep::Return { lock: lock.clone() });
+            plan.steps.push(BlockStep::Release { lock: lock.clone() });
         } else {
             let left = limits.quarantine - waited;
             plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
@@ -511,10 +267,6 @@ fn returns(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: 
 fn usable(block: IpNet) -> u128 {
     let bits = u32::from(block.max_prefix_len() - block.prefix_len());
     1u128.checked_shl(bits).unwrap_or(u128::MAX).saturating_sub(3)
-}
-
-fn clash(a: IpNet, b: IpNet) -> bool {
-    a.contains(&b) || b.contains(&a)
 }
 
 #[cfg(test)]

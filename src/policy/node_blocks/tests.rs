@@ -1,4 +1,5 @@
 use super::*;
+use crate::policy::selection::selector::Selector;
 use proptest::prelude::*;
 
 fn net(text: &str) -> IpNet {
@@ -40,11 +41,11 @@ fn plan(view: &BlockFacts) -> Plan {
 
 /// What is given, as `node block`.
 fn given(plan: &Plan) -> Vec<String> {
-    let give = |step: &BlockStep| match step {
-        BlockStep::Give { block, node, .. } => Some(format!("{node} {block}")),
+    let assigned = |step: &BlockStep| match step {
+        BlockStep::Assign { block, node, .. } => Some(format!("{node} {block}")),
         _ => None,
     };
-    plan.steps.iter().filter_map(give).collect()
+    plan.steps.iter().filter_map(assigned).collect()
 }
 
 fn labelled(mut node: NodeFacts, key: &str, value: &str) -> NodeFacts {
@@ -96,7 +97,7 @@ fn the_next_pool_is_used_when_one_is_full_and_exhaustion_is_reported() {
     view.pools = vec![only(pool("none", 0, &["10.1.0.0/24"]), r#"{"matchLabels":{"x":"y"}}"#)];
     assert_eq!(plan(&view).problems[0].reason(), "NoPoolForNode");
     view.pools.clear();
-    assert_eq!(plan(&view), Plan::default(), "without a pool nobody is missing one");
+    assert_eq!(plan(&view), Plan::default(), "without a pool no node is missing one");
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
     let mut first = pool("p", 0, &["10.1.0.0/16"]);
     first.excluded = vec![net("10.1.0.0/24")];
     let mut said = with("a", &["10.1.1.0/24"]);
-    said.said = vec![net("10.1.2.0/23")];
+    said.other_ranges = vec![net("10.1.2.0/23")];
     let view = BlockFacts {
         pools: vec![first],
         nodes: vec![said, node("z")],
@@ -122,7 +123,7 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
 #[test]
 fn a_lock_that_cannot_be_read_blocks_no_node_and_is_reported() {
     let mut said = node("said");
-    said.said = vec![net("10.1.0.0/24")];
+    said.other_ranges = vec![net("10.1.0.0/24")];
     let view = BlockFacts {
         pools: vec![pool("p", 0, &["10.1.0.0/16"])],
         nodes: vec![said, with("stands", &["10.1.1.0/24"]), node("locked")],
@@ -143,11 +144,11 @@ fn a_lock_that_cannot_be_read_blocks_no_node_and_is_reported() {
 #[test]
 fn a_node_gets_what_its_node_object_says_if_that_is_of_its_pool_and_free() {
     let mut a = node("a");
-    a.said = vec![net("10.1.9.0/24")];
+    a.other_ranges = vec![net("10.1.9.0/24")];
     let mut b = node("b");
-    b.said = vec![net("172.16.0.0/24")];
+    b.other_ranges = vec![net("172.16.0.0/24")];
     let mut c = node("c");
-    c.said = vec![net("10.1.9.128/25")];
+    c.other_ranges = vec![net("10.1.9.128/25")];
     let pools = vec![pool("p", 0, &["10.1.0.0/16"])];
     let view = BlockFacts { pools: pools.clone(), nodes: vec![a.clone(), b], ..BlockFacts::default() };
     assert_eq!(given(&plan(&view)), ["a 10.1.9.0/24", "b 10.1.0.0/24"]);
@@ -167,10 +168,10 @@ fn a_block_that_is_locked_for_a_node_is_written_on_it_whatever_happened_between(
     let decided = plan(&view);
     assert_eq!(given(&decided), ["a 10.1.4.0/24"]);
     assert!(
-        matches!(&decided.steps[0], BlockStep::Give { lock: Some(lock), why: BlockReason::Locked, .. } if lock.version == "7")
+        matches!(&decided.steps[0], BlockStep::Assign { lock: Some(lock), why: BlockReason::Locked, .. } if lock.version == "7")
     );
     // Another node says that it has it: nothing is written, a person is told.
-    view.nodes[1].said = vec![net("10.1.4.9/32")];
+    view.nodes[1].other_ranges = vec![net("10.1.4.9/32")];
     let decided = plan(&view);
     assert_eq!(decided.problems[0].reason(), "BlockContested");
     assert_eq!(given(&decided), ["a 10.1.1.0/24"], "it is served all the same");
@@ -198,7 +199,7 @@ fn blocks_that_stand_get_their_locks_unless_two_have_them() {
         with("c", &["10.1.1.0/25"]),
     ];
     let decided = plan(&BlockFacts { pools, nodes, ..BlockFacts::default() });
-    assert_eq!(decided.steps, [BlockStep::BlockLock { block: net("10.1.0.0/24"), node: "a".into() }]);
+    assert_eq!(decided.steps, [BlockStep::Lock { block: net("10.1.0.0/24"), node: "a".into() }]);
 }
 
 #[test]
@@ -300,22 +301,22 @@ proptest! {
         for round in 0..3 {
             for step in plan(&view).steps {
                 match step {
-                    BlockStep::Give { block, node, lock: held, .. } => {
+                    BlockStep::Assign { block, node, lock: held, .. } => {
                         if held.is_none() {
-                            prop_assert!(!view.locks.iter().any(|lock| clash(lock.block, block)), "{block} is locked");
+                            prop_assert!(!view.locks.iter().any(|lock| overlap(lock.block, block)), "{block} is locked");
                             view.locks.push(lock(&block.to_string(), &node));
                         }
                         view.nodes.iter_mut().find(|facts| facts.name == node).unwrap().blocks.push(block);
                     }
-                    BlockStep::BlockLock { block, node } => view.locks.push(lock(&block.to_string(), &node)),
-                    BlockStep::Return { .. } => prop_assert!(false, "nobody was gone for long"),
+                    BlockStep::Lock { block, node } => view.locks.push(lock(&block.to_string(), &node)),
+                    BlockStep::Release { .. } => prop_assert!(false, "no node was gone for long"),
                 }
             }
             let all: Vec<(IpNet, &str)> =
                 view.nodes.iter().flat_map(|node| node.blocks.iter().map(|b| (*b, node.name.as_str()))).collect();
             for (n, (a, _)) in all.iter().enumerate() {
                 for (b, who) in &all[n + 1..] {
-                    prop_assert!(!clash(*a, *b), "round {round}: {a} and {b} of {who}");
+                    prop_assert!(!overlap(*a, *b), "round {round}: {a} and {b} of {who}");
                 }
             }
         }

@@ -3,10 +3,8 @@
 
 use crate::policy::selection::facts::{Owner, PodFacts};
 
-pub use crate::policy::selection::slot::slot_name;
-
 /// The label that Kubernetes puts on pods of a StatefulSet.
-pub const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
+pub(crate) const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
 /// The label with the hash of a Deployment's template.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 /// The label by which KubeVirt names the virtual machine of a launcher pod.
@@ -39,8 +37,7 @@ pub enum Claimant {
 
 impl Claimant {
     /// Finds the claimant of a pod from its labels and owners.
-    #[must_use]
-    pub fn of(pod: &PodFacts) -> Self {
+    pub(crate) fn of(pod: &PodFacts) -> Self {
         if let Some(workload) = virtual_machine(pod) {
             return Self::VirtualMachine { workload };
         }
@@ -78,8 +75,7 @@ impl Claimant {
     }
 
     /// The workload that decides how long the address is kept.
-    #[must_use]
-    pub fn workload(&self) -> &Owner {
+    pub(crate) fn workload(&self) -> &Owner {
         match self {
             Self::Pod { workload, .. } | Self::Slot { workload } | Self::VirtualMachine { workload } => {
                 workload
@@ -88,8 +84,7 @@ impl Claimant {
     }
 
     /// The StickyIP's name, if it does not depend on a slot.
-    #[must_use]
-    pub fn fixed_name(&self) -> Option<&str> {
+    pub(crate) fn fixed_name(&self) -> Option<&str> {
         match self {
             Self::Pod { name, .. } => Some(name),
             Self::VirtualMachine { workload } => Some(&workload.name),

@@ -9,7 +9,6 @@ pub struct TimePoint(pub i64);
 impl TimePoint {
     /// Seconds since `earlier`; zero if `earlier` is in the future (it may come from another machine's
     /// clock).
-    #[must_use]
     pub fn seconds_since(self, earlier: TimePoint) -> u64 {
         u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0)
     }
@@ -30,8 +29,7 @@ pub struct Owner {
 
 impl Owner {
     /// The API group: `apps` of `apps/v1`, empty for the core group.
-    #[must_use]
-    pub fn group(&self) -> &str {
+    pub(crate) fn group(&self) -> &str {
         self.api_version.split_once('/').map_or("", |(group, _)| group)
     }
 }
@@ -39,21 +37,15 @@ impl Owner {
 /// What a decision needs to know of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodFacts {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub name: String,
-    /// The pod's uid.
     pub uid: String,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Its controlling owner first, then that owner's controller, and so on, as far as it was looked up.
     pub owners: Vec<Owner>,
     /// It uses its node's network and so has no address of its own.
     pub host_network: bool,
-    /// The annotations of its namespace.
     pub namespace_annotations: BTreeMap<String, String>,
 }
 

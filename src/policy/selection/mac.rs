@@ -6,15 +6,13 @@ use crate::policy::selection::facts::PodFacts;
 
 /// On a pod or a namespace: `true` or `false`. The pod's annotation wins over the namespace's, that over the
 /// flag.
-pub const KEEP_MAC: &str = "sticky-ipam.io/keep-mac";
+pub(crate) const KEEP_MAC: &str = "sticky-ipam.io/keep-mac";
 /// The annotation that Cilium reads when it creates the pod's endpoint.
-pub const CILIUM_MAC_ANNOTATION: &str = "cni.cilium.io/mac-address";
+pub(crate) const CILIUM_MAC_ANNOTATION: &str = "cni.cilium.io/mac-address";
 
 /// Whether the pod's next incarnation has the same MAC.
-///
-/// # Errors
-/// An annotation says neither `true` nor `false`.
-pub fn keeps_mac(by_flag: bool, facts: &PodFacts) -> Result<bool, PolicyError> {
+/// Errors: an annotation says neither `true` nor `false`.
+pub(crate) fn keeps_mac(by_flag: bool, facts: &PodFacts) -> Result<bool, PolicyError> {
     let word = facts.annotations.get(KEEP_MAC).or_else(|| facts.namespace_annotations.get(KEEP_MAC));
     match word.map(String::as_str) {
         None => Ok(by_flag),
@@ -29,8 +27,7 @@ pub fn keeps_mac(by_flag: bool, facts: &PodFacts) -> Result<bool, PolicyError> {
 }
 
 /// Whether an interface can have this MAC: six bytes in lower case, unicast, not all zero.
-#[must_use]
-pub fn is_mac(text: &str) -> bool {
+pub(crate) fn is_mac(text: &str) -> bool {
     let bytes: Vec<&str> = text.split(':').collect();
     let is_byte = |byte: &&str| {
         byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))

@@ -13,13 +13,13 @@ use crate::policy::PolicyError;
 use crate::policy::selection::facts::PodFacts;
 
 /// Our annotation: addresses, separated by commas.
-pub const PIN: &str = "sticky-ipam.io/ips";
+pub(crate) const PIN: &str = "sticky-ipam.io/ips";
 /// Calico's annotation: a JSON list of addresses.
-pub const CALICO_ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
+pub(crate) const CALICO_ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
 
 /// The addresses that one pod asks for: one per family, at least one, IPv4 first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pin {
+pub(crate) struct Pin {
     /// The annotation that asks.
     pub annotation: &'static str,
     /// The addresses, at most one per family.
@@ -27,11 +27,10 @@ pub struct Pin {
 }
 
 /// Reads the pin of a pod with this ordinal; none for pods that have no ordinal.
-///
-/// # Errors
-/// Names annotation and value if an address is not usable, if two are of one family, or if the list is too
+/// Errors: names annotation and value if an address is not usable, if two are of one family, or if the list
+/// is too
 /// short for this pod.
-pub fn pin_of(pod: &PodFacts, ordinal: Option<u32>) -> Result<Option<Pin>, PolicyError> {
+pub(crate) fn pin_of(pod: &PodFacts, ordinal: Option<u32>) -> Result<Option<Pin>, PolicyError> {
     let read = |key: &'static str| -> Result<Option<(Vec<IpAddr>, String)>, PolicyError> {
         let Some(value) = pod.annotations.get(key) else { return Ok(None) };
         let refuse = |why: String| PolicyError::Annotation { key: key.into(), value: value.clone(), why };
@@ -89,7 +88,7 @@ fn choose(listed: &[IpAddr], ordinal: Option<u32>) -> Result<Vec<IpAddr>, String
             ([only], None) => chosen.push(*only),
             (many, None) => {
                 return Err(format!(
-                    "lists {} {family} addresses; a pod without an ordinal has one a family",
+                    "lists {} {family} addresses; a pod without an ordinal has one per family",
                     many.len()
                 ));
             }
@@ -139,14 +138,14 @@ mod tests {
         let list = "10.0.9.9,10.0.9.10,fd00::9,fd00::a";
         assert_eq!(pinned(PIN, list, Some(0)).unwrap(), ["10.0.9.9", "fd00::9"]);
         assert_eq!(pinned(PIN, list, Some(1)).unwrap(), ["10.0.9.10", "fd00::a"]);
-        assert!(pinned(PIN, list, None).unwrap_err().contains("one a family"));
+        assert!(pinned(PIN, list, None).unwrap_err().contains("one per family"));
     }
 
     #[test]
     fn an_ordinal_beyond_the_list_is_refused_with_the_ordinals_that_it_covers() {
         let refused = pinned(PIN, "10.0.9.9,10.0.9.10,10.0.9.11", Some(3)).unwrap_err();
-        let told = "ordinal 3, and the list has 3 IPv4 addresses, for ordinals 0 to 2";
-        assert!(refused.contains(told), "{refused}");
+        let why = "ordinal 3, and the list has 3 IPv4 addresses, for ordinals 0 to 2";
+        assert!(refused.contains(why), "{refused}");
         let refused = pinned(PIN, "10.0.9.9,10.0.9.10,fd00::9", Some(1)).unwrap_err();
         assert!(refused.contains("ordinal 1, and the list has 1 IPv6 address, for ordinal 0;"), "{refused}");
     }

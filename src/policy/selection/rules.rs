@@ -15,9 +15,9 @@ use crate::policy::selection::selector::Selector;
 /// The annotation, on a pod or its namespace, that says yes (`"true"`) or no (`"false"`).
 pub const STICKY: &str = "sticky-ipam.io/sticky";
 /// The older label or annotation of a pod that says yes if it is `"true"`.
-pub const FIXED_IP: &str = "fixed-ip";
+pub(crate) const FIXED_IP: &str = "fixed-ip";
 /// The label whose value's prefix excludes a pod, unless configured otherwise.
-pub const DEFAULT_EXCLUDE_KEY: &str = "dbbranch";
+pub(crate) const DEFAULT_EXCLUDE_KEY: &str = "dbbranch";
 
 /// The operator's rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +46,6 @@ pub enum StickyReason {
     Excluded {
         /// The label.
         key: String,
-        /// Its value.
         value: String,
         /// The prefix that it starts with.
         prefix: String,
@@ -87,7 +86,7 @@ impl std::fmt::Display for StickyReason {
 
 /// The answer with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub(crate) struct Verdict {
     /// Whether the pod keeps its address.
     pub sticky: bool,
     /// The rule that decided.
@@ -96,11 +95,10 @@ pub struct Verdict {
 
 impl Rules {
     /// Decides for one pod.
-    ///
-    /// # Errors
-    /// An annotation that is neither `"true"` nor `"false"` is refused and named: a guess could give a
+    /// Errors: an annotation that is neither `"true"` nor `"false"` is refused and named: a guess could give
+    /// a
     /// database a wrong address.
-    pub fn judge(&self, pod: &PodFacts) -> Result<Verdict, PolicyError> {
+    pub(crate) fn judge(&self, pod: &PodFacts) -> Result<Verdict, PolicyError> {
         let yes = |reason| Ok(Verdict { sticky: true, reason });
         let no = |reason| Ok(Verdict { sticky: false, reason });
         if pod.host_network {

@@ -11,7 +11,7 @@ use crate::policy::PolicyError;
 /// A label selector as written in an object or on a command line; not yet checked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct LabelSelector {
+pub(crate) struct LabelSelector {
     /// Labels that must be there with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub match_labels: BTreeMap<String, String>,
@@ -24,7 +24,7 @@ pub struct LabelSelector {
 /// One requirement as written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Expression {
+pub(crate) struct Expression {
     /// The label key.
     pub key: String,
     /// In, NotIn, Exists or DoesNotExist.
@@ -51,10 +51,8 @@ pub struct Selector {
 
 impl Selector {
     /// Reads the JSON form, as the `--labelSector` flag takes it.
-    ///
-    /// # Errors
-    /// Names the text, or the key, operator and values of the requirement that breaks a rule.
-    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+    /// Errors: names the text, or the key, operator and values of the requirement that breaks a rule.
+    pub(crate) fn parse(text: &str) -> Result<Self, PolicyError> {
         let refuse = |why: String| PolicyError::SelectorText { text: text.into(), why };
         let value: serde_json::Value =
             serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
@@ -68,10 +66,8 @@ impl Selector {
     }
 
     /// Checks a selector as written.
-    ///
-    /// # Errors
-    /// Names the key, operator and values of the requirement that breaks a rule.
-    pub fn check(written: &LabelSelector) -> Result<Self, PolicyError> {
+    /// Errors: names the key, operator and values of the requirement that breaks a rule.
+    pub(crate) fn check(written: &LabelSelector) -> Result<Self, PolicyError> {
         let mut tests = Vec::new();
         for (key, value) in &written.match_labels {
             let refuse = |why| refusal(key, "matchLabels", std::slice::from_ref(value), why);
@@ -100,8 +96,7 @@ impl Selector {
     }
 
     /// The selector in its written form; parsed again, it is the same one.
-    #[must_use]
-    pub fn written(&self) -> LabelSelector {
+    pub(crate) fn written(&self) -> LabelSelector {
         let expression = |(key, test): &(String, Test)| {
             let (operator, values) = match test {
                 Test::In(values) => ("In", values.clone()),
@@ -116,8 +111,7 @@ impl Selector {
     }
 
     /// Whether these labels satisfy every requirement.
-    #[must_use]
-    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+    pub(crate) fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.tests.iter().all(|(key, test)| {
             let value = labels.get(key);
             match test {

@@ -1,21 +1,19 @@
-//! Slots: the numbered claimants of a workload whose pods have random names. Must never give a pod a slot that another
-//! pod has.
+//! Slots: the numbered claimants of a workload whose pods have random names. Must never give a pod a slot
+//! that another pod has.
 
 use std::collections::BTreeSet;
 
-/// How many slots a pod tries before it gives up for now: other pods of its workload take some at the same time. More
-/// than a Deployment starts at once on one node; the runtime, the agent and the controller try again later.
-pub const MAX_SLOT_TRIES: usize = 16;
+/// How many slots a pod tries before it gives up for now: other pods of its workload take some at the same
+/// time. More than a Deployment starts at once on one node; the runtime, the agent and the controller try
+/// again later.
+pub(crate) const MAX_SLOT_TRIES: usize = 16;
 
-/// The name of a workload's slot.
-#[must_use]
-pub fn slot_name(workload: &str, slot: u32) -> String {
+pub(crate) fn slot_name(workload: &str, slot: u32) -> String {
     format!("{workload}-{slot}")
 }
 
 /// The number of a slot from its name, if the name is one that [`slot_name`] gives for this workload.
-#[must_use]
-pub fn slot_number(workload: &str, name: &str) -> Option<u32> {
+pub(crate) fn slot_number(workload: &str, name: &str) -> Option<u32> {
     let slot = name.strip_prefix(workload)?.strip_prefix('-')?.parse().ok()?;
     (slot_name(workload, slot) == name).then_some(slot)
 }
@@ -23,7 +21,6 @@ pub fn slot_number(workload: &str, name: &str) -> Option<u32> {
 /// An existing slot, for the choice of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot<'a> {
-    /// Its number.
     pub number: u32,
     /// The uid of the pod that it is attached to, if any.
     pub held_by: Option<&'a str>,
@@ -33,8 +30,7 @@ pub struct Slot<'a> {
 ///
 /// Two pods may choose the same slot: attaching with the StickyIP's resourceVersion succeeds for one of them,
 /// and the other chooses again.
-#[must_use]
-pub fn choose_slot(slots: &[Slot<'_>], pod_uid: &str) -> u32 {
+pub(crate) fn choose_slot(slots: &[Slot<'_>], pod_uid: &str) -> u32 {
     if let Some(own) = slots.iter().filter(|slot| slot.held_by == Some(pod_uid)).map(|slot| slot.number).min()
     {
         return own;

@@ -1,9 +1,9 @@
-//! `/healthz`, `/readyz` and `/metrics`, over TLS where the operator gave a certificate. Must never say ready before the part
-//! itself says so.
+//! `/healthz`, `/readyz` and `/metrics`, over TLS if a certificate is configured. Must never say ready before
+//! the process itself says so.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -16,16 +16,17 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
+use crate::runtime::locked;
 use crate::runtime::tls::{CertificateFiles, CertificateSource, TlsError};
 
-/// How many connections are served at once: whoever holds more open is not a probe.
+/// How many connections are served at once: probes and scrapers need fewer.
 const MOST_CONNECTIONS: usize = 32;
 /// How long a handshake may take, and a request to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// For question and answer together: whoever does not read takes a place from those who do.
+/// For request and answer together: a client that does not read takes a connection from the others.
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What keeps the part from being ready, each with its cure; shared with whoever knows it.
+/// The problems that keep the process from being ready, each with what to do. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<Mutex<Vec<String>>>);
 
@@ -36,25 +37,24 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// It is.
+    /// The process is ready.
     pub fn yes(&self) {
         self.set(Vec::new());
     }
 
-    /// It is not.
+    /// The process is not ready.
     pub fn no(&self, why: impl Into<String>) {
         self.set(vec![why.into()]);
     }
 
-    /// It is not, for each of these reasons; it is if there is none.
+    /// The process is not ready because of these problems; without any it is ready.
     pub fn set(&self, problems: Vec<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = problems;
+        *locked(&self.0) = problems;
     }
 
-    /// What is wrong; nothing if it is ready.
-    #[must_use]
+    /// The problems; none if the process is ready.
     pub fn problems(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.0).clone()
     }
 }
 
@@ -67,7 +67,6 @@ pub enum HttpServerError {
     /// The address is taken, or not of this machine.
     #[error("--metrics-address {address}: {source}; name another address, or end the program that has it")]
     Address {
-        /// The address.
         address: SocketAddr,
         /// Why.
         source: std::io::Error,
@@ -78,7 +77,7 @@ pub enum HttpServerError {
 }
 
 /// A bound listener, so that a taken address or a bad certificate is found at the start.
-pub struct HttpServer {
+pub(crate) struct HttpServer {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     counts: Counts,
@@ -86,11 +85,8 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Binds the address, and reads the certificate if there shall be one.
-    ///
-    /// # Errors
-    /// [`HttpServerError`].
-    pub async fn bind(
+    /// Binds the address, and reads the certificate if one is configured.
+    pub(crate) async fn bind(
         address: SocketAddr,
         pair: Option<CertificateFiles>,
         counts: Counts,
@@ -104,22 +100,19 @@ impl HttpServer {
     }
 
     /// Where it listens.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
+    pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Serves until it is dropped.
-    pub async fn serve(self) {
+    pub(crate) async fn serve(self) {
         let slots = Arc::new(tokio::sync::Semaphore::new(MOST_CONNECTIONS));
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot take a connection to the metrics");
+                    tracing::warn!(%error, "cannot accept a connection for the metrics");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -130,7 +123,9 @@ impl HttpServer {
                     None => converse(stream, &counts, &ready).await,
                     Some(tls) => match shake_hands(&tls, stream).await {
                         Ok(stream) => converse(stream, &counts, &ready).await,
-                        Err(error) => tracing::debug!(%error, "no TLS with whoever asked for the metrics"),
+                        Err(error) => {
+                            tracing::debug!(%error, "the TLS handshake of a client of the metrics failed")
+                        }
                     },
                 }
                 drop(slot);
@@ -164,8 +159,8 @@ where
         .serve_connection(TokioIo::new(stream), service);
     match tokio::time::timeout(WHOLE_TIMEOUT, served).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a connection to the metrics broke off"),
-        Err(_) => tracing::debug!("whoever asked for the metrics does not read them"),
+        Ok(Err(error)) => tracing::debug!(%error, "a connection for the metrics was interrupted"),
+        Err(_) => tracing::debug!("a client of the metrics does not read the answer"),
     }
 }
 

@@ -12,7 +12,7 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A certificate for the loopback address and its key, as PEM; whoever trusts it trusts nothing else.
+/// A certificate for the loopback address and its key, as PEM; a client that trusts it trusts nothing else.
 fn fresh() -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -85,7 +85,7 @@ async fn trusting(certificate: &str, address: SocketAddr, path: &str) -> std::io
     ask(TlsConnector::from(Arc::new(config)).connect(name, stream).await?, path).await
 }
 
-/// Asks until whoever trusts this certificate gets an answer.
+/// Asks until a client that trusts this certificate gets an answer.
 async fn is_served_in_time(certificate: &str, address: SocketAddr) -> bool {
     let asked = async {
         while trusting(certificate, address, "/healthz").await.is_err() {
@@ -142,13 +142,13 @@ fn a_new_pair_that_cannot_be_used_leaves_the_one_before() {
     let files = Files::with(&first);
     let keys = CertificateSource::load(files.pair()).unwrap();
     let mut now = std::time::Instant::now();
-    let mut look = || {
+    let mut read_again = || {
         now += Duration::from_secs(2);
-        keys.look(now);
+        keys.read_again(now);
         keys.now()
     };
-    let (before, told) = look();
-    assert_eq!(told, None);
+    let (before, problem) = read_again();
+    assert_eq!(problem, None);
     let garbled = "garbled".to_owned();
     for (certificate, key, part) in [
         (&second.0, &first.1, "do not fit"),
@@ -156,18 +156,18 @@ fn a_new_pair_that_cannot_be_used_leaves_the_one_before() {
         (&second.0, &garbled, "tls.key"),
     ] {
         files.write(certificate, key);
-        let (served, told) = look();
+        let (served, problem) = read_again();
         assert!(Arc::ptr_eq(&served, &before), "{part}: the one before stays");
-        assert!(told.is_some_and(|error| error.to_string().contains(part)), "{part}");
+        assert!(problem.is_some_and(|error| error.to_string().contains(part)), "{part}");
     }
     std::fs::remove_file(files.pair().key).unwrap();
-    assert!(look().1.is_some_and(|error| error.to_string().contains("cannot be read")));
+    assert!(read_again().1.is_some_and(|error| error.to_string().contains("cannot be read")));
     files.write(&first.0, &first.1);
-    let (served, told) = look();
-    assert!(Arc::ptr_eq(&served, &before) && told.is_none(), "it is as it was");
+    let (served, problem) = read_again();
+    assert!(Arc::ptr_eq(&served, &before) && problem.is_none(), "it is as it was");
     files.write(&second.0, &second.1);
-    let (served, told) = look();
-    assert!(!Arc::ptr_eq(&served, &before) && told.is_none(), "the new pair is not taken");
+    let (served, problem) = read_again();
+    assert!(!Arc::ptr_eq(&served, &before) && problem.is_none(), "the new pair is not taken");
 }
 
 #[tokio::test]

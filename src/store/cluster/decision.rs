@@ -1,28 +1,27 @@
-//! Prepared decisions: what the node's agent has found out about a pod before its ADD comes, in `.sticky/prepared`, one
-//! small file a pod uid. ADD then needs no API server.
+//! Prepared decisions: what the node's agent has found out about a pod before its ADD comes, in
+//! `.sticky/decisions`, one small file per pod uid. ADD then needs no API server.
 //!
-//! A decision about a sticky pod says that its StickyIP **is attached** to this node under the container id
-//! [`PreparedSticky::attachment_id`]. It is used once: the record that takes it over bears that container id, and a decision whose
-//! container id a record bears already is used up, whatever lies in the folder. Must never be believed when it is torn,
-//! of another pod, or from before a reboot.
+//! A decision about a sticky pod says that its StickyIP **is attached** to this node under
+//! [`PreparedSticky::attachment_id`]. It is used once: the record that takes it over has that id, and a
+//! decision whose id a record has already is used up, whatever lies in the folder. Must never be used if it
+//! is torn, of another pod, or from before a reboot.
 
 use std::io;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::{ContainerId, IfName, PodIdentity};
+use crate::names::{AttachmentId, IfName, PodIdentity};
 use crate::store::cluster::pending_update::Durability;
-use crate::store::records::list;
+use crate::store::files;
 use crate::store::{
-    Disk, LockedStore, NodeTime, Phase, Record, Store, StoreError, StoredRecord, inode_of, open, read_file,
+    ClaimantKey, Disk, LockedStore, NodeTime, Record, RecordState, StickyBinding, Store, StoreError,
+    StoredRecord, inode_of, open, read_file,
 };
 
-const DECISIONS: &str = ".sticky/prepared";
+const DECISIONS: &str = ".sticky/decisions";
 /// A decision before it has its name.
-const NEW: &str = ".sticky/decision";
-/// How the container ids of prepared attachments begin.
-const PREPARED_PREFIX: &str = "prepared-";
+const NEW: &str = ".sticky/new-decision";
 /// The version of the files.
 const VERSION: u32 = 1;
 
@@ -53,12 +52,11 @@ pub struct PreparedSticky {
     pub namespace: String,
     /// The StickyIP's name.
     pub name: String,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
     /// The workload as a CiliumNode's pool shows it, `namespace/Kind/name`.
     pub resource: String,
-    /// The container id under which the API server knows the attachment.
-    pub attachment_id: String,
+    /// The id under which the API server knows the attachment.
+    pub attachment_id: AttachmentId,
 }
 
 impl Decision {
@@ -80,22 +78,11 @@ impl Decision {
         })
     }
 
-    /// The container id under which the API server knows a prepared attachment of this pod.
-    pub fn attachment_id(uid: &str) -> String {
-        format!("{PREPARED_PREFIX}{uid}")
-    }
-
-    /// The uid of the pod that an attachment was prepared for, by the container id under which the API server knows it.
-    pub fn prepared_uid(container: &str) -> Option<&str> {
-        container.strip_prefix(PREPARED_PREFIX)
-    }
-
-    /// The pod.
     pub fn pod(&self) -> Option<PodIdentity> {
         PodIdentity::new(&self.namespace, &self.pod, Some(&self.uid)).ok()
     }
 
-    /// Whether it speaks of this pod and may be believed now: a sandbox of an earlier boot had its own.
+    /// Whether it is for this pod and may be used now: a sandbox of an earlier boot had its own.
     pub fn is_for(&self, pod: &PodIdentity, now: &NodeTime) -> bool {
         self.pod().as_ref() == Some(pod) && (self.sticky.is_none() || self.at.boot() == now.boot())
     }
@@ -105,7 +92,7 @@ impl Decision {
         let sound = decision.version == VERSION && decision.uid == name && decision.pod().is_some();
         let usable = decision.sticky.as_ref().is_none_or(|sticky| {
             !sticky.addresses.is_empty()
-                && ContainerId::new(&sticky.attachment_id).is_ok()
+                && sticky.attachment_id.prepared_uid().is_some()
                 && PodIdentity::new(&sticky.namespace, &sticky.name, None).is_ok()
         });
         (sound && usable).then_some(decision)
@@ -117,14 +104,15 @@ impl Decision {
 pub enum Withdrawn {
     /// There is none about this pod.
     Nothing,
-    /// It is gone, and nobody has used it. What it attached is the caller's to detach.
+    /// It is gone, and no sandbox has used it. The caller detaches what it attached.
     Unused(Box<Decision>),
     /// A sandbox has it: its DEL detaches. The file is gone if it was still there.
     InUse,
 }
 
 impl<D: Disk> Store<D> {
-    /// Whether something lies where a decision about this pod would. A look without the lock: what it is, the lock's holder reads.
+    /// Whether something lies where a decision about this pod would. Without the lock: only a read under
+    /// the lock shows what it is.
     pub fn has_decision(&self, uid: &str) -> bool {
         let folder = self.path(DECISIONS);
         checked(uid, &folder).is_ok_and(|name| folder.join(name).symlink_metadata().is_ok())
@@ -132,23 +120,18 @@ impl<D: Disk> Store<D> {
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Puts a decision in place of an earlier one about the same pod, whole. It is not waited for until it is on the disk: the pod's ADD
-    /// is on its way. After the next boot nobody believes what it says of a sticky pod; of another pod it says the same still, if it is there.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn prepare(&mut self, decision: &Decision) -> Result<(), StoreError> {
+    /// Puts a decision in place of an earlier one about the same pod, whole. It is not synced: the pod's ADD
+    /// is on its way. After the next boot what it says of a sticky pod is not used; of another pod it still
+    /// says the same, if it exists.
+    pub fn put_decision(&mut self, decision: &Decision) -> Result<(), StoreError> {
         let (folder, new) = (self.store.path(DECISIONS), self.store.path(NEW));
         let path = folder.join(checked(&decision.uid, &folder)?);
         self.put_small_file("write the decision", decision, &new, &path, Durability::ThisBoot)
     }
 
-    /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used up is taken
-    /// away. Either way there is none then.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn prepared(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>, StoreError> {
+    /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used
+    /// up is taken away. Either way there is none then.
+    pub fn find_decision(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>, StoreError> {
         let folder = self.store.path(DECISIONS);
         let name = checked(uid, &folder)?;
         let path = folder.join(name);
@@ -159,7 +142,7 @@ impl<D: Disk> LockedStore<'_, D> {
             Err(source) => return Err(StoreError::io("read the decision", &path, source)),
         };
         let Some(decision) = Decision::from_bytes(name, &bytes) else {
-            self.set_aside_from(DECISIONS, name, "it is no prepared decision")?;
+            self.set_aside(DECISIONS, name, "it is no prepared decision")?;
             return Ok(None);
         };
         if self.decision_user(&decision, interface)?.is_some() {
@@ -169,27 +152,20 @@ impl<D: Disk> LockedStore<'_, D> {
         Ok(Some(decision))
     }
 
-    /// Whether an ADD is yet to come for what the API server knows as attached under this container id: a decision rests on it that no
-    /// sandbox has used. Every sandbox of a pod is prepared under the same id, so what is said of an older one must not be taken
-    /// for this one.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn awaits_add(&mut self, container: &str, interface: &IfName) -> Result<bool, StoreError> {
-        let Some(uid) = Decision::prepared_uid(container) else { return Ok(false) };
+    /// Whether an ADD is yet to come for what the API server knows as attached under this id: a decision
+    /// rests on it that no sandbox has used. Every sandbox of a pod is prepared under the same id, so what is
+    /// said of an older one must not be taken for this one.
+    pub(crate) fn awaits_add(&mut self, id: &AttachmentId, interface: &IfName) -> Result<bool, StoreError> {
+        let Some(uid) = id.prepared_uid() else { return Ok(false) };
         let this_boot = self.store.now.boot().to_owned();
-        let decision = self.prepared(uid, interface)?.filter(|decision| decision.at.boot() == this_boot);
-        Ok(decision
-            .and_then(|decision| decision.sticky)
-            .is_some_and(|sticky| sticky.attachment_id == container))
+        let decision = self.find_decision(uid, interface)?.filter(|decision| decision.at.boot() == this_boot);
+        Ok(decision.and_then(|decision| decision.sticky).is_some_and(|sticky| sticky.attachment_id == *id))
     }
 
-    /// Has a record take a decision over: the record is put in place, then the file goes. Whoever finds both after a crash
-    /// finds the decision used up. Durable with the commit.
-    ///
-    /// # Errors
-    /// As [`LockedStore::put_reclaiming`]; the decision stands then.
-    pub fn consume(
+    /// Uses a decision up: the record is put in place, then the file is removed. If a crash leaves both, the
+    /// decision is used up. Durable with the commit.
+    /// Errors: as [`LockedStore::put_reclaiming`]; the decision is kept then.
+    pub fn use_decision(
         &mut self,
         decision: &Decision,
         record: &Record,
@@ -201,56 +177,45 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// Takes the decision about a pod away if it is there.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn remove_decision(&mut self, uid: &str) -> Result<(), StoreError> {
+    pub(crate) fn remove_decision(&mut self, uid: &str) -> Result<(), StoreError> {
         let folder = self.store.path(DECISIONS);
         self.remove_if_there(&folder.join(checked(uid, &folder)?))
     }
 
-    /// Takes back that a pod is not sticky. On the disk when this returns: such a decision is believed after the next boot, too.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn remove_decision_durably(&mut self, uid: &str) -> Result<(), StoreError> {
+    /// Removes the decision that a pod is not sticky. On the disk when this returns: such a decision is used
+    /// after the next boot, too.
+    pub(crate) fn remove_decision_durably(&mut self, uid: &str) -> Result<(), StoreError> {
         self.remove_decision(uid)?;
         let folder = self.store.path(DECISIONS);
         if inode_of(&folder)?.is_some() { open::sync_dir(&self.store.disk, &folder) } else { Ok(()) }
     }
 
-    /// Writes down that the API server knows none of these container ids as attached any more: what is kept for the claimant
-    /// does not speak for its pod from here on, because others may have the address, and a decision that rests on such an
-    /// attachment goes. What a living sandbox has is left alone. Durable with the commit.
-    ///
-    /// # Errors
-    /// The disk fails.
+    /// Writes down that the API server knows none of these ids as attached any more: what is kept for the
+    /// claimant does not speak for its pod from here on, because others may have the address, and a decision
+    /// that rests on such an attachment goes. What a living sandbox has is left alone. Durable with the
+    /// commit.
     pub fn clear_attachment(
         &mut self,
-        claimant: &crate::store::Claimant,
-        containers: &[&str],
+        claimant: &ClaimantKey,
+        ids: &[AttachmentId],
     ) -> Result<(), StoreError> {
         let Some(stored) = self.find_by_claimant(claimant)? else { return Ok(()) };
         let record = &stored.record;
-        let binding = record.binding.as_ref().filter(|binding| {
-            !record.is_attached(&self.store.now) && containers.contains(&binding.container.as_str())
-        });
-        let Some(binding) = binding.cloned() else { return Ok(()) };
-        if let Some(uid) = record.pod.as_ref().and_then(PodIdentity::uid)
-            && binding.container == Decision::attachment_id(uid)
-        {
-            // First: the record is what tells that it is used up.
+        let is_cleared = record.attachment_id().is_some_and(|id| ids.contains(id));
+        if record.is_attached(&self.store.now) || !is_cleared {
+            return Ok(());
+        }
+        if let Some(uid) = record.used_decision() {
+            // First: the record is what says that it is used up.
             self.remove_decision(uid)?;
         }
-        let binding = Some(crate::store::StickyBinding { container: String::new(), ..binding });
-        self.put(&Record { phase: Phase::Kept, netns: None, binding, ..record.clone() }, Some(&stored))
+        let binding = record.binding.clone().map(|binding| StickyBinding { attachment_id: None, ..binding });
+        self.put(&Record { state: RecordState::Kept, netns: None, binding, ..record.clone() }, Some(&stored))
     }
 
-    /// Takes a decision back whose pod will not come. The caller detaches what is unused, after it gave the lock back.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn withdraw(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn, StoreError> {
+    /// Withdraws a decision whose pod will not come. The caller detaches what is unused, after it released
+    /// the lock.
+    pub fn withdraw_decision(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn, StoreError> {
         let folder = self.store.path(DECISIONS);
         let name = checked(uid, &folder)?.to_owned();
         let path = folder.join(&name);
@@ -261,50 +226,40 @@ impl<D: Disk> LockedStore<'_, D> {
             Err(source) => return Err(StoreError::io("read the decision", &path, source)),
         };
         let Some(decision) = decision else {
-            self.set_aside_from(DECISIONS, &name, "it is no prepared decision")?;
+            self.set_aside(DECISIONS, &name, "it is no prepared decision")?;
             return Ok(Withdrawn::Nothing);
         };
         let user = self.decision_user(&decision, interface)?;
         self.remove(&path)?;
         open::sync_dir(&self.store.disk, &folder)?;
         Ok(match user {
-            Some(Phase::Attached) => Withdrawn::InUse,
-            // Its sandbox has come and gone, and DEL has detached or left a note.
-            Some(Phase::Kept) => Withdrawn::Nothing,
+            Some(RecordState::Attached) => Withdrawn::InUse,
+            // Its sandbox has come and gone, and DEL has detached or left a pending update.
+            Some(_) => Withdrawn::Nothing,
             None => Withdrawn::Unused(Box::new(decision)),
         })
     }
 
-    /// Whether a record bears the container id of this decision, and in which phase it is.
+    /// The state of the record that has the attachment id of this decision.
     fn decision_user(
         &mut self,
         decision: &Decision,
         interface: &IfName,
-    ) -> Result<Option<Phase>, StoreError> {
+    ) -> Result<Option<RecordState>, StoreError> {
         let Some(sticky) = &decision.sticky else { return Ok(None) };
-        let claimant = crate::store::Claimant::bound(&sticky.namespace, &sticky.name, interface);
+        let claimant = ClaimantKey::new(&sticky.namespace, &sticky.name, interface);
         let stored = self.find_by_claimant(&claimant)?;
-        Ok(stored
-            .filter(|stored| {
-                stored
-                    .record
-                    .binding
-                    .as_ref()
-                    .is_some_and(|binding| binding.container == sticky.attachment_id)
-            })
-            .map(|stored| stored.record.phase))
+        let is_user = |stored: &StoredRecord| stored.record.attachment_id() == Some(&sticky.attachment_id);
+        Ok(stored.filter(is_user).map(|stored| stored.record.state))
     }
 }
 
 impl<D: Disk> Store<D> {
-    /// Every decision as it stands now, by uid. Files that are none are passed over.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
+    /// Every decision as it is now, by uid. Files that are none are ignored.
     pub fn decisions(&self) -> Result<Vec<Decision>, StoreError> {
         let folder = self.path(DECISIONS);
         let mut decisions = Vec::new();
-        for (name, _) in list::names(&folder)? {
+        for (name, _) in files::names(&folder)? {
             match read_file(&folder.join(&name)) {
                 Ok((bytes, _)) => decisions.extend(Decision::from_bytes(&name, &bytes)),
                 Err(error)

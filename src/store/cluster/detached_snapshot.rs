@@ -1,47 +1,39 @@
-//! How an object of the cluster stood when this node let go of it, in `.sticky/partings`, one small file a claimant. The claimant's next
-//! ADD here can rest a write on that state without reading it again; the API server refuses what rests on a state that is over.
+//! A StickyIP as this node's detach left it, in `.sticky/detached`, one small file per claimant. The
+//! claimant's next ADD here can attach with that state as its precondition, without reading it again; the API
+//! server refuses a state that is over.
 //!
-//! So it may be old, torn or lost, and nothing is worse for it than slower. Must never be taken for how the object stands now.
+//! So it may be old, torn or lost, and that costs time only. Must never be used as the StickyIP's state now.
 
 use std::io;
 
 use serde::Serialize;
 
-use crate::store::{Claimant, Disk, LockedStore, StoreError, read_file};
-
-/// What is remembered.
-pub(crate) const DETACHED_SNAPSHOTS: &str = ".sticky/partings";
+use crate::store::{ClaimantKey, DETACHED_SNAPSHOTS, Disk, LockedStore, StoreError, read_file};
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Remembers how the claimant's object stood. For this boot, and as long as the claimant has a record here.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn save_detached_snapshot(
+    /// Saves the claimant's object. For this boot, and as long as the claimant has a record here.
+    pub(crate) fn save_detached_snapshot(
         &mut self,
-        claimant: &Claimant,
+        claimant: &ClaimantKey,
         object: &impl Serialize,
     ) -> Result<(), StoreError> {
         let folder = self.store.path(DETACHED_SNAPSHOTS);
         let path = folder.join(claimant.entry());
         self.store.make_dir(&folder)?;
-        // In its place at once: whoever ends in between leaves what cannot be read.
+        // In its place at once: a process that ends in between leaves what cannot be read.
         let bytes = serde_json::to_vec(object).map_err(io::Error::from);
         let made = bytes.and_then(|bytes| self.store.create_replacing(&path, &bytes));
-        made.map(drop).map_err(|source| StoreError::io("write the parting", &path, source))
+        made.map(drop).map_err(|source| StoreError::io("write the snapshot", &path, source))
     }
 
-    /// What is remembered of the claimant's object; nothing if it cannot be read.
-    pub fn detached_snapshot(&self, claimant: &Claimant) -> Option<Vec<u8>> {
+    /// The saved object of the claimant; none if it cannot be read.
+    pub(crate) fn detached_snapshot(&self, claimant: &ClaimantKey) -> Option<Vec<u8>> {
         let path = self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry());
         read_file(&path).ok().map(|(bytes, _)| bytes)
     }
 
-    /// Forgets it.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn remove_detached_snapshot(&mut self, claimant: &Claimant) -> Result<(), StoreError> {
+    /// Removes it.
+    pub(crate) fn remove_detached_snapshot(&mut self, claimant: &ClaimantKey) -> Result<(), StoreError> {
         self.remove_if_there(&self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry()))
     }
 }
@@ -60,7 +52,7 @@ mod tests {
             Store::new(RealDisk, dir.path(), &network, NodeTime::new(1, 1, boot), std::time::Duration::ZERO)
         };
         let interface = IfName::new("eth0").unwrap();
-        let claimant = Claimant::bound("db", "db-0", &interface);
+        let claimant = ClaimantKey::new("db", "db-0", &interface);
         let attachment = Attachment { container: ContainerId::new("c").unwrap(), interface };
         let store = at("a");
         let keep = |store: &Store| {
@@ -81,7 +73,7 @@ mod tests {
 
         let mut locked = store.lock().unwrap();
         let kept = locked.find_by_claimant(&claimant).unwrap().unwrap();
-        locked.free(&kept).unwrap();
+        locked.release(&kept).unwrap();
         drop(locked);
         assert_eq!(seen(&store), None, "its claimant has nothing here any more");
 

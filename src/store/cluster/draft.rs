@@ -1,6 +1,7 @@
-//! A record's file that is on the disk before it is known whether it will be needed: while the API server is at its own write, the
-//! disk can be at this one. It is nobody's until a change gives it names ([`crate::store::records::change`]). Must never be read by anybody: what
-//! a process that ended has left here says nothing.
+//! A record's file that is on the disk before it is known whether it will be needed: while the API server is
+//! at its own write, the disk can be at this one. It belongs to no record until a change gives it names
+//! ([`crate::store::records::change`]). Must never be read: what a process that ended has left here says
+//! nothing.
 
 use std::fs::File;
 use std::io;
@@ -8,9 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::names::Attachment;
 use crate::store::records::record;
-use crate::store::{Disk, LockedStore, Record, Store, StoreError};
-
-pub(crate) const DRAFTS: &str = ".sticky/drafts";
+use crate::store::{DRAFTS, Disk, LockedStore, Record, Store, StoreError};
 
 /// The file of a record that is yet to be put in place.
 #[derive(Debug)]
@@ -21,11 +20,8 @@ pub struct Draft {
 }
 
 impl<D: Disk> Store<D> {
-    /// Writes the file of a record, and returns when it is on the disk. Its name is the attachment's, so the lock is not needed; the
-    /// store must have been locked once, so that it is there.
-    ///
-    /// # Errors
-    /// The disk fails.
+    /// Writes the file of a record, and returns when it is on the disk. Its name is the attachment's, so the
+    /// lock is not needed; the store must have been locked once, so that it is there.
     pub fn draft(&self, record: &Record) -> Result<Draft, StoreError> {
         self.make_dir(&self.path(DRAFTS))?;
         let path = self.path(DRAFTS).join(record::attachment_file_name(&record.attachment));
@@ -37,10 +33,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Takes a draft away that is not needed after all.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn discard_draft(&self, draft: &Draft) -> Result<(), StoreError> {
+    pub(crate) fn discard_draft(&self, draft: &Draft) -> Result<(), StoreError> {
         self.disk.remove(&draft.path).map_err(|source| StoreError::io("remove", &draft.path, source))
     }
 
@@ -57,15 +50,12 @@ impl<D: Disk> Store<D> {
 
 impl<D: Disk> LockedStore<'_, D> {
     /// The next record that is put in place and says the very same is made of this.
-    pub fn use_draft(&mut self, draft: Option<Draft>) {
+    pub(crate) fn use_draft(&mut self, draft: Option<Draft>) {
         self.draft = draft;
     }
 
     /// Takes away what an ADD of this attachment has left if it did not come to its end.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn remove_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
+    pub(crate) fn remove_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
         self.remove_if_there(&self.store.path(DRAFTS).join(record::attachment_file_name(attachment)))
     }
 }
@@ -74,7 +64,7 @@ impl<D: Disk> LockedStore<'_, D> {
 mod tests {
     use super::*;
     use crate::names::{ContainerId, IfName, NetworkName, PodIdentity};
-    use crate::store::{Claimant, NodeTime, RealDisk};
+    use crate::store::{ClaimantKey, NodeTime, RealDisk};
 
     fn sandbox(container: &str) -> Attachment {
         let interface = IfName::new("eth0").unwrap();
@@ -84,7 +74,7 @@ mod tests {
     fn made(store: &Store, address: &str, container: &str) -> Record {
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
         let last = sandbox(container);
-        let claimant = Claimant::bound("db", "db-0", &last.interface);
+        let claimant = ClaimantKey::new("db", "db-0", &last.interface);
         Record::reserved(vec![address.parse().unwrap()], &claimant, Some(pod), &last, store.now())
     }
 
@@ -95,8 +85,9 @@ mod tests {
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         drop(store.lock().unwrap());
         let inode = |path: &Path| crate::store::inode_of(path).unwrap();
-        let drafts = || crate::store::records::list::names(&store.path(DRAFTS)).unwrap().len();
-        // The first has nothing to replace, the second its own older one, the third's draft is of another address.
+        let drafts = || crate::store::files::names(&store.path(DRAFTS)).unwrap().len();
+        // The first has nothing to replace, the second its own older one, the third's draft is of another
+        // address.
         for (drafted, put, is_used) in
             [("10.0.0.1", "10.0.0.1", true), ("10.0.0.1", "10.0.0.1", true), ("10.0.0.9", "10.0.0.1", false)]
         {
@@ -104,7 +95,7 @@ mod tests {
             let record = made(&store, put, "c1");
             let kept = locked.find_by_claimant(&record.claimant().unwrap()).unwrap();
             let draft = store.draft(&made(&store, drafted, "c1")).unwrap();
-            // As long as it is open nobody else gets its inode.
+            // As long as it is open no other file gets its inode.
             let (_open, of_draft) = (draft.file.try_clone().unwrap(), inode(&draft.path));
             locked.use_draft(Some(draft));
             locked.put(&record, kept.as_ref()).unwrap();

@@ -1,5 +1,5 @@
-//! What a node remembers on behalf of the cluster: reservations, decisions, pending updates, snapshots, drafts.
-//! Must never be taken for the truth where the API server can be asked.
+//! What a node remembers on behalf of the cluster: reservations, decisions, pending updates, snapshots,
+//! drafts. Must never be preferred to what the API server says.
 
 pub(crate) mod decision;
 pub(crate) mod detached_snapshot;

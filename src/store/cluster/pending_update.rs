@@ -1,6 +1,6 @@
-//! Notes for the node's agent: what a verb could not tell the API server, in `.sticky/notes`, one small file an
-//! attachment. Unlike everything else under `.sticky` they are derived from nothing, so nothing but
-//! [`LockedStore::remove_pending_update`] takes them away.
+//! Pending updates: what a verb did and could not write to the API server, for the node's agent, in
+//! `.sticky/pending-updates`, one small file per attachment. They are derived from nothing, so nothing but
+//! [`LockedStore::remove_pending_update`] and [`LockedStore::clear_pending_update`] may remove them.
 
 use std::fs;
 use std::io;
@@ -8,22 +8,22 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::Attachment;
-use crate::store::records::{list, record};
+use crate::names::{Attachment, AttachmentId};
+use crate::store::files;
+use crate::store::records::record;
 use crate::store::{Disk, LockedStore, NodeTime, Store, StoreError, inode_of, open};
 
-const PENDING_UPDATES: &str = ".sticky/notes";
-/// A note before it has its name.
-const NEW: &str = ".sticky/note";
+const PENDING_UPDATES: &str = ".sticky/pending-updates";
+/// A pending update before it has its name.
+const NEW: &str = ".sticky/new-update";
 
-/// What the agent has to tell the API server.
+/// What the agent has to write to the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingUpdate {
     /// What happened.
-    pub what: Told,
+    pub kind: PendingUpdateKind,
     /// The sandbox's container id.
     pub container: String,
-    /// Its interface.
     pub interface: String,
     /// The StickyIP's namespace; absent when it must be searched among the node's by container id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,9 +31,9 @@ pub struct PendingUpdate {
     /// The StickyIP's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The container id under which the API server knows the attachment, where it is another one.
+    /// The id under which the API server knows the attachment, if it is not the container id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attachment_id: Option<String>,
+    pub attachment_id: Option<AttachmentId>,
     /// The pod's uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
@@ -44,7 +44,7 @@ pub struct PendingUpdate {
 /// What happened to a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Told {
+pub enum PendingUpdateKind {
     /// It came to an end: detach it.
     Ended,
     /// It took its pod's older sandbox's place while the API server was away: attach it.
@@ -61,21 +61,19 @@ pub(crate) enum Durability {
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Leaves a note, in place of an earlier one about the same attachment. It is on the disk when this returns.
-    ///
-    /// # Errors
-    /// The disk fails.
+    /// Writes a pending update, in place of an earlier one of the same attachment. It is on the disk when
+    /// this returns.
     pub fn put_pending_update(
         &mut self,
         attachment: &Attachment,
-        note: &PendingUpdate,
+        update: &PendingUpdate,
     ) -> Result<(), StoreError> {
         let (folder, new) = (self.store.path(PENDING_UPDATES), self.store.path(NEW));
         let path = folder.join(record::attachment_file_name(attachment));
-        self.put_small_file("write the note", note, &new, &path, Durability::PowerLoss)
+        self.put_small_file("write the pending update", update, &new, &path, Durability::PowerLoss)
     }
 
-    /// Puts a small file of the folder of notes or of decisions in place, whole, by way of `new`; `what` is told if it fails.
+    /// Puts a pending update or a decision in place, whole, by way of `new`; `what` is for the error.
     pub(crate) fn put_small_file(
         &self,
         what: &'static str,
@@ -99,11 +97,8 @@ impl<D: Disk> LockedStore<'_, D> {
         if lasting == Durability::PowerLoss { open::sync_dir(disk, folder) } else { Ok(()) }
     }
 
-    /// The note about an attachment, if there is one.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn pending_update_of(
+    /// The pending update of an attachment, if there is one.
+    pub(crate) fn pending_update_of(
         &mut self,
         attachment: &Attachment,
     ) -> Result<Option<PendingUpdate>, StoreError> {
@@ -111,26 +106,24 @@ impl<D: Disk> LockedStore<'_, D> {
         match fs::read(&path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StoreError::io("read the note", &path, source)),
+            Err(source) => Err(StoreError::io("read the pending update", &path, source)),
         }
     }
 
-    /// Takes the note about an attachment away, if there is one: what it told is told.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn clear_pending_update(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
+    /// Removes the pending update of an attachment, if there is one: the API server has it.
+    pub(crate) fn clear_pending_update(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
         self.remove_if_there(&self.store.path(PENDING_UPDATES).join(record::attachment_file_name(attachment)))
     }
 
-    /// Takes a note away, if it is still the same.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn remove_pending_update(&mut self, name: &str, note: &PendingUpdate) -> Result<(), StoreError> {
+    /// Removes a pending update, if it is still the same.
+    pub(crate) fn remove_pending_update(
+        &mut self,
+        name: &str,
+        update: &PendingUpdate,
+    ) -> Result<(), StoreError> {
         let path = self.store.path(PENDING_UPDATES).join(name);
         match fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<PendingUpdate>(&bytes).ok()) {
-            Some(there) if there == *note => {
+            Some(there) if there == *update => {
                 self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))
             }
             _ => Ok(()),
@@ -139,21 +132,22 @@ impl<D: Disk> LockedStore<'_, D> {
 }
 
 impl<D: Disk> Store<D> {
-    /// Every note with its name, as they stand now. Files that are no notes are passed over.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
+    /// Every pending update with its name, as they are now. Other files are ignored.
     pub fn pending_updates(&self) -> Result<Vec<(String, PendingUpdate)>, StoreError> {
         let folder = self.path(PENDING_UPDATES);
         let mut pending_updates = Vec::new();
-        for (name, _) in list::names(&folder)? {
+        for (name, _) in files::names(&folder)? {
             match fs::read(folder.join(&name)) {
                 Ok(bytes) => match serde_json::from_slice(&bytes) {
-                    Ok(note) => pending_updates.push((name, note)),
-                    Err(error) => tracing::warn!(name, %error, "passed over a file that is no note"),
+                    Ok(update) => pending_updates.push((name, update)),
+                    Err(error) => {
+                        tracing::warn!(name, %error, "a file is no pending update and is ignored; remove it")
+                    }
                 },
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(StoreError::io("read the note", &folder.join(name), source)),
+                Err(source) => {
+                    return Err(StoreError::io("read the pending update", &folder.join(name), source));
+                }
             }
         }
         pending_updates.sort_by(|a, b| a.0.cmp(&b.0));
@@ -178,8 +172,8 @@ mod tests {
             container: ContainerId::new("c1").unwrap(),
             interface: IfName::new("eth0").unwrap(),
         };
-        let note = |what| PendingUpdate {
-            what,
+        let note = |kind| PendingUpdate {
+            kind,
             container: "c1".into(),
             interface: "eth0".into(),
             namespace: Some("db".into()),
@@ -189,16 +183,16 @@ mod tests {
             at: NodeTime::new(1, 1, "a"),
         };
         let first = store("a");
-        first.lock().unwrap().put_pending_update(&attachment, &note(Told::Attached)).unwrap();
-        first.lock().unwrap().put_pending_update(&attachment, &note(Told::Ended)).unwrap();
+        first.lock().unwrap().put_pending_update(&attachment, &note(PendingUpdateKind::Attached)).unwrap();
+        first.lock().unwrap().put_pending_update(&attachment, &note(PendingUpdateKind::Ended)).unwrap();
         let later = store("b");
         drop(later.lock().unwrap());
         let pending_updates = later.pending_updates().unwrap();
-        assert_eq!(pending_updates, [("c1,eth0".to_owned(), note(Told::Ended))]);
+        assert_eq!(pending_updates, [("c1,eth0".to_owned(), note(PendingUpdateKind::Ended))]);
         let mut locked = later.lock().unwrap();
-        locked.remove_pending_update("c1,eth0", &note(Told::Attached)).unwrap();
+        locked.remove_pending_update("c1,eth0", &note(PendingUpdateKind::Attached)).unwrap();
         assert_eq!(later.pending_updates().unwrap().len(), 1);
-        locked.remove_pending_update("c1,eth0", &note(Told::Ended)).unwrap();
+        locked.remove_pending_update("c1,eth0", &note(PendingUpdateKind::Ended)).unwrap();
         assert_eq!(later.pending_updates().unwrap(), []);
     }
 }

@@ -1,56 +1,46 @@
-//! Reserving an address for a StickyIP before it is claimed, letting go of it again, and leaving it behind when the StickyIP has
-//! another: as long as it is claimed, nobody on this node may have it. Must never let go of what a sandbox has.
+//! Reserving an address for a StickyIP before it is claimed, releasing it again, and keeping it from others
+//! when the StickyIP has another: as long as it is claimed, no other claimant on this node may have it. Must
+//! never release what a sandbox has.
 
 use std::net::IpAddr;
 
 use crate::alloc::Family;
 use crate::names::{Attachment, PodIdentity};
 use crate::store::{
-    Claimant, Disk, LockedStore, NodeTime, Phase, Record, StickyBinding, Store, StoreError, StoredRecord,
+    ClaimantKey, Disk, LockedStore, NodeTime, Record, RecordState, StickyBinding, Store, StoreError,
+    StoredRecord,
 };
 
-/// What stands in the place of the container that the API server knows, where an address was left behind. No runtime gives such
-/// a short id.
-const LEFT: &str = "left";
-
 impl Record {
-    /// The mark of an address that was this claimant's, last with this sandbox, and may still be claimed for it.
-    pub fn left(address: IpAddr, claimant: &Claimant, last: &Attachment, now: &NodeTime) -> Self {
-        let reserved = Self::reserved(vec![address], claimant, None, last, now);
-        let binding = reserved.binding.map(|binding| StickyBinding { container: LEFT.to_owned(), ..binding });
-        Self { binding, ..reserved }
+    /// The record of an address that was this claimant's, last with this sandbox, and may still be claimed
+    /// for it.
+    pub fn superseded(address: IpAddr, claimant: &ClaimantKey, last: &Attachment, now: &NodeTime) -> Self {
+        let state = RecordState::Superseded;
+        Self { state, ..Self::reserved(vec![address], claimant, None, last, now) }
     }
 
-    /// Whether this is such a mark. The claimant does not have what it left, so it is not found by its name.
-    pub fn is_left(&self) -> bool {
-        self.phase == Phase::Kept && self.binding.as_ref().is_some_and(|binding| binding.container == LEFT)
+    /// Whether this claimant had the address here before the one that it has now, and may have it again.
+    pub(crate) fn is_superseded_of(&self, claimant: &ClaimantKey) -> bool {
+        let by =
+            |binding: &StickyBinding| ClaimantKey::of_sticky(&binding.key, claimant.interface()) == *claimant;
+        self.state == RecordState::Superseded && self.binding.as_ref().is_some_and(by)
     }
 
-    /// Whether this claimant left the address here, and may have it again.
-    pub fn is_left_by(&self, claimant: &Claimant) -> bool {
-        let by = |binding: &StickyBinding| {
-            Claimant::bound(&binding.namespace, &binding.name, claimant.interface()) == *claimant
-        };
-        self.is_left() && self.binding.as_ref().is_some_and(by)
-    }
-
-    /// Whether nobody but this claimant may have the address: it is its own, or it left it here.
-    pub fn is_for(&self, claimant: &Claimant) -> bool {
-        self.claimant().as_ref() == Some(claimant) || self.is_left_by(claimant)
+    /// Whether only this claimant may have the address: it has it, or had it here before.
+    pub fn is_for(&self, claimant: &ClaimantKey) -> bool {
+        self.claimant().as_ref() == Some(claimant) || self.is_superseded_of(claimant)
     }
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Puts an address beside those that are reserved for the claimant already, one a family; `kept` is what it has, found under
-    /// this lock, and `tried` what this walk itself has reserved. What it has already, or has left here, is written anew: whoever is
-    /// about to free it finds another record. On stable storage when this returns; whether nothing stood there before.
-    ///
-    /// # Errors
-    /// As [`LockedStore::put`].
+    /// Reserves an address beside those that are reserved for the claimant already, one per family; `kept` is
+    /// what it has, found under this lock, and `tried` what this binding itself has reserved. What it has
+    /// already, or had before, is written again: a process that is about to release it finds another record.
+    /// On stable storage when this returns. True if the address had no record before.
     pub fn reserve(
         mut self,
         address: IpAddr,
-        claimant: &Claimant,
+        claimant: &ClaimantKey,
         pod: &PodIdentity,
         attachment: &Attachment,
         kept: Option<&StoredRecord>,
@@ -61,7 +51,7 @@ impl<D: Disk> LockedStore<'_, D> {
             self.commit()?;
             return Ok(false);
         }
-        let left = self.at(address)?.filter(|there| there.record.is_left_by(claimant));
+        let left = self.find_by_address(address)?.filter(|there| there.record.is_superseded_of(claimant));
         let mut addresses = kept.map(|kept| kept.record.addresses.clone()).unwrap_or_default();
         addresses.retain(|other| Family::of(*other) != Family::of(address));
         addresses.push(address);
@@ -72,50 +62,47 @@ impl<D: Disk> LockedStore<'_, D> {
         Ok(left.is_none())
     }
 
-    /// Writes down that what is kept is wanted now, and in whose name: whoever reserved it before, and gives up, does not let go of it
-    /// any more ([`Store::unreserve`]). A record that a sandbox lives with is freed by nobody.
-    ///
-    /// # Errors
-    /// As [`LockedStore::put`].
-    pub fn renew(&mut self, kept: &StoredRecord, attachment: &Attachment) -> Result<(), StoreError> {
+    /// Writes that what is kept is wanted now, and by which sandbox: one that reserved it before, and gives
+    /// up, does not release it any more ([`Store::unreserve`]). A record that a sandbox runs with is not
+    /// changed.
+    pub(crate) fn renew(&mut self, kept: &StoredRecord, attachment: &Attachment) -> Result<(), StoreError> {
         let now = self.store.now.clone();
         if kept.record.is_attached(&now) {
             return Ok(());
         }
-        // The pod stays: the record speaks for the one that had the address last, and for no other.
+        // The pod stays: the record is evidence for the one that had the address last, and for no other.
         let (attachment, known) = (attachment.clone(), kept.record.clone());
-        let record = Record { attachment, phase: Phase::Kept, netns: None, since: now, ..known };
+        let state = match known.state {
+            RecordState::Attached => RecordState::Kept,
+            other => other,
+        };
+        let record = Record { attachment, state, netns: None, since: now, ..known };
         self.put(&record, Some(kept))
     }
 
-    /// Has a record keep these of its addresses alone, and puts the marks in place of some of the others. The rest is free. Whoever ends
-    /// in between leaves it with those that are not marked yet.
-    ///
-    /// # Errors
-    /// As [`LockedStore::put`].
-    pub fn keep_only(
+    /// Has a record keep only these of its addresses, and puts other records in place of some of the others.
+    /// The rest is released. A process that ends in between leaves the record with those that are not
+    /// replaced yet.
+    pub(crate) fn keep_addresses(
         &mut self,
         stored: &StoredRecord,
         addresses: Vec<IpAddr>,
-        marks: &[Record],
+        others: &[Record],
     ) -> Result<(), StoreError> {
-        for mark in marks {
-            self.put_over_shared_names(mark, stored)?;
+        for other in others {
+            self.put_over_shared_names(other, stored)?;
         }
         if addresses.is_empty() {
-            return self.free(stored);
+            return self.release(stored);
         }
         self.put(&Record { addresses, ..stored.record.clone() }, Some(stored))
     }
 
-    /// Marks those of a claimant's addresses that its next record will not have: they may still be claimed for it, and who picks by
-    /// this store alone must not give them to others. The agent frees them once nobody claims them. `kept` is to be replaced
-    /// afterwards; whoever ends before that leaves it with its other addresses. What was only `tried` is not marked: whoever reserved
-    /// it has undone what it claimed.
-    ///
-    /// # Errors
-    /// As [`LockedStore::put`].
-    pub fn mark_superseded(
+    /// Keeps from others those of a claimant's addresses that its next record will not have: they may still
+    /// be claimed for it. The agent releases them when no claim is left. `kept` is to be replaced afterwards;
+    /// a process that ends before that leaves it with its other addresses. What was only `tried` is not kept:
+    /// the binding has undone what it claimed.
+    pub(crate) fn mark_superseded(
         &mut self,
         kept: Option<&StoredRecord>,
         next: &[IpAddr],
@@ -125,7 +112,7 @@ impl<D: Disk> LockedStore<'_, D> {
         let Some(claimant) = stored.record.claimant() else { return Ok(()) };
         let is_left = |address: &&IpAddr| !next.contains(address) && !tried.contains(address);
         for address in stored.record.addresses.iter().filter(is_left) {
-            let left = Record::left(*address, &claimant, &stored.record.attachment, &self.store.now);
+            let left = Record::superseded(*address, &claimant, &stored.record.attachment, &self.store.now);
             self.put_over_shared_names(&left, stored)?;
         }
         Ok(())
@@ -133,24 +120,22 @@ impl<D: Disk> LockedStore<'_, D> {
 }
 
 impl<D: Disk> Store<D> {
-    /// Lets go of those of these addresses that are reserved for the claimant in the name of this attachment.
-    ///
-    /// # Errors
-    /// The disk fails.
+    /// Releases those of these addresses that this attachment has reserved for the claimant.
     pub fn unreserve(
         &self,
-        claimant: &Claimant,
+        claimant: &ClaimantKey,
         attachment: &Attachment,
         addresses: &[IpAddr],
     ) -> Result<(), StoreError> {
         let mut locked = self.lock()?;
-        let its_own =
-            |kept: &StoredRecord| kept.record.phase == Phase::Kept && kept.record.attachment == *attachment;
+        let its_own = |kept: &StoredRecord| {
+            kept.record.state == RecordState::Kept && kept.record.attachment == *attachment
+        };
         let Some(stored) = locked.find_by_claimant(claimant)?.filter(its_own) else { return Ok(()) };
         let mut others = stored.record.addresses.clone();
         others.retain(|address| !addresses.contains(address));
         if others != stored.record.addresses {
-            locked.keep_only(&stored, others, &[])?;
+            locked.keep_addresses(&stored, others, &[])?;
         }
         locked.commit()
     }
@@ -159,12 +144,16 @@ impl<D: Disk> Store<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{ContainerId, IfName, NetworkName};
+    use crate::names::{ContainerId, IfName, NetworkName, StickyKey};
     use crate::store::RealDisk;
 
     fn sandbox(container: &str) -> Attachment {
         let interface = IfName::new("eth0").unwrap();
         Attachment { container: ContainerId::new(container).unwrap(), interface }
+    }
+
+    fn sticky(name: &str) -> StickyKey {
+        StickyKey { namespace: "db".into(), name: name.into() }
     }
 
     #[test]
@@ -173,29 +162,31 @@ mod tests {
         let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
-        let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
+        let claimant = ClaimantKey::of_sticky(&sticky("db-0"), &sandbox("c1").interface);
         let [a, b, c, six] = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"].map(|ip| ip.parse().unwrap());
         let reserve = |address: IpAddr, container: &str, tried: &[IpAddr]| {
             let mut locked = store.lock().unwrap();
             let kept = locked.find_by_claimant(&claimant).unwrap();
             locked.reserve(address, &claimant, &pod, &sandbox(container), kept.as_ref(), tried).unwrap()
         };
-        let at = |address: IpAddr| store.lock().unwrap().at(address).unwrap().map(|there| there.record);
+        let at = |address: IpAddr| {
+            store.lock().unwrap().find_by_address(address).unwrap().map(|there| there.record)
+        };
         assert!(reserve(a, "c1", &[]) && reserve(six, "c1", &[a]) && reserve(b, "c1", &[a, six]));
-        assert_eq!(at(a), None, "the same walk tried it and has undone what it claimed");
-        assert!(reserve(c, "c1", &[]), "another walk, though of the same sandbox");
-        assert!(at(b).unwrap().is_left_by(&claimant));
-        let other = Claimant::bound("db", "db-1", &sandbox("c1").interface);
-        assert!(!at(b).unwrap().is_left_by(&other) && at(b).unwrap().claimant().is_none());
+        assert_eq!(at(a), None, "the same binding tried it and has undone what it claimed");
+        assert!(reserve(c, "c1", &[]), "another binding, though of the same sandbox");
+        assert!(at(b).unwrap().is_superseded_of(&claimant));
+        let other = ClaimantKey::of_sticky(&sticky("db-1"), &sandbox("c1").interface);
+        assert!(!at(b).unwrap().is_superseded_of(&other) && at(b).unwrap().claimant().is_none());
         let kept = store.lock().unwrap().find_by_claimant(&claimant).unwrap().unwrap().record;
         assert_eq!(kept.addresses, [six, c]);
-        assert!(!kept.is_left());
+        assert_eq!(kept.state, RecordState::Kept);
         // A process that ends between the mark and the next record loses nothing.
         let mut locked = store.lock().unwrap();
         let kept = locked.find_by_claimant(&claimant).unwrap();
         locked.mark_superseded(kept.as_ref(), &[six, a], &[]).unwrap();
         locked.commit().unwrap();
-        assert!(at(c).unwrap().is_left_by(&claimant));
+        assert!(at(c).unwrap().is_superseded_of(&claimant));
         assert_eq!(at(six).unwrap().claimant(), Some(claimant.clone()));
         assert_eq!(
             store.lock().unwrap().find_by_claimant(&claimant).unwrap().unwrap().record.addresses,
@@ -221,16 +212,16 @@ mod tests {
         let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
-        let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
+        let claimant = ClaimantKey::of_sticky(&sticky("db-0"), &sandbox("c1").interface);
         let address: IpAddr = "10.0.0.1".parse().unwrap();
-        let at = || store.lock().unwrap().at(address).unwrap();
-        for promised_to in ["c2", "granted"] {
+        let at = || store.lock().unwrap().find_by_address(address).unwrap();
+        for promised_to in ["c2", "node"] {
             store.lock().unwrap().reserve(address, &claimant, &pod, &sandbox("c1"), None, &[]).unwrap();
             let mut locked = store.lock().unwrap();
             let kept = locked.find_by_claimant(&claimant).unwrap().unwrap();
             match promised_to {
-                "granted" => {
-                    locked.renew(&kept, &sandbox("granted")).unwrap();
+                "node" => {
+                    locked.renew(&kept, &Attachment::of_node(sandbox("c1").interface)).unwrap();
                     locked.commit().unwrap();
                 }
                 asker => {
@@ -250,23 +241,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (network, now) = (NetworkName::new("net").unwrap(), NodeTime::new(1, 1, "a"));
         let store = Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO);
-        let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
+        let claimant = ClaimantKey::of_sticky(&sticky("db-0"), &sandbox("c1").interface);
         let [kept, free, anybodys] = ["10.0.0.1", "fd00::1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
         let all = vec![kept, free, anybodys];
         let record = Record::reserved(all.clone(), &claimant, None, &sandbox("c1"), store.now());
-        let mark = Record::offered(anybodys, store.now()).unwrap();
+        let mark = Record::unowned(anybodys, store.now());
         for rest in [vec![kept], Vec::new()] {
             let mut locked = store.lock().unwrap();
             locked.put(&record, None).unwrap();
             let stored = locked.find_by_claimant(&claimant).unwrap().unwrap();
-            locked.keep_only(&stored, rest.clone(), std::slice::from_ref(&mark)).unwrap();
+            locked.keep_addresses(&stored, rest.clone(), std::slice::from_ref(&mark)).unwrap();
             let own = locked.find_by_claimant(&claimant).unwrap();
             assert_eq!(own.map(|own| own.record.addresses).unwrap_or_default(), rest);
-            assert_eq!(locked.at(free).unwrap(), None);
+            assert_eq!(locked.find_by_address(free).unwrap(), None);
             for address in [anybodys, kept] {
-                let there = locked.at(address).unwrap();
+                let there = locked.find_by_address(address).unwrap();
                 assert_eq!(there.as_ref().is_some_and(|it| it.record.is_unowned()), address == anybodys);
-                there.iter().for_each(|there| locked.free(there).unwrap());
+                there.iter().for_each(|there| locked.release(there).unwrap());
             }
             drop(locked);
             assert!(store.verify().unwrap().iter().all(|finding| !finding.wrong));
@@ -282,32 +273,33 @@ mod tests {
             Store::new(RealDisk, dir.path(), &network, now, std::time::Duration::ZERO)
         };
         let pod = PodIdentity::new("db", "db-0", Some("u")).unwrap();
-        let claimant = Claimant::bound("db", "db-0", &sandbox("c1").interface);
+        let claimant = ClaimantKey::of_sticky(&sticky("db-0"), &sandbox("c1").interface);
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         let reserve = |store: &Store, container: &str| {
             let mut locked = store.lock().unwrap();
             let kept = locked.find_by_claimant(&claimant).unwrap();
             locked.reserve(address, &claimant, &pod, &sandbox(container), kept.as_ref(), &[]).unwrap();
-            store.lock().unwrap().at(address).unwrap().unwrap()
+            store.lock().unwrap().find_by_address(address).unwrap().unwrap()
         };
         let seen = reserve(&at(1, "a"), "c1");
         let again = reserve(&at(20, "a"), "c2");
         assert!(again.record != seen.record && again.inode != seen.inode);
-        // One that a sandbox lives with is nobody's to free, and stays as it is; after a reboot nobody lives with it.
+        // One that a sandbox runs with is not released and stays as it is; after a reboot no sandbox runs
+        // with it.
         let store = at(40, "a");
-        let lives = Record { phase: Phase::Attached, ..again.record.clone() };
+        let lives = Record { state: RecordState::Attached, ..again.record.clone() };
         let lives = Record { since: store.now().clone(), netns: Some("/run/netns/1".into()), ..lives };
         let mut locked = store.lock().unwrap();
         locked.put(&lives, Some(&again)).unwrap();
         locked.commit().unwrap();
         assert_eq!(reserve(&at(60, "a"), "c3").record, lives);
         let rebooted = reserve(&at(80, "b"), "c4").record;
-        assert_eq!((rebooted.phase, rebooted.netns), (Phase::Kept, None));
+        assert_eq!((rebooted.state, rebooted.netns), (RecordState::Kept, None));
         // One that was left becomes the claimant's own again.
         let store = at(100, "b");
         let mut locked = store.lock().unwrap();
         let kept = locked.find_by_claimant(&claimant).unwrap().unwrap();
-        let left = Record::left(address, &claimant, &sandbox("c4"), store.now());
+        let left = Record::superseded(address, &claimant, &sandbox("c4"), store.now());
         locked.put(&left, Some(&kept)).unwrap();
         locked.commit().unwrap();
         assert_eq!(reserve(&at(120, "b"), "c5").record.claimant(), Some(claimant.clone()));

@@ -1,40 +1,30 @@
-//! The mark of an address that Cilium may give to anybody: it stands unowned in the pool of the node's CiliumNode. As
-//! long as the mark stands, nobody on this node can reserve the address for a claimant.
+//! The record of an address that is an unowned entry in the pool of the node's CiliumNode, so that Cilium may
+//! give it to any pod. As long as it exists, nothing on this node can reserve the address for a claimant.
 
 use std::net::IpAddr;
 
-use crate::names::{Attachment, ContainerId, IfName};
-use crate::store::{Keep, NodeTime, Phase, Record};
-
-/// What stands in the place of a container. No runtime gives such a short id.
-const OFFERED: &str = "offered";
+use crate::names::Attachment;
+use crate::policy::lifetime::retention::Retention;
+use crate::store::{NodeTime, Record, RecordState};
 
 impl Record {
-    /// The mark of an address that is about to be offered.
-    ///
-    /// # Errors
-    /// Never, as long as the marks are sound names; a sentence then.
-    pub fn offered(address: IpAddr, now: &NodeTime) -> Result<Self, String> {
-        let attachment =
-            Attachment { container: ContainerId::new(OFFERED)?, interface: IfName::new("cilium")? };
-        Ok(Self {
+    /// The record of an address that is about to be published without an owner.
+    pub fn unowned(address: IpAddr, now: &NodeTime) -> Self {
+        Self {
             addresses: vec![address],
-            attachment,
-            phase: Phase::Kept,
+            attachment: Attachment::of_cilium(),
+            state: RecordState::Unowned,
             netns: None,
             pod: None,
-            keep: Keep::Forever,
+            retention: Some(Retention::FOREVER),
             binding: None,
             since: now.clone(),
-        })
+        }
     }
 
-    /// Whether this is such a mark.
+    /// Whether this is such a record.
     pub fn is_unowned(&self) -> bool {
-        self.phase == Phase::Kept
-            && self.pod.is_none()
-            && self.binding.is_none()
-            && self.attachment.container.as_str() == OFFERED
+        self.state == RecordState::Unowned
     }
 }
 
@@ -62,12 +52,12 @@ mod tests {
         let first = store("a");
         let mut locked = first.lock().unwrap();
         let address = locked.next_free(0, &set).unwrap().unwrap();
-        locked.put(&Record::offered(address, first.now()).unwrap(), None).unwrap();
+        locked.put(&Record::unowned(address, first.now()), None).unwrap();
         locked.commit().unwrap();
         let later = store("b");
         let mut locked = later.lock().unwrap();
-        assert_eq!(locked.next_free(0, &set).unwrap(), None, "the only address is offered");
-        assert!(locked.at(address).unwrap().unwrap().record.is_unowned());
+        assert_eq!(locked.next_free(0, &set).unwrap(), None, "the only address is unowned");
+        assert!(locked.find_by_address(address).unwrap().unwrap().record.is_unowned());
         drop(locked);
         assert!(later.verify().unwrap().iter().all(|finding| !finding.wrong));
     }

@@ -1,5 +1,6 @@
-//! The bitmaps of taken addresses on the disk, a file a group. Derived from the records: a bit that is wrong costs
-//! a second look or a repair, never an address given out twice, because placing the record decides.
+//! The bitmaps of taken addresses on the disk, one file per group. Derived from the records: a bit that is
+//! wrong costs a second look or a repair, never an address given out twice, because placing the record
+//! decides.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -80,9 +81,8 @@ impl Bitmaps {
     }
 }
 
-/// All groups that have a bitmap on the disk.
 pub(crate) fn groups<D: Disk>(store: &Store<D>) -> Result<Vec<Group>, StoreError> {
-    let names = crate::store::records::list::names(&store.path(BITMAPS))?;
+    let names = crate::store::files::names(&store.path(BITMAPS))?;
     Ok(names.into_iter().filter_map(|(name, _)| name.parse().ok().map(Group::of)).collect())
 }
 

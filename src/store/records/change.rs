@@ -1,8 +1,8 @@
-//! Changing who has what: written down first, then done, then crossed out. Whoever comes after a process that ended
-//! in between finishes the change before anything else.
+//! Changing who has what: written down first, then done, then crossed out. Whoever comes after a process that
+//! ended in between finishes the change before anything else.
 //!
-//! A record is one file with several names: its addresses and its entries in the indexes. Placing the name of an
-//! address is the act that decides: it fails if the name is there.
+//! A record is one file with several names: its addresses and its entries in the indexes. Placing the name of
+//! an address is the act that decides: it fails if the name is there.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::store::records::record;
 use crate::store::records::state;
 use crate::store::records::state::{DirectoryTime, NamePlacement, NameRemoval, PendingChange};
-use crate::store::{Disk, Keep, LockedStore, Read, Record, StoreError, StoredRecord, inode_of};
+use crate::store::{Disk, LockedStore, Read, Record, StoreError, StoredRecord, inode_of};
 
 /// The new record before it has its names.
 const NEW: &str = ".sticky/new";
@@ -21,22 +21,17 @@ const NEW: &str = ".sticky/new";
 const SWAP: &str = ".sticky/swap";
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Puts a record in place, instead of `replacing` if there is one. Addresses that the old one has and the new
-    /// one has not are free afterwards.
-    ///
-    /// # Errors
-    /// [`StoreError::Taken`] when an address turns out to be somebody else's; nothing is changed then. Or the disk
-    /// fails: the change is undone, or finished by whoever comes next.
+    /// Puts a record in place, instead of `replacing` if there is one. Addresses that the old one has and the
+    /// new one has not are free afterwards.
+    /// Errors: [`StoreError::Taken`] when an address turns out to be taken; nothing is changed then. Or the
+    /// disk fails: the change is undone, or finished by the next process that opens the store.
     pub fn put(&mut self, record: &Record, replacing: Option<&StoredRecord>) -> Result<(), StoreError> {
         self.put_replacing(record, replacing.as_slice())
     }
 
-    /// Puts a record in place, as [`LockedStore::put`] does, and has it take over from those in `given_up` in the same
-    /// change: they lose their addresses if the record gets its own, and not otherwise.
-    ///
-    /// # Errors
-    /// As [`LockedStore::put`].
-    pub fn put_reclaiming(
+    /// Puts a record in place, as [`LockedStore::put`] does, and has it take over from those in `given_up` in
+    /// the same change: they lose their addresses if the record gets its own, and not otherwise.
+    pub(crate) fn put_reclaiming(
         &mut self,
         record: &Record,
         replacing: Option<&StoredRecord>,
@@ -44,10 +39,10 @@ impl<D: Disk> LockedStore<'_, D> {
     ) -> Result<(), StoreError> {
         let mut olds: Vec<&StoredRecord> = replacing.into_iter().chain(given_up).collect();
         let fewest = olds.len() - given_up.len();
-        // More than the page can tell of at once, with very long names: the last ones go first, alone.
+        // With very long names the change may not fit into the page: the last ones are released first, alone.
         while olds.len() > fewest && !self.fits(record, &olds)? {
             if let Some(old) = olds.pop() {
-                self.free(old)?;
+                self.release(old)?;
             }
         }
         self.put_replacing(record, &olds)
@@ -92,12 +87,12 @@ impl<D: Disk> LockedStore<'_, D> {
             // A draft, which is whole on the disk.
         } else if olds.is_empty() {
             self.unsynced.push(file);
-        } else if record.keep != Keep::No || olds.iter().any(|old| old.record.keep != Keep::No) {
+        } else if record.retention.is_some() || olds.iter().any(|old| old.record.retention.is_some()) {
             // A record that lasts must be whole on the disk before it takes an older one's name.
             self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
         }
-        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees it
-        // anyway.
+        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees
+        // it anyway.
         self.execute(change)
     }
 
@@ -130,11 +125,9 @@ impl<D: Disk> LockedStore<'_, D> {
         Ok(change)
     }
 
-    /// Forgets a record: its addresses are free.
-    ///
-    /// # Errors
-    /// The disk fails; whoever comes next finishes the change.
-    pub fn free(&mut self, stored: &StoredRecord) -> Result<(), StoreError> {
+    /// Releases the addresses of a record, and forgets it.
+    /// Errors: the disk fails; the next process that opens the store finishes the change.
+    pub(crate) fn release(&mut self, stored: &StoredRecord) -> Result<(), StoreError> {
         self.execute(PendingChange { remove: names_of(stored), ..PendingChange::default() })?;
         match stored.record.claimant().filter(|_| stored.record.binding.is_some()) {
             Some(claimant) => self.remove_detached_snapshot(&claimant),
@@ -146,8 +139,8 @@ impl<D: Disk> LockedStore<'_, D> {
     pub(crate) fn finish_change(&mut self) -> Result<(), StoreError> {
         let Some(mut change) = self.state.change.clone() else { return Ok(()) };
         self.remove_leftover(SWAP)?;
-        // host-local may have come first and taken an address that was free already, and the file system may have
-        // given its file the inode of the one that is gone. What we remove is always a record of ours.
+        // host-local may have come first and taken an address that was free already, and the file system may
+        // have given its file the inode of the one that is gone. What we remove is always a record of ours.
         let mut ours = Vec::new();
         for removal in change.remove {
             if !matches!(self.store.read(&removal.name)?, Read::Other { .. }) {
@@ -156,7 +149,7 @@ impl<D: Disk> LockedStore<'_, D> {
         }
         change.remove = ours;
         match self.complete(&change) {
-            // Taken back: nobody waits for it any more.
+            // Undone: its verb has ended.
             Err(StoreError::Taken(_)) => Ok(()),
             outcome => outcome,
         }
@@ -173,8 +166,8 @@ impl<D: Disk> LockedStore<'_, D> {
             .map_err(|source| StoreError::io("write", &path, source))
     }
 
-    /// The inode of what stands under an address and may be replaced by `record`: the old record itself, or another
-    /// one of the same claimant. Nothing: the address is free.
+    /// The inode of what has the name of an address and may be replaced by `record`: the old record itself,
+    /// or another one of the same claimant. Nothing: the address is free.
     fn replaceable(
         &mut self,
         address: IpAddr,
@@ -192,7 +185,7 @@ impl<D: Disk> LockedStore<'_, D> {
             {
                 Ok(Some(other.inode))
             }
-            _ => match self.inspect_address(address)? {
+            _ => match self.find_by_address(address)? {
                 Some(_) => Err(StoreError::Taken(address)),
                 None => Ok(None),
             },
@@ -204,13 +197,14 @@ impl<D: Disk> LockedStore<'_, D> {
         let path = self.store.path(NEW);
         let bytes = record.to_bytes().map_err(|error| StoreError::io("write", &path, error.into()))?;
         if let Some(draft) = self.draft.take() {
-            // A draft that somebody took away, or that is of another record by now, is of no use.
+            // A draft that was removed, or that is of another record by now, cannot be used.
             if draft.bytes == bytes && self.store.disk.rename(&draft.path, &path).is_ok() {
                 return Ok((draft.file, true));
             }
             self.remove_if_there(&draft.path)?;
         }
-        // One that is there was left by a process that ended before it wrote its change down: it has no other name.
+        // One that is there was left by a process that ended before it wrote its change down: it has no other
+        // name.
         let created = self.store.create_replacing(&path, &bytes);
         Ok((created.map_err(|source| StoreError::io("write", &path, source))?, false))
     }
@@ -226,7 +220,7 @@ impl<D: Disk> LockedStore<'_, D> {
 
     fn complete(&mut self, change: &PendingChange) -> Result<(), StoreError> {
         self.names_changed = true;
-        // Where this fails, the page still tells of the change, and whoever comes next tries again.
+        // Where this fails, the page still has the change, and the next process tries again.
         let outcome = match self.place_all_names(change) {
             Ok(true) => {
                 for removal in &change.remove {
@@ -254,8 +248,9 @@ impl<D: Disk> LockedStore<'_, D> {
         outcome
     }
 
-    /// Gives the new record its names. The last one is the file itself, so that nothing is left over. Answers with
-    /// whether it has them: not so when a process took the change back and ended before it crossed it out.
+    /// Gives the new record its names. The last one is the file itself, so that nothing is left over. Answers
+    /// with whether it has them: not so when a process took the change back and ended before it crossed it
+    /// out.
     fn place_all_names(&mut self, change: &PendingChange) -> Result<bool, StoreError> {
         let new = self.store.path(NEW);
         let Some((last, others)) = change.place.split_last() else { return Ok(true) };
@@ -351,7 +346,6 @@ fn occupied(place: &NamePlacement) -> StoreError {
     }
 }
 
-/// All names that a record has.
 fn names_of(stored: &StoredRecord) -> Vec<NameRemoval> {
     let record = &stored.record;
     let claimant = record.claimant().map(|claimant| claimant.index_path());

@@ -10,7 +10,7 @@ use crate::store::{Disk, Record, Store, StoreError, inode_of};
 
 /// What becomes of one file of host-local's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImportStep {
+pub(crate) struct ImportStep {
     /// The address that the file is named after.
     pub address: IpAddr,
     /// What becomes of it.
@@ -19,9 +19,9 @@ pub struct ImportStep {
 
 /// What becomes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ImportAction {
+pub(crate) enum ImportAction {
     /// It becomes a record of ours.
-    TakenOver(Attachment),
+    Imported(Attachment),
     /// It is one already.
     Ours(Attachment),
     /// It is no record: set aside in place, passed over when copied.
@@ -32,15 +32,12 @@ pub enum ImportAction {
 
 impl<D: Disk> Store<D> {
     /// What taking over this directory in place would do. Changes nothing.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn plan_import_in_place(&self) -> Result<Vec<ImportStep>, StoreError> {
+    pub(crate) fn plan_import_in_place(&self) -> Result<Vec<ImportStep>, StoreError> {
         let mut steps = Vec::new();
-        for look in self.walk()? {
+        for look in self.address_files()? {
             let fate = match look.record {
                 None => ImportAction::NoRecord,
-                Some(record) if look.is_host_local => ImportAction::TakenOver(record.attachment),
+                Some(record) if look.is_host_local => ImportAction::Imported(record.attachment),
                 Some(record) => ImportAction::Ours(record.attachment),
             };
             steps.push(ImportStep { address: look.address, fate });
@@ -49,10 +46,8 @@ impl<D: Disk> Store<D> {
     }
 
     /// Takes over this directory in place.
-    ///
-    /// # Errors
-    /// The lock is not to be had, or the disk fails; the next one who opens the store goes on.
-    pub fn take_over(&self) -> Result<(), StoreError> {
+    /// Errors: the lock is not to be had, or the disk fails; the next one who opens the store goes on.
+    pub(crate) fn import_in_place(&self) -> Result<(), StoreError> {
         if let Some(mut locked) = self.lock_existing()? {
             locked.rebuild_derived()?;
             locked.commit()?;
@@ -61,18 +56,15 @@ impl<D: Disk> Store<D> {
     }
 
     /// What copying the records of `from` would do. Changes nothing.
-    ///
-    /// # Errors
-    /// A directory cannot be read.
-    pub fn plan_import_from(&self, from: &Self) -> Result<Vec<ImportStep>, StoreError> {
+    pub(crate) fn plan_import_from(&self, from: &Self) -> Result<Vec<ImportStep>, StoreError> {
         let mut here: BTreeMap<IpAddr, Record> = BTreeMap::new();
         if self.is_there()? {
-            for look in self.walk()? {
+            for look in self.address_files()? {
                 here.extend(look.record.map(|record| (look.address, record)));
             }
         }
         let mut steps = Vec::new();
-        for look in from.walk()? {
+        for look in from.address_files()? {
             let address = look.address;
             let fate = match look.record {
                 None => ImportAction::NoRecord,
@@ -87,10 +79,9 @@ impl<D: Disk> Store<D> {
     }
 
     /// Copies host-local's records of `from`, which is locked meanwhile and left as it is.
-    ///
-    /// # Errors
-    /// A lock is not to be had, or the disk fails. What is copied by then stays; the same again goes on.
-    pub fn copy(&self, from: &Self) -> Result<Vec<ImportStep>, StoreError> {
+    /// Errors: a lock is not to be had, or the disk fails. What is copied by then stays; the same again goes
+    /// on.
+    pub(crate) fn import_from(&self, from: &Self) -> Result<Vec<ImportStep>, StoreError> {
         let lock = from.path("lock");
         let _held = match inode_of(&lock)? {
             Some(_) => Some(StoreLock::acquire(&lock, from.timeout)?),
@@ -104,7 +95,7 @@ impl<D: Disk> Store<D> {
         }
         let mut joined: BTreeMap<&Attachment, Vec<IpAddr>> = BTreeMap::new();
         for step in &steps {
-            if let ImportAction::TakenOver(attachment) = &step.fate {
+            if let ImportAction::Imported(attachment) = &step.fate {
                 joined.entry(attachment).or_default().push(step.address);
             }
         }
@@ -137,6 +128,6 @@ fn fate(address: IpAddr, attachment: Attachment, here: &BTreeMap<IpAddr, Record>
             attachment.container,
             record.holder()
         )),
-        None => ImportAction::TakenOver(attachment),
+        None => ImportAction::Imported(attachment),
     }
 }

@@ -1,16 +1,14 @@
 //! Looking at a store without its lock: for STATUS, for GC's list, and for people. Changes nothing.
 
-use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
 use crate::alloc::RangeSet;
 use crate::names::Attachment;
-use crate::store::records::reconcile::address_of;
+use crate::store::files::{address_of, names};
 use crate::store::records::state;
 use crate::store::records::state::ParsedPage;
 use crate::store::records::{bitmaps, record};
@@ -27,9 +25,7 @@ pub struct IndexEntry {
 /// One file of a network's directory that bears an address's name.
 #[derive(Debug)]
 pub struct AddressFile {
-    /// The address.
     pub address: IpAddr,
-    /// The file.
     pub path: PathBuf,
     /// What it says; none where it is no record of ours or host-local's.
     pub record: Option<Record>,
@@ -38,19 +34,13 @@ pub struct AddressFile {
 }
 
 impl<D: Disk> Store<D> {
-    /// The attachments that are not among `valid`, as they stand now. Reads names only.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn attachments_except(&self, valid: &[Attachment]) -> Result<Vec<IndexEntry>, StoreError> {
+    /// The attachments that are not among `valid`, as they are now. Reads names only.
+    pub(crate) fn attachments_except(&self, valid: &[Attachment]) -> Result<Vec<IndexEntry>, StoreError> {
         let valid = record::attachment_file_names(valid);
         self.entries(ATTACHMENTS, |name| !valid.contains(name))
     }
 
     /// Everything that is kept for a claimant or that it has.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
     pub fn claimants(&self) -> Result<Vec<IndexEntry>, StoreError> {
         self.entries(CLAIMANTS, |_| true)
     }
@@ -67,11 +57,9 @@ impl<D: Disk> Store<D> {
             .collect())
     }
 
-    /// Whether an ADD could use the store, as far as a look tells: it is of a known version and can be written.
-    ///
-    /// # Errors
-    /// Why it cannot.
-    pub fn check_usable(&self) -> Result<(), StoreError> {
+    /// Whether an ADD could use the store, as far as can be seen without the lock: it is of a known version
+    /// and can be written.
+    pub(crate) fn check_usable(&self) -> Result<(), StoreError> {
         if !self.is_there()? {
             let there = self.root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
             if !there.is_dir() {
@@ -89,12 +77,9 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    /// How many addresses of `set` are free, counted no further than `enough`. Only as true as the bitmaps are: in
-    /// a directory that this boot has not put in order, everything counts as free.
-    ///
-    /// # Errors
-    /// A bitmap cannot be read.
-    pub fn count_free(&self, set: &RangeSet, enough: u128) -> Result<u128, StoreError> {
+    /// How many addresses of `set` are free, counted no further than `enough`. Only as true as the bitmaps
+    /// are: in a directory that this boot has not put in order, everything counts as free.
+    pub(crate) fn count_free(&self, set: &RangeSet, enough: u128) -> Result<u128, StoreError> {
         let reconciled = match state::read_unlocked(&self.path(STATE)) {
             Ok(ParsedPage::StatePage(state)) => {
                 state.reconciled && state.first_opened_at.boot() == self.now.boot()
@@ -106,11 +91,9 @@ impl<D: Disk> Store<D> {
         })
     }
 
-    /// Every file of the directory that bears an address's name, in the addresses' order. A walk: for people only.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn walk(&self) -> Result<Vec<AddressFile>, StoreError> {
+    /// Every file of the directory that has an address as its name, sorted by address. Reads the whole
+    /// directory: for people and the agent.
+    pub fn address_files(&self) -> Result<Vec<AddressFile>, StoreError> {
         let mut found = Vec::new();
         for (name, _) in names(&self.root)? {
             let Some(address) = address_of(&name) else { continue };
@@ -133,23 +116,4 @@ impl<D: Disk> Store<D> {
 fn writable(path: &Path) -> Result<(), StoreError> {
     access(path, AccessFlags::W_OK | AccessFlags::X_OK)
         .map_err(|errno| StoreError::io("write to", path, errno.into()))
-}
-
-/// The names in a directory with their inodes; none where there is no such directory.
-pub(crate) fn names(directory: &Path) -> Result<Vec<(String, u64)>, StoreError> {
-    let failed = |source| StoreError::io("list", directory, source);
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => return Err(failed(source)),
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
-        let inode = entry.ino();
-        if let Ok(name) = entry.file_name().into_string() {
-            names.push((name, inode));
-        }
-    }
-    Ok(names)
 }

@@ -1,5 +1,5 @@
-//! The files of one network: a record per address, the index by attachment, bitmaps, and what keeps them consistent.
-//! Must never be changed without the lock of the store.
+//! The files of one network: a record per address, the index by attachment, bitmaps, and what keeps them
+//! consistent. Must never be changed without the lock of the store.
 
 pub(crate) mod bitmaps;
 pub(crate) mod change;

@@ -1,22 +1,22 @@
-//! Bringing what is derived into step with the records: after a reboot, in a directory of host-local's, after a
-//! crash, and when somebody else was in the directory. The only walk there is.
+//! Making what is derived agree with the records: after a reboot, in a directory of host-local's, after a
+//! crash, and when another program changed the directory. No verb reads the whole directory otherwise.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::alloc::{Bitmap, Group, position};
-use crate::store::cluster::detached_snapshot::DETACHED_SNAPSHOTS;
-use crate::store::cluster::draft::DRAFTS;
-use crate::store::records::{bitmaps, list, record};
+use crate::store::files;
+use crate::store::files::address_of;
+use crate::store::records::{bitmaps, record};
 use crate::store::{
-    ASIDE, ATTACHMENTS, CLAIMANTS, Disk, Keep, LockedStore, Phase, Read, Record, StoreError, StoredRecord,
-    inode_of,
+    ASIDE, ATTACHMENTS, CLAIMANTS, DETACHED_SNAPSHOTS, DRAFTS, Disk, LockedStore, Read, Record, RecordState,
+    StoreError, StoredRecord, inode_of,
 };
 
 /// How much is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReconcileDepth {
-    /// Every record, and all indexes made anew: the first look of a boot.
+    /// Every record, and all indexes rebuilt: the first open of a boot.
     Everything,
     /// The names, and only the records of those that are new.
     NewNames,
@@ -34,7 +34,7 @@ impl<D: Disk> LockedStore<'_, D> {
         }
         let mut taken: BTreeMap<Group, Bitmap> = BTreeMap::new();
         let mut outdated = Vec::new();
-        for (name, _) in list::names(&self.store.root)? {
+        for (name, _) in files::names(&self.store.root)? {
             let Some(address) = address_of(&name) else { continue };
             let known = depth == ReconcileDepth::NewNames && self.occupied.is_marked(self.store, address)?;
             if known || self.index_file(address, depth, &mut outdated)? {
@@ -47,7 +47,7 @@ impl<D: Disk> LockedStore<'_, D> {
         for (group, bitmap) in taken {
             let before = self.occupied.bitmap(self.store, group)?.unwrap_or_default();
             for at in before.taken().chain(bitmap.taken()) {
-                self.occupied.mark(self.store, address_in_group(group, at), bitmap.get(at))?;
+                self.occupied.mark(self.store, group.address(at), bitmap.get(at))?;
             }
         }
         for old in &outdated {
@@ -57,14 +57,14 @@ impl<D: Disk> LockedStore<'_, D> {
         self.write_page()
     }
 
-    /// Looks at an address whose record is not known: indexes it, frees it, or sets its file aside. Answers with
-    /// what holds the address then.
-    pub(crate) fn inspect_address(&mut self, address: IpAddr) -> Result<Option<StoredRecord>, StoreError> {
+    /// The record of an address. A file that is not known yet gets its entries in the indexes; one that is no
+    /// record is set aside, and the address is free.
+    pub fn find_by_address(&mut self, address: IpAddr) -> Result<Option<StoredRecord>, StoreError> {
         let name = address.to_string();
         if let Read::Ours(stored) = self.store.read(&name)?
             && stored.record.addresses.contains(&address)
         {
-            // Where the bit was lost, the search would come upon this address for ever.
+            // Where the bit was lost, the search would return this address again and again.
             self.occupied.mark(self.store, address, true)?;
             return Ok(Some(stored));
         }
@@ -81,7 +81,7 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// Whether the file of this address holds it; makes its index entries if it does.
-    /// Adds to `outdated` what a later record of the same claimant stands against, and what lacks a name.
+    /// Adds to `outdated` what a later record of the same claimant contradicts, and what lacks a name.
     fn index_file(
         &mut self,
         address: IpAddr,
@@ -92,13 +92,16 @@ impl<D: Disk> LockedStore<'_, D> {
         match self.store.read(&name)? {
             Read::Nothing => Ok(false),
             Read::Ours(stored) if !stored.record.addresses.contains(&address) => {
-                self.set_aside(&name, "it tells of other addresses")?;
+                self.set_aside("", &name, "it lists other addresses")?;
                 Ok(false)
             }
             Read::Ours(stored) => {
-                let gone = stored.record.keep == Keep::No && !stored.record.is_attached(&self.store.now);
+                let gone = stored.record.retention.is_none() && !stored.record.is_attached(&self.store.now);
                 if gone && depth == ReconcileDepth::Everything {
-                    tracing::info!(%address, holder = stored.record.holder(), "freed: from before the reboot");
+                    tracing::info!(
+                        %address, holder = stored.record.holder(),
+                        "released: from before the reboot"
+                    );
                     self.names_changed = true;
                     self.remove(&self.store.path(&name))?;
                     return Ok(false);
@@ -114,7 +117,7 @@ impl<D: Disk> LockedStore<'_, D> {
                     Some(record) => self.take_over(record, inode)?,
                     None => {
                         let why = if bytes.is_empty() { "it is empty" } else { "it is no record" };
-                        self.set_aside(&name, why)?;
+                        self.set_aside("", &name, why)?;
                         return Ok(false);
                     }
                 }
@@ -161,7 +164,7 @@ impl<D: Disk> LockedStore<'_, D> {
         Ok(())
     }
 
-    /// Whether a record stands under all of its addresses.
+    /// Whether a record has the names of all of its addresses.
     fn has_all_names(&self, stored: &StoredRecord) -> Result<bool, StoreError> {
         for address in &stored.record.addresses {
             if inode_of(&self.store.path(&address.to_string()))? != Some(stored.inode) {
@@ -171,8 +174,8 @@ impl<D: Disk> LockedStore<'_, D> {
         Ok(true)
     }
 
-    /// Finishes a change that lost power half way: the claimant's later record takes the place of this one, and the
-    /// names that it lacks, where nobody else has them.
+    /// Finishes a change that lost power half way: the claimant's later record takes the place of this one,
+    /// and the names that it lacks, where no other record has them.
     fn replace_outdated(&mut self, old: &StoredRecord) -> Result<(), StoreError> {
         let Some(claimant) = old.record.claimant() else { return Ok(()) };
         let Read::Ours(later) = self.store.read(&claimant.index_path())? else {
@@ -192,10 +195,10 @@ impl<D: Disk> LockedStore<'_, D> {
         if record.addresses.is_empty() {
             return Ok(());
         }
-        if !record.is_attached(&self.store.now) && record.phase == Phase::Attached {
+        if !record.is_attached(&self.store.now) && record.state == RecordState::Attached {
             // Its container is from before the boot, and must not get an entry among the attachments.
             record = Record {
-                phase: Phase::Kept,
+                state: RecordState::Kept,
                 since: self.state.first_opened_at.clone(),
                 netns: None,
                 ..record
@@ -212,7 +215,7 @@ impl<D: Disk> LockedStore<'_, D> {
             Some(known) => {
                 let mut addresses = known.record.addresses.clone();
                 addresses.extend(record.addresses.iter().filter(|ip| !known.record.addresses.contains(ip)));
-                record = Record { addresses, phase: Phase::Attached, ..known.record.clone() };
+                record = Record { addresses, state: RecordState::Attached, ..known.record.clone() };
                 // Both files become one record; host-local's is replaced first, ours follows.
                 self.put_replacing(&record, &[&is_host_local, &known])
             }
@@ -220,13 +223,9 @@ impl<D: Disk> LockedStore<'_, D> {
         }
     }
 
-    /// Sets a file aside that is no record: kept for people to look at, and in nobody's way.
-    pub(crate) fn set_aside(&mut self, name: &str, why: &str) -> Result<(), StoreError> {
-        self.set_aside_from("", name, why)
-    }
-
-    /// The same for a file of a folder.
-    pub(crate) fn set_aside_from(&mut self, folder: &str, name: &str, why: &str) -> Result<(), StoreError> {
+    /// Sets a file of a folder aside that is not what it should be: kept for inspection, where it blocks
+    /// nothing.
+    pub(crate) fn set_aside(&mut self, folder: &str, name: &str, why: &str) -> Result<(), StoreError> {
         let aside = self.store.path(ASIDE);
         if inode_of(&aside)?.is_none() {
             self.store
@@ -247,25 +246,13 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     fn clear_indexes(&mut self) -> Result<(), StoreError> {
-        // Whoever wrote drafts has ended, and what was remembered was of an earlier boot.
+        // The writers of drafts have ended, and the snapshots are of an earlier boot.
         for folder in [ATTACHMENTS, CLAIMANTS, DRAFTS, DETACHED_SNAPSHOTS] {
             let folder = self.store.path(folder);
-            for (entry, _) in list::names(&folder)? {
+            for (entry, _) in files::names(&folder)? {
                 self.remove(&folder.join(entry))?;
             }
         }
         self.remove_leftovers()
-    }
-}
-
-/// The address that a file's name is, in the only spelling that we write.
-pub(crate) fn address_of(name: &str) -> Option<IpAddr> {
-    name.parse().ok().filter(|address: &IpAddr| address.to_string() == name)
-}
-
-pub(crate) fn address_in_group(group: Group, at: u16) -> IpAddr {
-    match group.first() {
-        IpAddr::V4(first) => IpAddr::V4(std::net::Ipv4Addr::from_bits(first.to_bits() | u32::from(at))),
-        IpAddr::V6(first) => IpAddr::V6(std::net::Ipv6Addr::from_bits(first.to_bits() | u128::from(at))),
     }
 }

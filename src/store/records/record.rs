@@ -1,6 +1,7 @@
 //! What the store remembers of an address: who has it, or for whom it is kept.
 //!
-//! A record is a small JSON file under each of its addresses' names. host-local's two lines are understood too.
+//! A record is a small JSON file under each of its addresses' names. host-local's two lines are understood
+//! too.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -10,78 +11,75 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::names::{Attachment, ContainerId, IfName, PodIdentity};
+use crate::names::{Attachment, AttachmentId, ContainerId, IfName, PodIdentity, StickyKey};
+use crate::policy::lifetime::retention::Retention;
 use crate::store::{ATTACHMENTS, CLAIMANTS, NodeTime};
 
-/// The longest name that is used for an index entry as it is; longer ones are shortened to a hash. 255 bytes is
-/// what file systems allow.
+/// The longest name that is used for an index entry as it is; longer ones are shortened to a hash. 255 bytes
+/// is what file systems allow.
 const MAX_FILE_NAME: usize = 200;
 
-/// For how long an address is kept for its pod once the pod is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// Not at all: it goes back when its attachment ends.
-    No,
-    /// For this long.
-    For(Duration),
-    /// Until somebody releases it.
-    Forever,
-}
-
-/// Whether somebody uses the address now.
+/// Who may use the addresses of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// A container has it.
+pub enum RecordState {
+    /// A container has them.
     Attached,
-    /// Nobody has it; it waits for its pod.
+    /// They wait for their claimant. Under a binding without an attachment id they are reserved only: the API
+    /// server knows of no sandbox of this node that has them.
     Kept,
+    /// The claimant of the binding has other ones now. They may still be claimed for it, so no other may have
+    /// them, and it is not found by them.
+    Superseded,
+    /// They are unowned entries of the pool of the node's CiliumNode: Cilium may give them to any pod, and
+    /// nothing on this node reserves them for a claimant.
+    Unowned,
 }
 
 /// One attachment and its addresses, or the addresses kept for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The addresses, one a range set, in the order of the sets.
+    /// The addresses, one per range set, in the order of the sets.
     pub addresses: Vec<IpAddr>,
     /// Who has them, or had them last.
     pub attachment: Attachment,
-    /// Whether the attachment lives.
-    pub phase: Phase,
+    /// Who may use them.
+    pub state: RecordState,
     /// The container's network namespace, to see whether an old sandbox is still there.
     pub netns: Option<PathBuf>,
     /// The pod, where the runtime named one.
     pub pod: Option<PodIdentity>,
-    /// What happens to the addresses when the attachment ends.
-    pub keep: Keep,
-    /// The StickyIP that binds them, where the cluster does. Only the cluster lets go of such an address.
+    /// How long the addresses are kept for their pod. None: they are released when the attachment ends.
+    pub retention: Option<Retention>,
+    /// The StickyIP that binds them, where the cluster does. Only the cluster releases such an address.
     pub binding: Option<StickyBinding>,
-    /// Since when it is in its phase.
+    /// Since when it is in its state.
     pub since: NodeTime,
 }
 
 /// The StickyIP behind a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyBinding {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// The container id under which the API server knows the attachment: an older one than the record's if the API server
-    /// was away when the sandbox was made anew. Empty as long as the address is reserved and was never attached here.
-    pub container: String,
+    /// Its namespace and name.
+    #[serde(flatten)]
+    pub key: StickyKey,
+    /// The id under which the API server knows the attachment: an older one than the record's if the API
+    /// server was away when the pod got a new sandbox. None: reserved, and not attached here as far as the
+    /// API server knows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub attachment_id: Option<AttachmentId>,
 }
 
 /// For whom a sticky address is kept: a pod's interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Claimant {
+pub struct ClaimantKey {
     namespace: String,
     name: String,
     interface: IfName,
 }
 
-impl Claimant {
-    /// The claimant that this pod is, with this interface.
-    pub fn new(pod: &PodIdentity, interface: &IfName) -> Self {
+impl ClaimantKey {
+    pub fn of_pod(pod: &PodIdentity, interface: &IfName) -> Self {
         Self {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),
@@ -90,7 +88,11 @@ impl Claimant {
     }
 
     /// The claimant whose address this StickyIP binds.
-    pub fn bound(namespace: &str, name: &str, interface: &IfName) -> Self {
+    pub(crate) fn of_sticky(key: &StickyKey, interface: &IfName) -> Self {
+        Self::new(&key.namespace, &key.name, interface)
+    }
+
+    pub fn new(namespace: &str, name: &str, interface: &IfName) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), interface: interface.clone() }
     }
 
@@ -103,18 +105,19 @@ impl Claimant {
         shortened(format!("{},{},{}", self.namespace, self.name, self.interface.as_str()))
     }
 
-    /// Where its entry stands, relative to the network's directory.
+    /// The path of its entry, relative to the network's directory.
     pub(crate) fn index_path(&self) -> String {
         format!("{CLAIMANTS}/{}", self.entry())
     }
 }
 
-/// The name of an attachment's entry in the index. The comma is in no container id, so the name is unambiguous.
+/// The name of an attachment's entry in the index. The comma is in no container id, so the name is
+/// unambiguous.
 pub(crate) fn attachment_file_name(attachment: &Attachment) -> String {
     shortened(format!("{},{}", attachment.container.as_str(), attachment.interface.as_str()))
 }
 
-/// Where an attachment's entry stands, relative to the network's directory.
+/// The path of an attachment's entry, relative to the network's directory.
 pub(crate) fn attachment_index_path(attachment: &Attachment) -> String {
     format!("{ATTACHMENTS}/{}", attachment_file_name(attachment))
 }
@@ -129,61 +132,71 @@ fn shortened(name: String) -> String {
         return name;
     }
     let digest: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    // Two commas never stand together in a readable entry.
+    // Two commas never follow each other in a readable entry.
     format!("{},,{digest}", &name[..name.floor_char_boundary(64)])
 }
 
 impl Record {
     /// For whom these addresses are kept, if they are.
-    pub fn claimant(&self) -> Option<Claimant> {
-        if self.is_left() {
+    pub fn claimant(&self) -> Option<ClaimantKey> {
+        if self.retention.is_none() || matches!(self.state, RecordState::Superseded | RecordState::Unowned) {
             return None;
         }
-        if let (true, Some(StickyBinding { namespace, name, .. })) = (self.keep != Keep::No, &self.binding) {
-            return Some(Claimant::bound(namespace, name, &self.attachment.interface));
+        match (&self.binding, &self.pod) {
+            (Some(binding), _) => Some(ClaimantKey::of_sticky(&binding.key, &self.attachment.interface)),
+            (None, Some(pod)) => Some(ClaimantKey::of_pod(pod, &self.attachment.interface)),
+            (None, None) => None,
         }
-        match (self.keep, &self.pod) {
-            (Keep::No, _) | (_, None) => None,
-            (_, Some(pod)) => Some(Claimant::new(pod, &self.attachment.interface)),
-        }
+    }
+
+    /// The id under which the API server knows the attachment, if it knows one.
+    pub fn attachment_id(&self) -> Option<&AttachmentId> {
+        self.binding.as_ref()?.attachment_id.as_ref()
+    }
+
+    /// The pod's uid, if the record has used up the decision that was prepared for it.
+    pub(crate) fn used_decision(&self) -> Option<&str> {
+        let uid = self.pod.as_ref()?.uid()?;
+        self.attachment_id()?.prepared_uid().filter(|prepared| *prepared == uid)
     }
 
     /// Addresses that are reserved for the claimant of a StickyIP and were never attached here.
     pub fn reserved(
         addresses: Vec<IpAddr>,
-        claimant: &Claimant,
+        claimant: &ClaimantKey,
         pod: Option<PodIdentity>,
         attachment: &Attachment,
         now: &NodeTime,
     ) -> Self {
-        let Claimant { namespace, name, .. } = claimant.clone();
+        let ClaimantKey { namespace, name, .. } = claimant.clone();
         Self {
             addresses,
             attachment: attachment.clone(),
-            phase: Phase::Kept,
+            state: RecordState::Kept,
             netns: None,
             pod,
-            keep: Keep::Forever,
-            binding: Some(StickyBinding { namespace, name, container: String::new() }),
+            retention: Some(Retention::FOREVER),
+            binding: Some(StickyBinding { key: StickyKey { namespace, name }, attachment_id: None }),
             since: now.clone(),
         }
     }
 
-    /// Whether the address may go to somebody else: kept, and its time has run out. `first_opened_at` is when this boot
-    /// first looked into the store: what was attached before the boot counts as kept since then.
+    /// Whether another pod may get the address: it is kept, and its retention is over. `first_opened_at` is
+    /// when this boot first looked into the store: what was attached before the boot counts as kept since
+    /// then.
     pub fn has_expired(&self, now: &NodeTime, first_opened_at: &NodeTime) -> bool {
-        let Keep::For(time) = self.keep else { return false };
+        let Some(time) = self.retention.and_then(|retention| retention.time()) else { return false };
         if self.is_attached(now) {
             return false;
         }
-        let since = if self.phase == Phase::Attached { first_opened_at } else { &self.since };
+        let since = if self.state == RecordState::Attached { first_opened_at } else { &self.since };
         // Moments are whole seconds, so one that has begun does not count.
         time.is_zero() || now.since(since) > time
     }
 
     /// Whether a container has it: attached, and since this boot.
     pub fn is_attached(&self, now: &NodeTime) -> bool {
-        self.phase == Phase::Attached && self.since.boot() == now.boot()
+        self.state == RecordState::Attached && self.since.boot() == now.boot()
     }
 
     /// The pod and container, as messages name them.
@@ -207,8 +220,8 @@ impl Record {
         written.into_record()
     }
 
-    /// Reads host-local's record of `address`: the container and the interface, a line each. Its older form, the id
-    /// alone, counts only where it looks like a runtime's id, and stands for eth0.
+    /// Reads host-local's record of `address`: the container and the interface, one per line. Its older form,
+    /// the id alone, counts only where it looks like a runtime's id, and means eth0.
     pub(crate) fn from_host_local(bytes: &[u8], address: IpAddr, now: &NodeTime) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (container, interface) = match text.trim().split_once("\r\n") {
@@ -228,22 +241,21 @@ impl Record {
         Self {
             addresses,
             attachment,
-            phase: Phase::Attached,
+            state: RecordState::Attached,
             netns: None,
             pod: None,
-            keep: Keep::No,
+            retention: None,
             binding: None,
             since: now.clone(),
         }
     }
 }
 
-/// The record as it stands in its file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordFile {
     addresses: Vec<IpAddr>,
-    phase: Phase,
+    state: RecordState,
     container: String,
     interface: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -256,7 +268,7 @@ struct RecordFile {
     uid: Option<String>,
     /// Absent: not sticky. "Forever", or seconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    keep: Option<WrittenKeep>,
+    retention: Option<WrittenRetention>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     sticky: Option<StickyBinding>,
     since: NodeTime,
@@ -264,7 +276,7 @@ struct RecordFile {
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum WrittenKeep {
+enum WrittenRetention {
     Seconds(u64),
     Word(Forever),
 }
@@ -279,20 +291,17 @@ impl From<&Record> for RecordFile {
         let pod = record.pod.as_ref();
         Self {
             addresses: record.addresses.clone(),
-            phase: record.phase,
+            state: record.state,
             container: record.attachment.container.as_str().to_owned(),
             interface: record.attachment.interface.as_str().to_owned(),
             netns: record.netns.clone(),
             namespace: pod.map(|pod| pod.namespace().to_owned()),
             pod: pod.map(|pod| pod.name().to_owned()),
             uid: pod.and_then(|pod| pod.uid().map(str::to_owned)),
-            keep: match record.keep {
-                Keep::No => None,
-                Keep::For(time) => {
-                    Some(WrittenKeep::Seconds(time.as_secs() + u64::from(time.subsec_nanos() > 0)))
-                }
-                Keep::Forever => Some(WrittenKeep::Word(Forever::Forever)),
-            },
+            retention: record.retention.map(|retention| match retention.time() {
+                Some(time) => WrittenRetention::Seconds(time.as_secs()),
+                None => WrittenRetention::Word(Forever::Forever),
+            }),
             sticky: record.binding.clone(),
             since: record.since.clone(),
         }
@@ -317,14 +326,13 @@ impl RecordFile {
                 container: ContainerId::new(&self.container).ok()?,
                 interface: IfName::new(&self.interface).ok()?,
             },
-            phase: self.phase,
+            state: self.state,
             netns: self.netns,
             pod,
-            keep: match self.keep {
-                None => Keep::No,
-                Some(WrittenKeep::Seconds(seconds)) => Keep::For(Duration::from_secs(seconds)),
-                Some(WrittenKeep::Word(Forever::Forever)) => Keep::Forever,
-            },
+            retention: self.retention.map(|written| match written {
+                WrittenRetention::Seconds(seconds) => Retention::for_time(Duration::from_secs(seconds)),
+                WrittenRetention::Word(Forever::Forever) => Retention::FOREVER,
+            }),
             binding: self.sticky,
             since: self.since,
         })

@@ -1,8 +1,8 @@
-//! The page `.sticky/state`: which version and boot the store is of, where the search for free addresses goes on,
-//! and the change that is under way.
+//! The page `.sticky/state`: which version and boot the store is of, where the search for free addresses goes
+//! on, and the change that is under way.
 //!
-//! It is one page, rewritten in place: within a boot a process that ends leaves the old page or the new one. After
-//! a loss of power it may be anything, and is made anew from the records, which alone are the truth.
+//! It is one page, rewritten in place: within a boot a process that ends leaves the old page or the new one.
+//! After a loss of power it may be anything, and is rebuilt from the records, which alone are the truth.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,21 +25,21 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StatePage {
     pub(crate) version: u32,
-    /// Whether everything derived was brought into step with the records in this boot.
+    /// Whether everything derived agrees with the records in this boot.
     pub(crate) reconciled: bool,
     /// When this boot first looked into the store.
     pub(crate) first_opened_at: NodeTime,
     /// The address given out last, by range set.
     #[serde(default)]
     pub(crate) cursors: BTreeMap<usize, IpAddr>,
-    /// When the directory was last changed by us. Another time means that somebody else was here.
+    /// When the directory was last changed by us. Another time means that another program changed it.
     pub(crate) directory: DirectoryTime,
     /// The change that is under way, for the next one who comes if this one does not end it.
     #[serde(default)]
     pub(crate) change: Option<PendingChange>,
 }
 
-/// The time at which a directory last changed, as the file system tells it.
+/// The time at which a directory last changed, as the file system has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DirectoryTime(i64, i64);
 
@@ -50,10 +50,10 @@ impl DirectoryTime {
     }
 }
 
-/// A change of names: those in `place` shall be the new record, those in `remove` shall be gone.
+/// A change of names: those in `place` become the new record, those in `remove` are removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PendingChange {
-    /// The new record's inode, to tell a change that was done from one that was taken back.
+    /// The new record's inode, to distinguish a change that was done from one that was undone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inode: Option<u64>,
     pub(crate) place: Vec<NamePlacement>,
@@ -70,22 +70,22 @@ impl PendingChange {
                 .find_map(|folder| name.strip_prefix(folder)?.strip_prefix('/'));
             match entry {
                 Some(entry) => !entry.contains('/') && entry != "." && entry != "..",
-                None => crate::store::records::reconcile::address_of(name).is_some(),
+                None => crate::store::files::address_of(name).is_some(),
             }
         })
     }
 }
 
-/// A name, relative to the network's directory, that shall be the new record.
+/// A name, relative to the network's directory, that becomes the new record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NamePlacement {
     pub(crate) name: String,
-    /// The inode that may be replaced; any other one belongs to somebody else.
+    /// The inode that may be replaced; any other one is not ours to replace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) replaces: Option<u64>,
 }
 
-/// A name that shall be gone, if it is still this inode.
+/// A name to remove, if it still has this inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NameRemoval {
     pub(crate) name: String,
@@ -98,7 +98,7 @@ pub(crate) enum ParsedPage {
     StatePage(StatePage),
     /// A page of a version that this program does not know.
     Newer(u32),
-    /// No page, or one that cannot be read: to be made anew.
+    /// No page, or one that cannot be read: to be rebuilt.
     Nothing,
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<(File, Vec<u8>)>> {
     }
 }
 
-/// What the page says to somebody who does not have the lock and changes nothing.
+/// What the page says, read without the lock.
 pub(crate) fn read_unlocked(path: &Path) -> io::Result<ParsedPage> {
     match crate::store::open_plain(path, false) {
         Ok(file) => Ok(parse(&crate::store::first_bytes(&file, PAGE_BYTES)?)),

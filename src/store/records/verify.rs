@@ -6,11 +6,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::alloc::{Bitmap, Group, position};
+use crate::store::files;
+use crate::store::files::address_of;
 use crate::store::lock::StoreLock;
-use crate::store::records::reconcile::{ReconcileDepth, address_in_group, address_of};
+use crate::store::records::reconcile::ReconcileDepth;
 use crate::store::records::state;
 use crate::store::records::state::ParsedPage;
-use crate::store::records::{bitmaps, list, record};
+use crate::store::records::{bitmaps, record};
 use crate::store::{
     ASIDE, ATTACHMENTS, CLAIMANTS, DERIVED, Disk, LockedStore, NodeTime, Read, Record, STATE, Store,
     StoreError, StoredRecord, VERSION, inode_of,
@@ -18,21 +20,21 @@ use crate::store::{
 
 /// The names that a network's directory has beside its addresses. host-local's cursors start with the last.
 const OTHER_NAMES: [&str; 3] = ["lock", DERIVED, "last_reserved_ip."];
-/// What lies under `.sticky`; anything else was left by a process that ended, or put there by somebody.
+/// The names under `.sticky`; anything else was left by a process that ended, or put there by hand.
 const DERIVED_NAMES: [&str; 10] = [
     "attachments",
     "claimants",
-    "used",
+    "bitmaps",
     "aside",
     "state",
-    "notes",
-    "turns.lock",
-    "prepared",
+    "pending-updates",
+    "claimants.lock",
+    "decisions",
     "drafts",
-    "partings",
+    "detached",
 ];
 
-/// Something that a check came upon.
+/// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyFinding {
     /// Where.
@@ -44,10 +46,9 @@ pub struct VerifyFinding {
 }
 
 impl<D: Disk> Store<D> {
-    /// Compares records, indexes and bitmaps, and changes nothing. A walk: for people only.
-    ///
-    /// # Errors
-    /// The lock is not to be had, the directory cannot be listed, or the store is of a newer version.
+    /// Compares records, indexes and bitmaps, and changes nothing. Reads the whole directory: for people
+    /// only.
+    /// Errors: the lock is not to be had, the directory cannot be listed, or the store is of a newer version.
     pub fn verify(&self) -> Result<Vec<VerifyFinding>, StoreError> {
         // A directory without a lock file has never been used; making one would be a change.
         let lock = self.path("lock");
@@ -67,8 +68,8 @@ impl<D: Disk> Store<D> {
         Ok(check.findings)
     }
 
-    /// When this boot first looked into the store; none where it has not, or nothing can be told.
-    pub fn first_opened(&self) -> Option<NodeTime> {
+    /// When this boot first looked into the store; none if it has not, or if the page cannot be read.
+    pub(crate) fn first_opened(&self) -> Option<NodeTime> {
         match state::parse(&std::fs::read(self.path(STATE)).ok()?) {
             ParsedPage::StatePage(state) if state.first_opened_at.boot() == self.now.boot() => {
                 Some(state.first_opened_at)
@@ -79,11 +80,9 @@ impl<D: Disk> Store<D> {
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Makes everything derived anew from the records, as the first look of a boot does.
-    ///
-    /// # Errors
-    /// The disk fails; the next one who opens the store starts again.
-    pub fn rebuild_derived(&mut self) -> Result<(), StoreError> {
+    /// Rebuilds everything derived from the records, as the first open of a boot does.
+    /// Errors: the disk fails; the next one who opens the store starts again.
+    pub(crate) fn rebuild_derived(&mut self) -> Result<(), StoreError> {
         self.state.reconciled = false;
         self.write_page()?;
         self.reconcile(ReconcileDepth::Everything)
@@ -114,7 +113,7 @@ impl<D: Disk> Check<'_, D> {
                 if inode_of(&self.store.path(DERIVED))?.is_some() {
                     self.wrong(STATE, "is missing");
                 } else {
-                    self.notice("", "was never used by sticky-ipam; the first verb takes it over");
+                    self.notice("", "was never used by sticky-ipam; the first verb imports it");
                 }
                 return Ok(false);
             }
@@ -148,12 +147,12 @@ impl<D: Disk> Check<'_, D> {
 
     /// Looks at every name of the directory.
     fn names(&mut self, reconciled: bool) -> Result<(), StoreError> {
-        let mut names = list::names(&self.store.root)?;
+        let mut names = files::names(&self.store.root)?;
         names.sort();
         for (name, _) in names {
             let Some(address) = address_of(&name) else {
                 if !OTHER_NAMES.iter().any(|known| name.starts_with(known)) {
-                    self.notice(&name, "is not the store's; nobody looks at it");
+                    self.notice(&name, "is not the store's; it is ignored");
                 }
                 continue;
             };
@@ -161,12 +160,12 @@ impl<D: Disk> Check<'_, D> {
                 Err(error) => self.wrong(&name, format!("cannot be read: {error}")),
                 Ok(Read::Nothing) => self.wrong(&name, "is a link that leads nowhere; remove it"),
                 Ok(Read::Ours(stored)) if !stored.record.addresses.contains(&address) => {
-                    self.wrong(&name, "tells of other addresses");
+                    self.wrong(&name, "lists other addresses");
                 }
                 Ok(Read::Ours(stored)) => self.records.push((address, stored)),
                 Ok(Read::Other { bytes, .. }) => {
                     match Record::from_host_local(&bytes, address, &self.store.now) {
-                        Some(_) if reconciled => self.wrong(&name, "is host-local's, and not taken over yet"),
+                        Some(_) if reconciled => self.wrong(&name, "is host-local's, and not imported yet"),
                         Some(_) => {}
                         None if bytes.is_empty() => self.wrong(&name, "is empty"),
                         None => self.wrong(&name, "is no record"),
@@ -210,7 +209,7 @@ impl<D: Disk> Check<'_, D> {
         }
         let mut there: HashMap<String, u64> = HashMap::new();
         for folder in [ATTACHMENTS, CLAIMANTS] {
-            let names = list::names(&self.store.path(folder))?;
+            let names = files::names(&self.store.path(folder))?;
             there.extend(names.into_iter().map(|(name, inode)| (format!("{folder}/{name}"), inode)));
         }
         for (name, inodes) in &due {
@@ -243,10 +242,10 @@ impl<D: Disk> Check<'_, D> {
         for (group, due) in due {
             let there = bitmaps::read_unlocked(self.store, group)?.unwrap_or_default();
             for at in due.taken().filter(|at| !there.get(*at)) {
-                self.wrong(&address_in_group(group, at).to_string(), "is not marked as taken");
+                self.wrong(&group.address(at).to_string(), "is not marked as taken");
             }
             for at in there.taken().filter(|at| !due.get(*at)) {
-                let address = address_in_group(group, at);
+                let address = group.address(at);
                 // A file that is no record was found already.
                 if inode_of(&self.store.path(&address.to_string()))?.is_none() {
                     self.wrong(&address.to_string(), "is marked as taken, but has no record");
@@ -257,7 +256,7 @@ impl<D: Disk> Check<'_, D> {
     }
 
     fn leftovers(&mut self) -> Result<(), StoreError> {
-        for (name, _) in list::names(&self.store.path(DERIVED))? {
+        for (name, _) in files::names(&self.store.path(DERIVED))? {
             if !DERIVED_NAMES.contains(&name.as_str()) {
                 self.wrong(&format!("{DERIVED}/{name}"), "was left by a process that ended");
             }
@@ -266,7 +265,7 @@ impl<D: Disk> Check<'_, D> {
     }
 
     fn set_aside(&mut self) -> Result<(), StoreError> {
-        let mut names = list::names(&self.store.path(ASIDE))?;
+        let mut names = files::names(&self.store.path(ASIDE))?;
         names.sort();
         for (name, _) in names {
             self.notice(&format!("{ASIDE}/{name}"), "was set aside; remove it when you have looked at it");

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::agent::install::error::InstallError;
 use crate::agent::install::settings::InstallSettings;
-use crate::cni::config::ipam::DEFAULT_DATA_DIR;
+use crate::cni::config::DEFAULT_DATA_DIR;
 use crate::cni::{OnUnavailable, ParsedRequest, read_request};
 use crate::policy::mode::SettingsPlace;
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
@@ -56,13 +56,6 @@ pub(super) fn conflist(
     Ok(written)
 }
 
-/// The home blocks among a CiliumNode's podCIDRs: a single address is a route of one that lives here, not a block.
-#[must_use]
-pub fn home_blocks(pod_cidrs: &[String]) -> Vec<IpNet> {
-    let read = pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
-    read.filter(|block| block.prefix_len() < block.max_prefix_len()).collect()
-}
-
 /// A conflist in the making.
 struct ConflistBuilder<'a> {
     from: String,
@@ -75,13 +68,13 @@ impl ConflistBuilder<'_> {
         InstallError::Template { from: self.from.clone(), field: field.to_owned(), why }
     }
 
-    /// The agent looks after the store of this name, so the plugin must not use another.
+    /// The agent reads the store of this name, so the plugin must not use another.
     fn name(&self, list: &mut Map<String, Value>) -> Result<(), InstallError> {
         let network = self.settings.network.as_str();
         match list.get("name") {
             Some(name) if !self.built_in && name != network => Err(self.refuse(
                 "name",
-                format!("{name} is not the agent's --network, {network:?}; make them the same"),
+                format!("{name} is not the agent's --network ({network}); make them the same"),
             )),
             _ => {
                 list.insert("name".to_owned(), network.into());
@@ -90,7 +83,7 @@ impl ConflistBuilder<'_> {
         }
     }
 
-    /// The one entry that is ours, standing as the mode wants it.
+    /// The one entry that is ours, at the place that the mode needs.
     fn find(&self, list: &Map<String, Value>) -> Result<usize, InstallError> {
         let Some(plugins) = list.get("plugins").and_then(Value::as_array) else {
             let given = list.get("plugins").map_or("nothing".to_owned(), Value::to_string);
@@ -109,7 +102,7 @@ impl ConflistBuilder<'_> {
     }
 
     fn fill(&self, entry: &mut Map<String, Value>, path: &str, blocks: &[IpNet]) -> Result<(), InstallError> {
-        // Beside a delegate there is no `ipam`: our settings and the store's place stand at the top.
+        // Beside a delegate there is no `ipam`: our settings and the path of the store are at the top.
         let at_top = self.settings.mode.settings_place() == SettingsPlace::Entry;
         let (home, path) = if at_top {
             (entry, path.to_owned())
@@ -131,15 +124,16 @@ impl ConflistBuilder<'_> {
         self.cluster(cluster, &path)
     }
 
-    /// Who is sticky is said by the rules, which plugin and agent share. These patterns are the plugin's alone: for a pod that they leave out
-    /// the agent would prepare an address that its ADD does not take.
+    /// The rules, which plugin and agent share, decide who is sticky. These patterns are the plugin's alone:
+    /// for a pod that they leave out the agent would prepare an address that its ADD does not take.
     fn pods(&self, sticky: &mut Map<String, Value>, path: &str) -> Result<(), InstallError> {
-        for (key, everybody) in [("pods", json!(["*/*"])), ("excludePods", json!([]))] {
+        for (key, all_pods) in [("pods", json!(["*/*"])), ("excludePods", json!([]))] {
             match sticky.get(key) {
-                Some(given) if !self.built_in && *given != everybody => {
+                Some(given) if !self.built_in && *given != all_pods => {
                     let why = format!(
-                        "{given} is for a plugin without a cluster, and the agent does not follow it; say who is sticky by \
-                         --label-selector or the annotations"
+                        "{given} is for a plugin without a cluster, and the agent does not use it; select \
+                         sticky \
+                         pods by --label-selector or the annotations"
                     );
                     return Err(self.refuse(&format!("{path}.{key}"), why));
                 }
@@ -168,7 +162,7 @@ impl ConflistBuilder<'_> {
         value.as_object_mut().ok_or_else(|| self.refuse(path, format!("{given} is not an object")))
     }
 
-    /// Addresses that the operator wrote down stay; the node's blocks stand in for the example's.
+    /// Addresses that the operator wrote stay; the node's blocks replace those of the example.
     fn ranges(&self, ipam: &mut Map<String, Value>, blocks: &[IpNet]) -> Result<(), InstallError> {
         let written =
             ["ranges", "subnet"].iter().any(|key| ipam.get(*key).is_some_and(|value| !value.is_null()));
@@ -236,7 +230,7 @@ impl ConflistBuilder<'_> {
         self.same(cluster, path, "selector", written, &Value::Null, "--label-selector")
     }
 
-    /// Puts a value in where it is not the default, and refuses a template that says something else.
+    /// Sets a value that is not the default, and refuses a template with another one.
     fn same(
         &self,
         map: &mut Map<String, Value>,
@@ -248,9 +242,8 @@ impl ConflistBuilder<'_> {
     ) -> Result<(), InstallError> {
         match map.get(key).filter(|value| !value.is_null()) {
             Some(theirs) if *theirs != ours => {
-                let why = format!(
-                    "{theirs} is not what the agent goes by ({flag}: {ours}); say it by the flag alone"
-                );
+                let why =
+                    format!("{theirs} is not what the agent uses ({flag}: {ours}); set it by the flag alone");
                 Err(self.refuse(&format!("{path}.{key}"), why))
             }
             None if ours != *default => {
@@ -261,7 +254,7 @@ impl ConflistBuilder<'_> {
         }
     }
 
-    /// Has the plugin's own reader look at it, as the runtime would hand it over.
+    /// Has the plugin's own reader check it, as the runtime would pass it.
     fn check(&self, list: &Map<String, Value>, at: usize) -> Result<(), InstallError> {
         let mut config = list.get("plugins").and_then(|all| all.get(at)).cloned().unwrap_or_default();
         for key in ["name", "cniVersion"] {
@@ -271,7 +264,7 @@ impl ConflistBuilder<'_> {
             let value = match name {
                 "CNI_COMMAND" => "ADD",
                 "CNI_CONTAINERID" => "checked-before-it-is-installed",
-                // Nothing enters it: the reader only compares it with its own.
+                // It is not entered: the reader only compares it with its own.
                 "CNI_NETNS" => "/proc/0/ns/net",
                 "CNI_IFNAME" => "eth0",
                 "CNI_PATH" => "/",

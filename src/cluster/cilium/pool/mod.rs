@@ -18,11 +18,11 @@ use thiserror::Error;
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
-use crate::cluster::objects::WorkloadRef;
+use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::{ApiWriter, SentWrite, patch_params};
 use crate::policy::mode::PluginMode;
 
-pub use crate::cluster::cilium::patch::NodePatch;
+pub(crate) use crate::cluster::cilium::patch::NodePatch;
 
 /// How many conflicts are allowed in a row.
 const MAX_TRIES: usize = 64;
@@ -41,8 +41,7 @@ pub struct PublishConfig {
 
 impl PublishConfig {
     /// Whether nothing is published for these addresses: no pool, and all at home.
-    #[must_use]
-    pub fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
+    pub(crate) fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
         !self.mode.publishes_pool_entries()
             && addresses.iter().all(|address| contains(&self.ranges, *address))
     }
@@ -50,8 +49,7 @@ impl PublishConfig {
 
 /// The addresses of an attached StickyIP, as they are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Publication {
-    /// The addresses.
+pub(crate) struct Publication {
     pub addresses: Vec<IpAddr>,
     /// `namespace/pod`: the one that Cilium gives them to.
     pub owner: String,
@@ -59,29 +57,42 @@ pub struct Publication {
     pub resource: String,
 }
 
+impl Publication {
+    /// How an attached StickyIP is published; none if it is not attached.
+    pub(crate) fn of(sticky: &StickyIP) -> Option<Self> {
+        let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
+        let namespace = sticky.metadata.namespace.as_deref()?;
+        Some(Self {
+            addresses: sticky.spec.addresses.clone(),
+            owner: format!("{namespace}/{}", attachment.pod_name),
+            resource: resource(namespace, &sticky.spec.workload),
+        })
+    }
+}
+
 /// How a pool names a workload.
-#[must_use]
 pub fn resource(namespace: &str, workload: &WorkloadRef) -> String {
     format!("{namespace}/{}/{}", workload.kind, workload.name)
 }
 
 /// The node's home blocks: the ranges of its list that are more than one address.
-#[must_use]
-pub fn home_blocks(node: &CiliumNode) -> Vec<IpNet> {
+pub(crate) fn home_blocks(node: &CiliumNode) -> Vec<IpNet> {
     let listed = node.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
     listed.filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc()).collect()
 }
 
 /// The single addresses that the node's list routes here.
-#[must_use]
 pub fn single_routes(node: &CiliumNode) -> Vec<IpAddr> {
     let listed = node.spec.ipam.pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
     listed.filter(|net| net.prefix_len() == net.max_prefix_len()).map(|net| net.addr()).collect()
 }
 
 /// What must change on this CiliumNode for an address that is attached here; none if it is already published.
-#[must_use]
-pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publication) -> Option<NodePatch> {
+pub(crate) fn publish_patch(
+    node: &CiliumNode,
+    shape: &PublishConfig,
+    shown: &Publication,
+) -> Option<NodePatch> {
     let mut pool = BTreeMap::new();
     let wanted = PoolEntry { owner: shown.owner.clone(), resource: shown.resource.clone() };
     for address in shown.addresses.iter().filter(|_| shape.mode.publishes_pool_entries()) {
@@ -106,8 +117,11 @@ pub fn publish_patch(node: &CiliumNode, shape: &PublishConfig, shown: &Publicati
 
 /// What must change on this CiliumNode when these addresses are no longer attached here; none if nothing of
 /// them is published. An unowned entry is for Cilium to give to any pod, and stays.
-#[must_use]
-pub fn unpublish_patch(node: &CiliumNode, shape: &PublishConfig, addresses: &[IpAddr]) -> Option<NodePatch> {
+pub(crate) fn unpublish_patch(
+    node: &CiliumNode,
+    shape: &PublishConfig,
+    addresses: &[IpAddr],
+) -> Option<NodePatch> {
     let owned = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| !entry.owner.is_empty());
     let keys = addresses
         .iter()
@@ -122,8 +136,7 @@ pub fn unpublish_patch(node: &CiliumNode, shape: &PublishConfig, addresses: &[Ip
 
 /// What must change so that these addresses become unowned where the owner matches, and their barrier entries
 /// are removed; none if no owner matches.
-#[must_use]
-pub fn disown(
+pub(crate) fn disown(
     node: &CiliumNode,
     addresses: &[IpAddr],
     whose: impl Fn(&PoolEntry) -> bool,
@@ -152,7 +165,6 @@ fn patch(
 }
 
 /// The CiliumNode without these addresses: neither a pool entry nor a route of their own.
-#[must_use]
 pub fn without(mut node: CiliumNode, addresses: &[IpAddr]) -> CiliumNode {
     let ipam = &mut node.spec.ipam;
     ipam.pool.retain(|key, _| key.parse().is_ok_and(|key| !addresses.contains(&key)));
@@ -173,35 +185,24 @@ fn is_route_of(text: &str, address: IpAddr) -> bool {
 pub enum PublishError {
     /// There is none.
     #[error("CiliumNode {node} does not exist; Cilium's agent on this node, or its operator, creates it")]
-    Missing {
-        /// The node.
-        node: String,
-    },
+    Missing { node: String },
     /// Others wrote it every time.
     #[error("CiliumNode {node} was changed by others {MAX_TRIES} times in a row; try again")]
-    TooManyConflicts {
-        /// The node.
-        node: String,
-    },
+    TooManyConflicts { node: String },
     /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
 
 /// Reads a CiliumNode, live.
-///
-/// # Errors
-/// The request to the API server failed.
-pub async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode>, ApiError> {
+pub(crate) async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode>, ApiError> {
     let nodes: Api<CiliumNode> = Api::all(api.client());
     api.read(&format!("get CiliumNode {node}"), || nodes.get_opt(node)).await
 }
 
 /// Publishes an attached StickyIP on the node's CiliumNode. `known` is the object if it was just read.
-///
-/// # Errors
-/// See [`PublishError`]; if the server left doubt, the write may have happened.
-pub async fn publish(
+/// Errors: see [`PublishError`]; if the server left doubt, the write may have happened.
+pub(crate) async fn publish(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
@@ -215,10 +216,7 @@ pub async fn publish(
 
 /// Unpublishes addresses whose sandbox has ended from the node's CiliumNode. It succeeds if that does not
 /// exist.
-///
-/// # Errors
-/// See [`PublishError`].
-pub async fn unpublish(
+pub(crate) async fn unpublish(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
@@ -228,9 +226,6 @@ pub async fn unpublish(
 }
 
 /// Reads, writes what must change, and reads again until nothing must; none if there is no such object.
-///
-/// # Errors
-/// See [`PublishError`].
 pub async fn change(
     api_writer: &mut ApiWriter<'_>,
     node: &str,
@@ -262,10 +257,7 @@ pub async fn change(
 }
 
 /// Sends one write to a CiliumNode.
-///
-/// # Errors
-/// The server's.
-pub async fn apply_patch(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
+pub(crate) async fn apply_patch(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
     let api = api_writer.api().clone();
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let what = format!("patch CiliumNode {}", patch.node);

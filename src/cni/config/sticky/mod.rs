@@ -1,21 +1,22 @@
 //! The settings under the one key that is ours, `sticky`.
 //!
-//! A new field is added to [`StickyConf`], to [`FIELDS`] and to `StickyConf::read`, and the tests then ask for it in the
-//! schema and in the reference. The cluster's settings are in [`crate::cni::config::cluster`].
+//! A new field is added to [`StickyConf`], to [`FIELDS`] and to `StickyConf::read`, and the tests then ask
+//! for it in the schema and in the reference. The cluster's settings are in [`crate::cni::config::cluster`].
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cni::config::DEFAULT_DATA_DIR;
 use crate::cni::config::cluster::ClusterConf;
-use crate::cni::config::fields::{Fields, nearest};
-use crate::cni::config::ipam::DEFAULT_DATA_DIR;
 use crate::cni::error::{CniError, shown};
+use crate::cni::fields::{Fields, choice, nearest, wait};
 use crate::names::PodIdentity;
 use crate::policy::lifetime::duration::parse_duration;
+use crate::policy::lifetime::retention::Retention;
 
 /// Every key that may stand under `sticky`.
-pub const FIELDS: &[&str] = &[
+pub(crate) const FIELDS: &[&str] = &[
     "pods",
     "excludePods",
     "retention",
@@ -31,31 +32,20 @@ pub const FIELDS: &[&str] = &[
     "cluster",
 ];
 
-/// How long a verb waits for the store's lock, unless told otherwise.
-pub const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an ADD waits for the pod that had the address before, unless told otherwise.
-pub const DEFAULT_WAIT_FOR_OLD_POD: Duration = Duration::from_secs(30);
-/// The longest wait that may be configured; runtimes give up long before.
-pub const MAX_WAIT: Duration = Duration::from_secs(600);
-/// How many log files are kept, unless told otherwise.
-pub const DEFAULT_LOG_MAX_FILES: usize = 5;
+/// How long a verb waits for the store's lock, by default.
+pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an ADD waits for the pod that had the address before, by default.
+pub(crate) const DEFAULT_WAIT_FOR_OLD_POD: Duration = Duration::from_secs(30);
+/// How many log files are kept, by default.
+pub(crate) const DEFAULT_LOG_MAX_FILES: usize = 5;
 /// The most log files that may be kept.
-pub const MAX_LOG_FILES: u64 = 1000;
+pub(crate) const MAX_LOG_FILES: u64 = 1000;
 /// Where the kernel tells one boot from another.
-pub const DEFAULT_BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
-
-/// How long a sticky address is kept for its pod after the pod has gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeRetention {
-    /// Until someone releases it.
-    Forever,
-    /// That long after the last DEL.
-    For(Duration),
-}
+pub(crate) const DEFAULT_BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 /// What happens when a new pod comes and nothing is free but addresses kept for pods that are away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnExhaustion {
+pub(crate) enum OnExhaustion {
     /// The ADD fails; what is kept stays kept.
     Fail,
     /// The address that was kept longest is given away.
@@ -64,7 +54,7 @@ pub enum OnExhaustion {
 
 /// What STATUS says when no address is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StatusWhenExhausted {
+pub(crate) enum StatusWhenExhausted {
     /// Ready: a full pool must not turn the node NotReady.
     Ready,
     /// Not available (code 50), as the specification has it.
@@ -88,7 +78,7 @@ pub enum PluginLogLevel {
 
 impl PluginLogLevel {
     /// The level's name.
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
             Self::Warn => "warn",
@@ -108,7 +98,7 @@ pub struct PodPattern {
 
 impl PodPattern {
     /// Reads a pattern; on failure a sentence about it.
-    pub fn new(text: &str) -> Result<Self, String> {
+    pub(crate) fn new(text: &str) -> Result<Self, String> {
         let allowed = |part: &str| {
             !part.is_empty()
                 && part
@@ -127,7 +117,7 @@ impl PodPattern {
     }
 
     /// Whether the pod is meant.
-    pub fn matches(&self, pod: &PodIdentity) -> bool {
+    pub(crate) fn matches(&self, pod: &PodIdentity) -> bool {
         glob(self.namespace.as_bytes(), pod.namespace().as_bytes())
             && glob(self.name.as_bytes(), pod.name().as_bytes())
     }
@@ -172,13 +162,13 @@ pub struct StickyConf {
     /// Pods whose addresses are kept.
     pub pods: Vec<PodPattern>,
     /// Pods among those whose addresses are not kept.
-    pub exclude_pods: Vec<PodPattern>,
+    pub(crate) exclude_pods: Vec<PodPattern>,
     /// How long addresses are kept.
-    pub retention: NodeRetention,
+    pub retention: Retention,
     /// What happens when only kept addresses are left.
-    pub on_exhaustion: OnExhaustion,
+    pub(crate) on_exhaustion: OnExhaustion,
     /// What STATUS says when nothing is free.
-    pub status_when_exhausted: StatusWhenExhausted,
+    pub(crate) status_when_exhausted: StatusWhenExhausted,
     /// How long a verb waits for the store's lock.
     pub lock_timeout: Duration,
     /// How long an ADD waits for the pod that had the address before.
@@ -202,7 +192,7 @@ impl Default for StickyConf {
         Self {
             pods: vec![PodPattern { namespace: "*".to_owned(), name: "*".to_owned() }],
             exclude_pods: Vec::new(),
-            retention: NodeRetention::Forever,
+            retention: Retention::FOREVER,
             on_exhaustion: OnExhaustion::Fail,
             status_when_exhausted: StatusWhenExhausted::Ready,
             lock_timeout: DEFAULT_LOCK_TIMEOUT,
@@ -219,12 +209,12 @@ impl Default for StickyConf {
 
 impl StickyConf {
     /// Whether the pod's address is kept.
-    pub fn selects(&self, pod: &PodIdentity) -> bool {
+    pub(crate) fn selects(&self, pod: &PodIdentity) -> bool {
         self.pods.iter().any(|p| p.matches(pod)) && !self.exclude_pods.iter().any(|p| p.matches(pod))
     }
 
-    /// Reads what is needed to open the store as ADD opened it. Which boot it is must not be guessed: a wrong one
-    /// looks like a reboot, and frees the addresses of pods that run.
+    /// Reads what is needed to open the store as ADD opened it. Which boot it is must not be guessed: a wrong
+    /// one looks like a reboot, and frees the addresses of pods that run.
     pub(crate) fn read_leniently(fields: &Fields<'_>, warnings: &mut Vec<String>) -> Result<Self, CniError> {
         let error = match Self::read(fields) {
             Ok(read) => return Ok(read),
@@ -310,12 +300,12 @@ fn patterns(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<PodPattern>>, C
     texts.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
 }
 
-fn retention(fields: &Fields<'_>) -> Result<Option<NodeRetention>, CniError> {
+fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
     let Some(text) = fields.string("retention")? else { return Ok(None) };
     if text == "Forever" {
-        return Ok(Some(NodeRetention::Forever));
+        return Ok(Some(Retention::FOREVER));
     }
-    parse_duration(text).map(|time| Some(NodeRetention::For(time))).ok_or_else(|| {
+    parse_duration(text).map(|time| Some(Retention::for_time(time))).ok_or_else(|| {
         CniError::invalid_config(
             &fields.path_of("retention"),
             format!(
@@ -323,33 +313,6 @@ fn retention(fields: &Fields<'_>) -> Result<Option<NodeRetention>, CniError> {
             ),
         )
     })
-}
-
-pub(crate) fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
-    let Some(text) = fields.string(key)? else { return Ok(None) };
-    match parse_duration(text).filter(|time| *time <= MAX_WAIT) {
-        Some(time) => Ok(Some(time)),
-        None => Err(CniError::invalid_config(
-            &fields.path_of(key),
-            format!("{text:?} is not a duration of at most 10m; write one such as \"10s\" or \"1m30s\""),
-        )),
-    }
-}
-
-pub(crate) fn choice<T: Copy>(
-    fields: &Fields<'_>,
-    key: &str,
-    known: &[(&str, T)],
-) -> Result<Option<T>, CniError> {
-    let Some(text) = fields.string(key)? else { return Ok(None) };
-    match known.iter().find(|(word, _)| *word == text) {
-        Some((_, value)) => Ok(Some(*value)),
-        None => {
-            let words: Vec<String> = known.iter().map(|(word, _)| format!("{word:?}")).collect();
-            let problem = format!("{text:?} is none of {}", words.join(", "));
-            Err(CniError::invalid_config(&fields.path_of(key), problem))
-        }
-    }
 }
 
 fn log_max_files(fields: &Fields<'_>) -> Result<Option<usize>, CniError> {

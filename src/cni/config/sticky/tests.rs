@@ -14,7 +14,7 @@ fn an_empty_section_keeps_every_pod_forever_and_stays_ready() {
     let conf = read(json!({})).unwrap();
     assert_eq!(conf, StickyConf::default());
     assert!(conf.selects(&pod("a", "b")));
-    assert_eq!(conf.retention, NodeRetention::Forever);
+    assert_eq!(conf.retention, Retention::FOREVER);
     assert_eq!(conf.status_when_exhausted, StatusWhenExhausted::Ready);
 }
 
@@ -26,7 +26,7 @@ fn every_field_is_read() {
         "logLevel": "trace", "logMaxFiles": 3, "bootIDFile": "/run/boot"
     }))
     .unwrap();
-    assert_eq!(conf.retention, NodeRetention::For(Duration::from_secs(5400)));
+    assert_eq!(conf.retention, Retention::for_time(Duration::from_secs(5400)));
     assert_eq!(conf.on_exhaustion, OnExhaustion::Reclaim);
     assert_eq!(conf.status_when_exhausted, StatusWhenExhausted::NotReady);
     assert_eq!((conf.lock_timeout, conf.wait_for_old_pod), (Duration::from_secs(2), Duration::ZERO));

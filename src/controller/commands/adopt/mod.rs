@@ -1,25 +1,26 @@
-//! `sticky-ipam-controller adopt`: from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back, under running pods.
+//! `sticky-ipam-controller adopt`: from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back,
+//! under running pods.
 //!
-//! It writes pools; a person sets Cilium's mode and restarts its agents. Must never restart a pod, never take a key out of a
-//! pool, and never say "go on" while a live pod's address is missing.
+//! It writes pools; a person sets Cilium's mode and restarts its agents. Must never restart a pod, never take
+//! a key out of a pool, and never say "go on" while a live pod's address is missing.
 
 pub mod plan;
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch};
 use kube::core::PartialObjectMeta;
 use serde_json::json;
 
+use crate::alloc::join;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
 use crate::cluster::protocol::apply::patch_params;
 use crate::cluster::protocol::write::Precondition;
 use crate::controller::cilium_config::CiliumConfig;
-use crate::controller::commands::list_once::survey;
+use crate::controller::commands::list_once::list_cluster;
 use crate::controller::flags::{BackTo, ControllerSettings};
 use crate::controller::writer::Writer;
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
@@ -28,8 +29,8 @@ use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 /// Keys a patch: a request has an end.
 const ENTRIES_PER_PATCH: usize = 500;
-/// How often everything is read and planned again because a CiliumNode changed meanwhile. Cilium writes one a few times per
-/// minute at most, so after this many conflicts another program writes too.
+/// How often everything is read and planned again because a CiliumNode changed meanwhile. Cilium writes one a
+/// few times per minute at most, so after this many conflicts another program writes too.
 const MAX_PLANS: usize = 10;
 
 /// What the command must do.
@@ -53,16 +54,14 @@ pub struct AdoptReport {
 }
 
 /// Reads, writes if asked to, reads again, and reports.
-///
-/// # Errors
-/// The API server did not answer, or refused. What was written stays, and does no harm.
+/// Errors: the API server did not answer, or refused. What was written stays, and does no harm.
 pub async fn adopt(
     writer: &Writer,
     settings: &ControllerSettings,
     order: AdoptRequest,
 ) -> Result<AdoptReport, ApiError> {
     let config = CiliumConfig::read(writer, settings).await;
-    let (index, skipped) = survey(writer).await?;
+    let (index, skipped) = list_cluster(writer).await?;
     let mut text = String::new();
     for remark in config.remarks.iter().cloned().chain(skipped.iter().map(ToString::to_string)) {
         let _ = writeln!(text, "note: {remark}");
@@ -97,20 +96,20 @@ pub async fn adopt(
     let mut after;
     let mut looks = 1;
     loop {
-        let mut overtaken = Vec::new();
+        let mut conflicts = Vec::new();
         for plan in &plans {
             if !write(writer, plan).await? {
-                overtaken.push(plan.node.clone());
+                conflicts.push(plan.node.clone());
             }
         }
-        (after, _) = survey(writer).await?;
-        if overtaken.is_empty() {
+        (after, _) = list_cluster(writer).await?;
+        if conflicts.is_empty() {
             break;
         }
-        tracing::info!(nodes = overtaken.join(", "), "CiliumNodes changed meanwhile; planning again");
+        tracing::info!(nodes = conflicts.join(", "), "CiliumNodes changed meanwhile; planning again");
         (plans, obstacles) = into_crd(&after, offers);
         if looks == MAX_PLANS || !obstacles.is_empty() {
-            let nodes = overtaken.join(", ");
+            let nodes = conflicts.join(", ");
             let _ = writeln!(
                 text,
                 "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
@@ -127,7 +126,8 @@ pub async fn adopt(
         if starting(&after) > 0 {
             let _ = writeln!(
                 text,
-                "{} pods are starting: their addresses are not known yet. Use --follow until all agents are restarted.",
+                "{} pods are starting: their addresses are not known yet. Use --follow until all agents are \
+                 restarted.",
                 starting(&after)
             );
         }
@@ -136,10 +136,12 @@ pub async fn adopt(
     Ok(AdoptReport { text, clear: left.is_empty() })
 }
 
-const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: sticky-ipam-controller \
+const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: \
+    sticky-ipam-controller \
 adopt --back=kubernetes\n";
 
-const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's ConfigMap, restart its operator, then its agents node by \
+const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's ConfigMap, restart its \
+    operator, then its agents node by \
 node (pods keep running), with this command under --follow meanwhile, so that pods which start in between are not left out. Then start sticky-ipam's \
 agents. The way back: sticky-ipam-controller adopt --back\n";
 
@@ -148,7 +150,7 @@ pub async fn follow(writer: &Writer, settings: &ControllerSettings, order: Adopt
     loop {
         tokio::time::sleep(FOLLOW_INTERVAL).await;
         let config = CiliumConfig::read(writer, settings).await;
-        match survey(writer).await {
+        match list_cluster(writer).await {
             Ok((index, _)) => {
                 let (plans, _) = into_crd(&index, offers(&config, order));
                 for plan in plans.iter().filter(|plan| !plan.is_done()) {
@@ -179,8 +181,8 @@ fn offers(config: &CiliumConfig, order: AdoptRequest) -> Option<usize> {
     (!config.mode.publishes_pool_entries()).then_some(order.free)
 }
 
-/// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without them. False if
-/// that CiliumNode changed since, so that the plan is out of date.
+/// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without
+/// them. False if that CiliumNode changed since, so that the plan is out of date.
 async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
     let node = plan.node.as_str();
     if let Some(ranges) = &plan.node_cidrs {
@@ -230,14 +232,14 @@ fn table(plans: &[NodePlan]) -> String {
         );
     }
     for plan in plans {
-        let list = |ranges: &[IpNet]| ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if let Some(ranges) = &plan.node_cidrs {
             let _ = writeln!(
                 text,
-                "node {}: spec.podCIDRs of the Node becomes {}: without it Cilium invents a range in crd mode, and it cannot \
+                "node {}: spec.podCIDRs of the Node becomes {}: without it Cilium invents a range in crd \
+                 mode, and it cannot \
                  be changed afterwards",
                 plan.node,
-                list(ranges)
+                join(ranges)
             );
         }
         if let Some(ranges) = &plan.pod_cidrs {
@@ -245,13 +247,14 @@ fn table(plans: &[NodePlan]) -> String {
                 text,
                 "node {}: spec.ipam.podCIDRs of the CiliumNode becomes {}",
                 plan.node,
-                list(ranges)
+                join(ranges)
             );
         }
         if plan.own == 0 {
             let _ = writeln!(
                 text,
-                "node {}: its CiliumNode names no address of Cilium's own (spec.addresses, CiliumInternalIP); the router may \
+                "node {}: its CiliumNode names no address of Cilium's own (spec.addresses, \
+                 CiliumInternalIP); the router may \
                  get another one",
                 plan.node
             );
@@ -273,7 +276,8 @@ fn obstacle_list(obstacles: &[Obstacle], heading: &str) -> String {
 
 fn back_report(obstacles: &[Obstacle]) -> String {
     if obstacles.is_empty() {
-        return "Every pod has an address of its own node's blocks, and no single address is routed elsewhere.\nNext: set \
+        return "Every pod has an address of its own node's blocks, and no single address is routed \
+            elsewhere.\nNext: set \
                 Cilium's ipam back in its ConfigMap, and restart its agents node by node (pods keep running). The pools may stay: \
                 other modes do not read them.\n"
             .to_owned();

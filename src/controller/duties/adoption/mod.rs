@@ -1,7 +1,8 @@
-//! Adoption: a sticky pod that started without the plugin gets a binding for the addresses it shows. The claim on an address of
-//! a node's block is asked of that node, whose agent grants it only if that very pod has the address.
+//! Adoption: a sticky pod that started without the plugin gets a binding for the addresses it shows. The home
+//! node of an address is asked for its claim, and its agent grants it only if that very pod has the address.
 //!
-//! Must never take an attachment from a sandbox that the plugin attached, and never bind an address that the pod does not show.
+//! Must never take an attachment from a sandbox that the plugin attached, and never bind an address that the
+//! pod does not show.
 
 pub(crate) mod slots;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,21 +12,23 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use ipnet::IpNet;
 
+use crate::alloc::join;
 use crate::alloc::range::Family;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
-use crate::cluster::objects::{ClaimName, ClaimPhase, StickyIP, StickyKey};
+use crate::cluster::api::events::NewEvent;
+use crate::cluster::objects::{ClaimName, ClaimPhase, StickyIP};
 use crate::cluster::protocol::bind::{BindError, Binder, LocalNode};
 use crate::cluster::protocol::candidates::CandidateSources;
 use crate::cluster::protocol::step::{Candidate, Refusal};
+use crate::cluster::protocol::sticky_identity;
 use crate::cluster::protocol::view::Origin;
-use crate::cluster::protocol::{ADOPTED, adopted, sticky_identity};
 use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::flags::ControllerSettings;
 use crate::controller::index::objects::{IndexedPod, attached_pod_uid};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::queue::Key;
+use crate::names::{AttachmentId, StickyKey};
 use crate::policy::PolicyError;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::asked_by;
@@ -47,7 +50,7 @@ const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(300);
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
-pub struct PodAdoption {
+pub(crate) struct PodAdoption {
     rules: Rules,
     ipv6: bool,
     /// The StickyIPs about which a home node has been asked, and for which pod.
@@ -68,8 +71,7 @@ struct UnadoptedPod {
 
 impl PodAdoption {
     /// A duty that has seen nothing yet.
-    #[must_use]
-    pub fn new(settings: &ControllerSettings) -> Self {
+    pub(crate) fn new(settings: &ControllerSettings) -> Self {
         Self {
             rules: settings.selection.rules(),
             ipv6: settings.enable_static_pod_ipv6,
@@ -84,8 +86,8 @@ impl PodAdoption {
         self.waiting.retain(|pod, _| !pods.contains(pod.as_str()));
     }
 
-    /// A pod waits for its node's answer; whether it has for long.
-    fn waits(&mut self, pod: &str, uid: &str, now: Duration) -> bool {
+    /// A pod waits for its node's answer; whether it has waited long.
+    fn has_waited_long(&mut self, pod: &str, uid: &str, now: Duration) -> bool {
         let (known, since) = self.waiting.entry(pod.to_owned()).or_insert_with(|| (uid.to_owned(), now));
         if known != uid {
             (*known, *since) = (uid.to_owned(), now);
@@ -102,10 +104,8 @@ impl PodAdoption {
                     pods.insert(key.name.clone());
                 }
                 Kind::Namespace => {
-                    let first = format!("{}/", key.name);
-                    let of_it =
-                        index.pods.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
-                    pods.extend(of_it.map(|(name, _)| name.clone()));
+                    let prefix = format!("{}/", key.name);
+                    pods.extend(index.pods.with_prefix(&prefix).map(|(name, _)| name.clone()));
                 }
                 Kind::AddressClaim => {
                     let Some(claim) = index.claims.get(&key.name).map(|claim| &claim.spec) else { continue };
@@ -122,9 +122,7 @@ impl PodAdoption {
     }
 
     /// Whether a pod must be adopted.
-    ///
-    /// # Errors
-    /// What it asks for cannot be followed.
+    /// Errors: what it asks for cannot be followed.
     fn unadopted(&self, index: &ClusterIndex, pod: &IndexedPod) -> Result<Option<UnadoptedPod>, PolicyError> {
         let lives = pod.running && !pod.deleting && !pod.ended && !pod.node.is_empty();
         if !lives || pod.facts.host_network || pod.addresses.is_empty() {
@@ -134,9 +132,7 @@ impl PodAdoption {
         if !self.rules.judge(&facts)?.sticky {
             return Ok(None);
         }
-        let adopted_pods =
-            index.sticky_of(pod).is_some_and(|sticky| attached_pod_uid(sticky) == Some(facts.uid.as_str()));
-        if adopted_pods {
+        if index.sticky_of(pod).is_some_and(|sticky| attached_pod_uid(sticky) == Some(facts.uid.as_str())) {
             return Ok(None);
         }
         let of_family = |address: &&IpAddr| address.is_ipv4() || self.ipv6;
@@ -147,7 +143,7 @@ impl PodAdoption {
     }
 }
 
-/// The ground under a pod that runs already: its addresses are asked of its node.
+/// The node of a pod that runs already: it is asked for the claims of the pod's addresses.
 struct RunningPodNode<'a>(&'a UnadoptedPod);
 
 impl LocalNode for RunningPodNode<'_> {
@@ -160,7 +156,7 @@ impl LocalNode for RunningPodNode<'_> {
     fn is_own(&self, address: IpAddr) -> bool {
         self.0.blocks.iter().any(|block| block.contains(&address))
     }
-    fn old_sandbox(&mut self, _: &str, _: OldPod) -> Result<OldSandbox, BindError> {
+    fn old_sandbox(&mut self, _: &AttachmentId, _: OldPod) -> Result<OldSandbox, BindError> {
         Ok(OldSandbox::MayLive)
     }
     fn reserve_any(&mut self, _: Family, _: &BTreeSet<IpAddr>) -> Result<Option<Candidate>, BindError> {
@@ -175,6 +171,7 @@ impl LocalNode for RunningPodNode<'_> {
 }
 
 /// What came of one pod.
+#[derive(Clone)]
 enum AdoptionResult {
     Adopted,
     /// Its home node has been asked about this StickyIP.
@@ -183,21 +180,21 @@ enum AdoptionResult {
     Failed,
 }
 
-/// Marks a pod under its own name, or under a slot that is not among those taken, and takes that.
-async fn adopt(context: &Context, name: &str, pod: &UnadoptedPod, taken: &mut UsedSlots) -> AdoptionResult {
+/// Adopts a pod under its own name, or under a slot that is not used, which is used then.
+async fn adopt(context: &Context, name: &str, pod: &UnadoptedPod, used: &mut UsedSlots) -> AdoptionResult {
     let facts = &pod.facts;
     let claimant = Claimant::of(facts);
     let named = |name: String| StickyKey { namespace: facts.namespace.clone(), name };
     if let Some(name) = claimant.fixed_name() {
         let key = named(name.to_owned());
-        let walked = walk(context, pod, &claimant, &key, None).await;
-        return conclude(context, pod, key, walked).await;
+        let bound = bind(context, pod, &claimant, &key, None).await;
+        return report(context, pod, key, bound).await;
     }
     let mut claimed = slots::claimed(&context.index(), &claimant, facts, &pod.addresses);
     let mut tries = 1;
     loop {
         let is_guess = claimed.is_none() && tries == 1;
-        let avoid = taken.for_others_than(name);
+        let avoid = used.for_others_than(name);
         let slot = match claimed.take() {
             Some(slot) => slot,
             None if is_guess => slots::guessed(&context.index(), &claimant, facts, &pod.addresses, &avoid),
@@ -212,23 +209,23 @@ async fn adopt(context: &Context, name: &str, pod: &UnadoptedPod, taken: &mut Us
             }
         };
         let key = named(slot_name(&claimant.workload().name, slot));
-        taken.add(slot);
-        let walked = walk(context, pod, &claimant, &key, Some(slot)).await;
-        // Somebody has made it his own since; what was asked for in its name is undone. A guess may also have missed the pod's own slot,
-        // which has its address.
-        let lost = match &walked {
+        used.add(slot);
+        let bound = bind(context, pod, &claimant, &key, Some(slot)).await;
+        // Another claimant has it by now, and what was claimed for this one is undone. A guess may also have
+        // missed the pod's own slot, which has its address.
+        let lost = match &bound {
             Err(BindError::Refused(Refusal::PinDiffers { .. } | Refusal::NameTaken { .. })) => true,
             Err(BindError::Refused(Refusal::HeldByAnother { .. })) => is_guess,
             _ => false,
         };
         if !lost || tries == MAX_SLOT_TRIES {
-            return conclude(context, pod, key, walked).await;
+            return report(context, pod, key, bound).await;
         }
         tries += 1;
     }
 }
 
-async fn walk(
+async fn bind(
     context: &Context,
     pod: &UnadoptedPod,
     claimant: &Claimant,
@@ -236,11 +233,11 @@ async fn walk(
     slot: Option<u32>,
 ) -> Result<StickyIP, BindError> {
     let facts = &pod.facts;
-    let walker = Binder {
+    let binder = Binder {
         asker: Attached {
             node: pod.node.clone(),
             pod_uid: facts.uid.clone(),
-            container_id: adopted(&facts.uid),
+            attachment_id: AttachmentId::Adopted(facts.uid.clone()),
         },
         pod: facts.name.clone(),
         key: key.clone(),
@@ -250,27 +247,30 @@ async fn walk(
         pinned: pod.addresses.clone(),
         patience: Duration::ZERO,
     };
-    let unknown = unknown(&context.index(), key, &pod.addresses);
-    walker.adopt(&mut context.writer.api_writer(), &mut RunningPodNode(pod), unknown).await
+    let unclaimed = unclaimed(&context.index(), key, &pod.addresses);
+    binder.adopt(&mut context.writer.api_writer(), &mut RunningPodNode(pod), unclaimed).await
 }
 
-/// Tells what came of a pod's walk.
-async fn conclude(
+/// Reports what came of a pod.
+async fn report(
     context: &Context,
     pod: &UnadoptedPod,
     key: StickyKey,
-    walked: Result<StickyIP, BindError>,
+    bound: Result<StickyIP, BindError>,
 ) -> AdoptionResult {
     let facts = &pod.facts;
-    match walked {
+    match bound {
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
-            if ours.is_some_and(|ours| ours.container_id.starts_with(ADOPTED)) {
+            if ours.is_some_and(|ours| ours.attachment_id.is_adopted()) {
                 context.metrics.adopted_pods.inc();
-                tracing::info!(sticky = %key, addresses = list(&sticky.spec.addresses), pod = facts.name, "adopted a running pod");
+                tracing::info!(
+                    sticky = %key, addresses = join(&sticky.spec.addresses), pod = facts.name,
+                    "adopted a running pod"
+                );
                 let message = format!(
                     "adopted with its address {}; it keeps it over restarts",
-                    list(&sticky.spec.addresses)
+                    join(&sticky.spec.addresses)
                 );
                 record_event(context, facts, "Adopted", message, false).await;
             }
@@ -286,7 +286,7 @@ async fn conclude(
                 context,
                 facts,
                 "AdoptionFailed",
-                format!("not adopted, so it keeps {} only until it ends: {why}", list(&pod.addresses)),
+                format!("not adopted, so it keeps {} only until it ends: {why}", join(&pod.addresses)),
                 true,
             )
             .await;
@@ -297,9 +297,9 @@ async fn conclude(
 }
 
 /// The candidate sources if the index has neither this StickyIP nor a claim on these addresses.
-fn unknown(index: &ClusterIndex, key: &StickyKey, addresses: &[IpAddr]) -> Option<CandidateSources> {
-    let claimed = |address: &IpAddr| index.claims.contains(&ClaimName::of(*address).to_string());
-    let is_known = index.stickies.contains(&key.to_string()) || addresses.iter().any(claimed);
+fn unclaimed(index: &ClusterIndex, key: &StickyKey, addresses: &[IpAddr]) -> Option<CandidateSources> {
+    let is_claimed = |address: &IpAddr| index.claims.contains(&ClaimName::of(*address).to_string());
+    let is_known = index.stickies.contains(&key.to_string()) || addresses.iter().any(is_claimed);
     (!is_known).then(|| {
         CandidateSources::of_pools_alone(
             index.pools.values().cloned().collect(),
@@ -317,7 +317,10 @@ fn is_unanswered(index: &ClusterIndex, pod: &UnadoptedPod) -> bool {
 }
 
 fn failed(pod: &UnadoptedPod, error: &dyn std::error::Error) -> AdoptionResult {
-    tracing::warn!(namespace = pod.facts.namespace, pod = pod.facts.name, %error, "cannot adopt a running pod; trying again");
+    tracing::warn!(
+        namespace = pod.facts.namespace, pod = pod.facts.name, %error,
+        "cannot adopt a running pod; trying again"
+    );
     AdoptionResult::Failed
 }
 
@@ -329,11 +332,7 @@ async fn record_event(
     warning: bool,
 ) {
     let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
-    context.record_event(Told { about, reason, message, warning }).await;
-}
-
-fn list(addresses: &[IpAddr]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    context.record_event(NewEvent { about, reason, message, warning }).await;
 }
 
 impl Duty for PodAdoption {
@@ -382,53 +381,48 @@ impl Duty for PodAdoption {
             }
             groups.entry(group).or_default().push((name, pod));
         }
-        let mut taken = slots::taken(&context.index(), &self.asked, &workloads);
-        let groups = groups.into_iter().map(|(group, pods)| (taken.remove(&group).unwrap_or_default(), pods));
-        let adoptions = groups.map(|(mut taken, pods)| async move {
-            let mut adopted_pods = Vec::new();
+        let mut used = slots::used(&context.index(), &self.asked, &workloads);
+        let groups = groups.into_iter().map(|(group, pods)| (used.remove(&group).unwrap_or_default(), pods));
+        let adoptions = groups.map(|(mut used, pods)| async move {
+            let mut results = Vec::new();
             for (name, pod) in pods {
-                let came = adopt(context, &name, &pod, &mut taken).await;
-                adopted_pods.push((name, pod, came));
+                let result = adopt(context, &name, &pod, &mut used).await;
+                results.push((name, pod, result));
             }
-            adopted_pods
+            results
         });
-        let _hurry = context.start_urgent_work();
-        let adopted_pods: Vec<Vec<(String, UnadoptedPod, AdoptionResult)>> =
+        let _urgent = context.start_urgent_work();
+        let results: Vec<Vec<(String, UnadoptedPod, AdoptionResult)>> =
             futures_util::stream::iter(adoptions).buffer_unordered(CONCURRENCY).collect().await;
-        let adopted_pods: Vec<(String, UnadoptedPod, AdoptionResult)> =
-            adopted_pods.into_iter().flatten().collect();
-        let over = adopted_pods
-            .iter()
-            .filter(|(_, _, came)| matches!(came, AdoptionResult::Adopted | AdoptionResult::Refused));
-        self.forget(&over.map(|(name, _, _)| name.as_str()).collect());
+        let results = results.concat();
+        let named = |applies: fn(&AdoptionResult) -> bool| -> BTreeSet<&str> {
+            results.iter().filter(|(.., result)| applies(result)).map(|(name, ..)| name.as_str()).collect()
+        };
+        self.forget(&named(|result| matches!(result, AdoptionResult::Adopted | AdoptionResult::Refused)));
         // Under another slot than before, maybe.
-        let waiting =
-            adopted_pods.iter().filter(|(_, _, came)| matches!(came, AdoptionResult::WaitingForNode(_)));
-        let waiting: BTreeSet<&str> = waiting.map(|(name, _, _)| name.as_str()).collect();
+        let waiting = named(|result| matches!(result, AdoptionResult::WaitingForNode(_)));
         self.asked.retain(|_, pod| !waiting.contains(pod.as_str()));
         let mut done = RoundResult::default();
-        for (name, pod, adopted_pods) in adopted_pods {
+        for (name, pod, result) in &results {
             let key = Key::new(Kind::Pod, name.clone());
-            match adopted_pods {
+            match result {
                 AdoptionResult::Adopted => {}
-                AdoptionResult::WaitingForNode(holder) => {
-                    if self.waits(&name, &pod.facts.uid, context.elapsed())
-                        && is_unanswered(&context.index(), &pod)
+                AdoptionResult::WaitingForNode(sticky) => {
+                    if self.has_waited_long(name, &pod.facts.uid, context.elapsed())
+                        && is_unanswered(&context.index(), pod)
                     {
                         let message = format!(
-                            "not adopted yet: node {} has not answered; check that its sticky-ipam agent runs",
+                            "not adopted yet: node {} has not answered; check that its sticky-ipam agent \
+                             runs",
                             pod.node
                         );
                         record_event(context, &pod.facts, "AdoptionFailed", message, true).await;
                     }
-                    self.asked.insert(holder.to_string(), name);
+                    self.asked.insert(sticky.to_string(), name.clone());
                     done.again.push((key, RETRY_WHILE_WAITING));
                 }
                 AdoptionResult::Refused => done.again.push((key, RETRY_AFTER_REFUSAL)),
-                AdoptionResult::Failed => {
-                    done.failures += 1;
-                    done.again.push((key, RETRY_AFTER_FAILURE));
-                }
+                AdoptionResult::Failed => done.retry(key, RETRY_AFTER_FAILURE),
             }
         }
         done
@@ -484,12 +478,12 @@ mod tests {
         let mut index = ClusterIndex::default();
         let key = StickyKey { namespace: "db".into(), name: "mysql-0".into() };
         let addresses = ["10.0.0.1".parse().unwrap()];
-        assert!(unknown(&index, &key, &addresses).is_some());
+        assert!(unclaimed(&index, &key, &addresses).is_some());
         index.claims.apply(CacheEvent::Unreadable("10.0.0.1".into()));
-        assert!(unknown(&index, &key, &addresses).is_none(), "the address is claimed");
+        assert!(unclaimed(&index, &key, &addresses).is_none(), "the address is claimed");
         index.claims.apply(CacheEvent::Deleted("10.0.0.1".into()));
         index.stickies.apply(CacheEvent::Applied(sticky("mysql-0", "10.0.0.9", None)));
-        assert!(unknown(&index, &key, &addresses).is_none(), "the name is taken");
+        assert!(unclaimed(&index, &key, &addresses).is_none(), "the name is taken");
     }
 
     #[test]
@@ -510,10 +504,10 @@ mod tests {
     #[test]
     fn a_node_does_not_answer_if_the_same_pod_has_waited_for_it_over_three_checks() {
         let mut adoption = adoption();
-        assert!(!adoption.waits("db/a", "1", Duration::from_secs(7)));
-        assert!(!adoption.waits("db/a", "1", Duration::from_secs(7) + RETRY_WHILE_WAITING));
-        assert!(adoption.waits("db/a", "1", Duration::from_secs(7) + 2 * RETRY_WHILE_WAITING));
-        assert!(!adoption.waits("db/a", "2", Duration::from_secs(999)), "another pod of that name");
+        assert!(!adoption.has_waited_long("db/a", "1", Duration::from_secs(7)));
+        assert!(!adoption.has_waited_long("db/a", "1", Duration::from_secs(7) + RETRY_WHILE_WAITING));
+        assert!(adoption.has_waited_long("db/a", "1", Duration::from_secs(7) + 2 * RETRY_WHILE_WAITING));
+        assert!(!adoption.has_waited_long("db/a", "2", Duration::from_secs(999)), "another pod of that name");
         adoption.asked.insert("db/web-0".into(), "db/a".into());
         adoption.forget(&["db/a"].into());
         assert!(adoption.asked.is_empty() && adoption.waiting.is_empty());

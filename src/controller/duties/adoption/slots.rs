@@ -1,5 +1,5 @@
-//! Which slot a running pod of a Deployment is adopted under. A slot that was asked for is no StickyIP yet, so the claims show
-//! which pod asked, and the duty's own memory does until the watches show the claims.
+//! Which slot a running pod of a Deployment is adopted under. A slot that was asked for is no StickyIP yet,
+//! so the claims show which pod asked, and the duty's own memory does until the watches show the claims.
 //!
 //! Must never give a pod a slot that keeps other addresses than the pod's, and never one slot to two pods.
 
@@ -13,7 +13,7 @@ use crate::policy::selection::claimant::Claimant;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::slot::slot_number;
 
-/// The slots of one workload that are spoken for.
+/// The slots of one workload that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UsedSlots {
     numbers: BTreeSet<u32>,
@@ -22,7 +22,7 @@ pub(crate) struct UsedSlots {
 }
 
 impl UsedSlots {
-    /// Speaks for one more.
+    /// Uses one more.
     pub(crate) fn add(&mut self, number: u32) {
         self.numbers.insert(number);
     }
@@ -34,9 +34,9 @@ impl UsedSlots {
     }
 }
 
-/// What the claims are for, and what was asked for (StickyIP and pod), for these workloads (`namespace/name`). One look at all
-/// claims, for the pods of a whole round.
-pub(crate) fn taken(
+/// The slots that claims are for, and those that a home node was asked for (StickyIP and pod), of these
+/// workloads (`namespace/name`). One look at all claims, for the pods of a whole round.
+pub(crate) fn used(
     index: &ClusterIndex,
     asked: &BTreeMap<String, String>,
     workloads: &BTreeSet<String>,
@@ -45,27 +45,25 @@ pub(crate) fn taken(
     if workloads.is_empty() {
         return all;
     }
-    for holder in index.claims.values().map(|claim| claim.spec.sticky_ref.to_string()) {
-        if let Some((workload, number)) = of_workload(&holder).filter(|(name, _)| workloads.contains(*name)) {
-            all.entry(workload.to_owned()).or_default().add(number);
-        }
-    }
-    for (holder, pod) in asked {
-        if let Some((workload, number)) = of_workload(holder).filter(|(name, _)| workloads.contains(*name)) {
-            all.entry(workload.to_owned()).or_default().asked.insert(number, pod.clone());
+    let claimed = index.claims.values().map(|claim| (claim.spec.sticky_ref.to_string(), None));
+    for (sticky, pod) in claimed.chain(asked.iter().map(|(sticky, pod)| (sticky.clone(), Some(pod)))) {
+        // The name of a slot is its workload's name and a number.
+        let Some((workload, _)) = sticky.rsplit_once('-').filter(|(name, _)| workloads.contains(*name))
+        else {
+            continue;
+        };
+        let Some(number) = slot_number(workload, &sticky) else { continue };
+        let used = all.entry(workload.to_owned()).or_default();
+        match pod {
+            None => used.add(number),
+            Some(pod) => drop(used.asked.insert(number, pod.clone())),
         }
     }
     all
 }
 
-/// The workload and the number of a slot, if the StickyIP's name can be one.
-fn of_workload(holder: &str) -> Option<(&str, u32)> {
-    let (workload, _) = holder.rsplit_once('-')?;
-    Some((workload, slot_number(workload, holder)?))
-}
-
-/// The slot for which the pod's addresses are claimed already, if they are: by an earlier look for this very pod, or for a slot of
-/// its workload that names no pod.
+/// The slot for which the pod's addresses are claimed already, if they are: by an earlier look for this very
+/// pod, or for a slot of its workload that names no pod.
 pub(crate) fn claimed(
     index: &ClusterIndex,
     claimant: &Claimant,
@@ -75,14 +73,13 @@ pub(crate) fn claimed(
     addresses.iter().find_map(|address| {
         let claim = &index.claims.get(&ClaimName::of(*address).to_string())?.spec;
         let is_ours = claim.pod.as_ref().is_none_or(|pod| pod.uid == facts.uid);
-        let holder =
-            Some(&claim.sticky_ref).filter(|holder| is_ours && holder.namespace == facts.namespace)?;
-        slot_number(&claimant.workload().name, &holder.name)
+        let key = Some(&claim.sticky_ref).filter(|key| is_ours && key.namespace == facts.namespace)?;
+        slot_number(&claimant.workload().name, &key.name)
     })
 }
 
-/// The slot by the index: a guess that costs no request. If it is out of date the slot turns out to be another pod's, and
-/// the next choice is by a live read.
+/// The slot by the index: a guess that costs no request. If it is out of date the slot turns out to be
+/// another pod's, and the next choice is by a live read.
 pub(crate) fn guessed(
     index: &ClusterIndex,
     claimant: &Claimant,
@@ -90,9 +87,9 @@ pub(crate) fn guessed(
     addresses: &[IpAddr],
     avoid: &BTreeSet<u32>,
 ) -> u32 {
-    let first = format!("{}/{}-", facts.namespace, claimant.workload().name);
-    let slots = index.stickies.starting_at(&first).take_while(|(name, _)| name.starts_with(&first));
-    sticky_identity::slot_of_running(slots.map(|(_, sticky)| sticky), claimant, facts, addresses, avoid)
+    let prefix = format!("{}/{}-", facts.namespace, claimant.workload().name);
+    let slots = index.stickies.with_prefix(&prefix).map(|(_, sticky)| sticky);
+    sticky_identity::slot_of_running(slots, claimant, facts, addresses, avoid)
 }
 
 #[cfg(test)]
@@ -135,8 +132,8 @@ mod tests {
         claim(&mut index, "10.0.0.3", "mysql", None);
         let asked = [("db/web-1", "db/x"), ("db/web-2", "db/y"), ("other/web-3", "other/x")];
         let asked = asked.map(|(holder, pod)| (holder.to_owned(), pod.to_owned())).into();
-        assert!(taken(&index, &asked, &BTreeSet::new()).is_empty());
-        let mut all = taken(&index, &asked, &["db/web".to_owned()].into());
+        assert!(used(&index, &asked, &BTreeSet::new()).is_empty());
+        let mut all = used(&index, &asked, &["db/web".to_owned()].into());
         assert_eq!(all.len(), 1);
         let of_web = all.get_mut("db/web").unwrap();
         assert_eq!(of_web.for_others_than("db/x"), [0, 2].into());

@@ -1,6 +1,6 @@
-//! The lock on a block: a Lease named after it in a namespace that all replicas share, so that two replicas cannot both make it.
-//! Its holder is the node's name. It is not renewed: it exists until the block is released. Must never be removed without
-//! its uid and resourceVersion.
+//! The lock on a block: a Lease named after it in a namespace that all replicas share, so that two replicas
+//! cannot both create it. Its holder is the node's name. It is not renewed: it exists until the block is
+//! released. Must never be removed without its uid and resourceVersion.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,13 +23,13 @@ use crate::policy::node_blocks::{BlockLock, UnreadableLock};
 const PREFIX: &str = "sticky-ipam-block-";
 /// The block, as text: a label cannot hold a slash.
 const BLOCK: &str = "sticky-ipam.io/block";
-/// The state of the node's object that was read before the lock was taken: what makes taking it again a write.
+/// The state of the node's object that was read before the lock was taken: what makes taking it again a
+/// write.
 const TAKEN_ON: &str = "sticky-ipam.io/taken-on";
 
 /// What one list showed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LockList {
-    /// The locks.
+pub(crate) struct LockList {
     pub locks: Vec<BlockLock>,
     /// Those that cannot be read.
     pub broken: Vec<UnreadableLock>,
@@ -53,7 +53,7 @@ impl LockList {
     }
 
     /// Every block that is locked, with the uid of its lock.
-    pub fn blocks(&self) -> impl Iterator<Item = (IpNet, &str)> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (IpNet, &str)> {
         let locks = self.locks.iter().map(|lock| (lock.block, lock.uid.as_str()));
         locks.chain(self.broken.iter().map(|broken| (broken.block, broken.uid.as_str())))
     }
@@ -61,7 +61,7 @@ impl LockList {
 
 /// The locks of one namespace.
 #[derive(Clone)]
-pub struct Locks {
+pub(crate) struct Locks {
     api: Api<Lease>,
     namespaces: Api<Namespace>,
     namespace: String,
@@ -69,28 +69,22 @@ pub struct Locks {
 
 impl Locks {
     /// The locks in this namespace. Every replica must be given the same.
-    #[must_use]
-    pub fn new(client: kube::Client, namespace: &str) -> Self {
+    pub(crate) fn new(client: kube::Client, namespace: &str) -> Self {
         let (api, namespaces) = (Api::namespaced(client.clone(), namespace), Api::all(client));
         Self { api, namespaces, namespace: namespace.to_owned() }
     }
 
-    /// Reads all of them, live. By their names and not by their label: one that has lost its label still locks its block.
-    /// The server reads every Lease of the namespace in either case.
-    ///
-    /// # Errors
-    /// The API server did not answer, or refused.
-    pub async fn list(&self, writer: &Writer) -> Result<LockList, ApiError> {
+    /// Reads all of them, live. By their names and not by their label: one that has lost its label still
+    /// locks its block. The server reads every Lease of the namespace in either case.
+    pub(crate) async fn list(&self, writer: &Writer) -> Result<LockList, ApiError> {
         let params = ListParams::default();
         let listed = writer.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
         Ok(LockList::of(&listed.items))
     }
 
     /// Creates the lock; none if it exists.
-    ///
-    /// # Errors
-    /// The API server did not answer, or refused; if in doubt, the lock may exist.
-    pub async fn make(
+    /// Errors: the API server did not answer, or refused; if in doubt, the lock may exist.
+    pub(crate) async fn create(
         &self,
         writer: &Writer,
         block: IpNet,
@@ -129,10 +123,7 @@ impl Locks {
     }
 
     /// Takes a lock again, after the node's object was read again; none if the lock changed or is gone.
-    ///
-    /// # Errors
-    /// The API server did not answer, or refused.
-    pub async fn take_again(
+    pub(crate) async fn retake(
         &self,
         writer: &Writer,
         lock: &BlockLock,
@@ -146,10 +137,7 @@ impl Locks {
     }
 
     /// Removes exactly this state of a lock; whether it did.
-    ///
-    /// # Errors
-    /// The API server did not answer, or refused.
-    pub async fn remove(&self, writer: &Writer, lock: &BlockLock) -> Result<bool, ApiError> {
+    pub(crate) async fn remove(&self, writer: &Writer, lock: &BlockLock) -> Result<bool, ApiError> {
         let name = name(lock.block);
         writer.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
     }
@@ -159,13 +147,12 @@ fn state(lock: &BlockLock) -> Precondition {
     Precondition { uid: lock.uid.clone(), resource_version: lock.version.clone() }
 }
 
-/// The name of the lock on a block.
-#[must_use]
 pub fn name(block: IpNet) -> String {
     format!("{PREFIX}{}", labels::block_value(block))
 }
 
-/// The block whose lock has this name. Only the canonical form is a name, so that no other Lease can block a lock.
+/// The block whose lock has this name. Only the canonical form is a name, so that no other Lease can block a
+/// lock.
 fn block_of(name_of_lease: &str) -> Option<IpNet> {
     let (address, length) = name_of_lease.strip_prefix(PREFIX)?.rsplit_once('-')?;
     let address: IpAddr = address.replace('-', ":").parse().ok()?;
@@ -173,7 +160,8 @@ fn block_of(name_of_lease: &str) -> Option<IpNet> {
     (name(block) == name_of_lease).then_some(block)
 }
 
-/// The lock that a Lease is, or what is wrong with it. Its name says the block; the annotation is for people, but must not say another.
+/// The lock that a Lease is, or what is wrong with it. Its name says the block; the annotation is for people,
+/// but must not say another.
 fn read(lease: &Lease) -> Result<BlockLock, String> {
     let block = block_of(&lease.name_any()).ok_or("its name is not that of a block")?;
     if let Some(said) = lease.annotations().get(BLOCK)
@@ -230,7 +218,7 @@ mod tests {
             assert_eq!((lock.block.to_string().as_str(), lock.uid.as_str()), ("10.1.2.0/24", "u"));
             assert!(lock.object.ends_with(named) && !lock.why.is_empty(), "{lock:?}");
         }
-        // Nobody would ever make a Lease of such a name.
+        // No controller makes a Lease of such a name.
         let others = ["cilium-ipam-leader", "sticky-ipam-block-ten", "sticky-ipam-block-10.1.2.7-24"];
         let others: Vec<Lease> = others.map(|name| lease(name, json!({}), held.clone())).into();
         assert_eq!(LockList::of(&others), LockList::default());

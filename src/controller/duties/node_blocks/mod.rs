@@ -1,8 +1,9 @@
 //! Blocks for nodes: assigned under a lock, written with a precondition, released with a proof.
 //!
-//! The order of the writes is the safety: the node's object is read, then its block's lock is taken by a write, then the
-//! object is written if it is as it was read. A block is released only after its node was looked for live and is gone, and
-//! only if its lock was not taken meanwhile. So two controllers never give one block twice, wherever either of them ends.
+//! The order of the writes is the safety: the node's object is read, then its block's lock is taken by a
+//! write, then the object is written if it is as it was read. A block is released only after its node was
+//! looked for live and is gone, and only if its lock was not taken meanwhile. So two controllers never give
+//! one block twice, wherever either of them ends.
 
 mod locks;
 pub(crate) mod pools;
@@ -13,31 +14,30 @@ pub(crate) mod view;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family as MetricFamily;
-use prometheus_client::metrics::gauge::Gauge;
 
-pub use locks::{LockList, Locks, name as lock_name};
+pub use locks::name as lock_name;
+pub(crate) use locks::{LockList, Locks};
 use steps::{StepCounts, StepWriter};
-pub use view::{BlockView, RefusedPool, seen};
+pub(crate) use view::{BlockView, block_view};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::Kind;
-use crate::controller::metrics::{ControllerMetrics, What};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::Key;
 use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{
     BlockLimits, BlockProblem, BlockStep, GoneNodes, Plan, UnreadableLock, decide,
 };
+use crate::runtime::metrics::{Counter, Gauge, Labelled};
 
 /// Before a step that came to nothing is tried again.
 const RETRY: Duration = Duration::from_secs(2);
-/// While a lock cannot be read, all are read again after this long: no event shows that a person corrected it. Less than a
-/// tick, so that every tick does.
+/// While a lock cannot be read, all are read again after this long: no event shows that a person corrected
+/// it. Less than a tick, so that every tick does.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// The duty.
@@ -48,15 +48,14 @@ pub struct NodeBlocks {
     /// The locks as they were read last, and when; none if steps were applied since.
     locks: Option<(LockList, Duration)>,
     namespace: String,
-    given: MetricFamily<What, Gauge>,
-    total: MetricFamily<What, Gauge>,
-    steps: MetricFamily<What, Counter>,
-    problems: MetricFamily<What, Gauge>,
+    given: Labelled<Gauge, 1>,
+    total: Labelled<Gauge, 1>,
+    steps: Labelled<Counter, 1>,
+    problems: Labelled<Gauge, 1>,
 }
 
 impl NodeBlocks {
     /// The duty for this location, with its locks in this namespace.
-    #[must_use]
     pub fn new(
         location: BlockLocation,
         namespace: &str,
@@ -65,30 +64,20 @@ impl NodeBlocks {
     ) -> Self {
         // Cilium's `kubernetes` mode takes one range a family from a Node.
         let most = if location == BlockLocation::Annotations { 1 } else { limits.most };
-        let duty = Self {
+        Self {
             location,
             limits: BlockLimits { most, ..limits },
             memory: GoneNodes::default(),
             locks: None,
             namespace: namespace.to_owned(),
-            given: MetricFamily::default(),
-            total: MetricFamily::default(),
-            steps: MetricFamily::default(),
-            problems: MetricFamily::default(),
-        };
-        metrics.register("blocks_given", "Blocks that nodes have, by pool", duty.given.clone());
-        metrics.register("blocks", "Blocks in all, by pool", duty.total.clone());
-        metrics.register("block_steps", "Blocks given, locked and returned", duty.steps.clone());
-        metrics.register(
-            "block_troubles",
-            "Nodes without the block that they need, by reason",
-            duty.problems.clone(),
-        );
-        duty
+            given: metrics.blocks_allocated.clone(),
+            total: metrics.blocks.clone(),
+            steps: metrics.block_actions.clone(),
+            problems: metrics.block_problems.clone(),
+        }
     }
 
     /// The duty as it is set; none if Cilium's operator hands out the blocks.
-    #[must_use]
     pub fn from_context(context: &Context) -> Option<Self> {
         let settings = &context.settings;
         let location = settings.cilium_ipam.blocks_go_to()?;
@@ -110,12 +99,12 @@ impl NodeBlocks {
     /// Decides on locks that were read: without them, every node that is gone would be forgotten.
     fn decide(&mut self, context: &Context, locks: LockList) -> (BlockView, Plan) {
         let pool = context.settings.cluster_pool();
-        let seen = seen(&context.index(), self.location, pool.as_ref(), locks);
+        let seen = block_view(&context.index(), self.location, pool.as_ref(), locks);
         let mut plan = decide(&seen.view, self.limits, &mut self.memory, context.now());
         if !seen.in_doubt.is_empty() {
             // What cannot be read may have any block.
             plan.steps.retain(|step| {
-                !matches!(step, BlockStep::Give { lock: None, .. } | BlockStep::Return { .. })
+                !matches!(step, BlockStep::Assign { lock: None, .. } | BlockStep::Release { .. })
             });
         }
         (seen, plan)
@@ -126,13 +115,12 @@ impl NodeBlocks {
         self.given.clear();
         self.total.clear();
         for (pool, fill) in &plan.fill {
-            let label = What { what: pool.clone() };
-            self.given.get_or_create(&label).set(i64::try_from(fill.allocated).unwrap_or(i64::MAX));
-            self.total.get_or_create(&label).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
+            self.given.with([pool]).set(i64::try_from(fill.allocated).unwrap_or(i64::MAX));
+            self.total.with([pool]).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
         }
         self.problems.clear();
         for problem in &plan.problems {
-            self.problems.get_or_create(&What { what: problem.reason().to_owned() }).inc();
+            self.problems.with([problem.reason()]).inc();
             let message = problem.to_string();
             let about = match problem {
                 BlockProblem::Broken(broken) => self.lease(broken),
@@ -144,13 +132,15 @@ impl NodeBlocks {
                     events::node(node, &uid)
                 }
             };
-            context.record_event(Told { about, reason: problem.reason(), message, warning: true }).await;
+            context.record_event(NewEvent { about, reason: problem.reason(), message, warning: true }).await;
         }
         for refused in &seen.refused {
             let object = context.index().pools.get(&refused.name).cloned();
             if let Some(pool) = object {
                 let (about, message) = (events::pool(&pool), refused.why.clone());
-                context.record_event(Told { about, reason: refused.reason, message, warning: true }).await;
+                context
+                    .record_event(NewEvent { about, reason: refused.reason, message, warning: true })
+                    .await;
             }
         }
         for name in &seen.in_doubt {
@@ -179,7 +169,8 @@ impl Duty for NodeBlocks {
     const NAME: &'static str = "node_blocks";
     const TRIGGERS: &'static [Kind] = &[Kind::Node, Kind::CiliumNode, Kind::IPPool, Kind::AddressClaim];
     const BATCH_DELAY: Duration = Duration::from_millis(250);
-    /// Pods come and go without a change of their node's objects. A round with nothing to do sends no request.
+    /// Pods come and go without a change of their node's objects. A round with nothing to do sends no
+    /// request.
     const TICK: Option<Duration> = Some(Duration::from_secs(60));
 
     async fn round(&mut self, context: &Context, _: Vec<Key>) -> RoundResult {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::alloc::block::{TakenRanges, count_blocks, count_taken, count_taken_besides};
+use crate::alloc::block::TakenRanges;
 use crate::cluster::objects::{IPPool, PoolUse};
 use crate::controller::index::ClusterIndex;
 use crate::policy::node_blocks::{Fill, Pool};
@@ -33,15 +33,14 @@ pub(crate) fn read(object: &IPPool) -> Result<Pool, String> {
 }
 
 /// The flags' pool, without the ranges that IPPools name: those are the IPPool's, also while it is not used.
-pub(crate) fn behind(cluster_pool: &IPPool, named: &[IpNet]) -> Option<Pool> {
-    let mut behind = read(cluster_pool).ok()?;
-    behind.excluded.extend(named);
-    Some(behind)
+pub(crate) fn flags_pool(cluster_pool: &IPPool, named: &[IpNet]) -> Option<Pool> {
+    let mut pool = read(cluster_pool).ok()?;
+    pool.excluded.extend(named);
+    Some(pool)
 }
 
-/// How full every pool is, by what any object names: pools of node blocks in blocks, the flags' pool among them, and
-/// Sticky pools in addresses. One that cannot be read is left out.
-#[must_use]
+/// How full every pool is, by what any object names: pools of node blocks in blocks, the flags' pool among
+/// them, and Sticky pools in addresses. One that cannot be read is left out.
 pub(crate) fn fills(index: &ClusterIndex, cluster_pool: Option<&IPPool>) -> BTreeMap<String, Fill> {
     let listed = index.cilium_nodes.values().flat_map(|node| node.blocks());
     let said =
@@ -56,29 +55,16 @@ pub(crate) fn fills(index: &ClusterIndex, cluster_pool: Option<&IPPool>) -> BTre
         };
         Some((name.clone(), fill))
     });
-    let of_flags =
-        cluster_pool.and_then(|pool| behind(pool, &named)).map(|pool| (pool.name.clone(), pool.fill(&given)));
+    let of_flags = cluster_pool
+        .and_then(|pool| flags_pool(pool, &named))
+        .map(|pool| (pool.name.clone(), pool.fill(&given)));
     // An IPPool of the same name is the one that people see.
     of_flags.into_iter().chain(of_objects).collect()
 }
 
 /// A Sticky pool counts addresses: those of claims, which are `kept`, of all that are not excluded.
-#[must_use]
 pub(crate) fn sticky_fill(pool: &IPPool, kept: &TakenRanges) -> Fill {
-    let excluded: TakenRanges = pool
-        .spec
-        .excluded
-        .iter()
-        .filter_map(|text| text.parse().ok().or_else(|| Some(text.parse::<std::net::IpAddr>().ok()?.into())))
-        .collect();
-    let mut fill = Fill::default();
-    for range in &pool.spec.cidrs {
-        let single = range.max_prefix_len();
-        let there = count_blocks(*range, single) - count_taken(*range, single, &excluded);
-        fill.total = fill.total.saturating_add(there);
-        fill.allocated = fill.allocated.saturating_add(count_taken_besides(*range, single, kept, &excluded));
-    }
-    fill
+    Fill::of(&pool.spec.cidrs, IpNet::max_prefix_len, kept, &pool.excluded().collect())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The status of IPPools: how full a pool is, and whether it is used. Must never be a reason to use a pool: only a look at
-//! the blocks shows that it may be. A refusal here keeps plugin and agent from the pool.
+//! The status of IPPools: how full a pool is, and whether it is used. Must never be a reason to use a pool:
+//! only a look at the blocks shows that it may be. A refusal here keeps plugin and agent from the pool.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,7 @@ use crate::controller::duties::node_blocks::view::{BlockView, RefusedPool};
 use crate::policy::node_blocks::{BlockProblem, Fill, Plan};
 
 /// Writes the status of every pool whose status is another one now.
-///
-/// # Errors
-/// The API server did not answer, or refused.
-pub async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
+pub(crate) async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
     let refused: BTreeMap<&str, &RefusedPool> =
         seen.refused.iter().map(|refused| (refused.name.as_str(), refused)).collect();
     let kept: TakenRanges = seen.view.kept.iter().map(|address| (*address).into()).collect();

@@ -1,33 +1,33 @@
-//! Applies the steps of the node block plan: takes and removes locks, writes blocks on nodes. Must never write a block whose
-//! lock was not taken after the node's object was read.
+//! Applies the steps of the node block plan: takes and removes locks, writes blocks on nodes. Must never
+//! write a block whose lock was not taken after the node's object was read.
 
 use futures_util::{StreamExt, TryStreamExt};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::Resource;
 use kube::api::{Api, ListParams};
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family as MetricFamily;
 use serde_json::json;
 
+use crate::alloc::block::overlap;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::objects::{AddressClaim, labels};
 use crate::cluster::protocol::write::Precondition;
 use crate::controller::context::Context;
 use crate::controller::duties::node_blocks::locks::{LockList, Locks};
-use crate::controller::metrics::{ControllerMetrics, What};
 use crate::controller::writer::Writer;
 use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{BlockLock, BlockReason, BlockStep};
+use crate::runtime::metrics::{Counter, Labelled};
 
 /// The annotations in which Cilium's `kubernetes` mode finds a node's range, the newer spelling first.
 const IPV4: [&str; 2] = ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"];
 /// The same for IPv6.
 const IPV6: [&str; 2] = ["network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"];
-/// Steps and nodes at the same time: the API server answers in milliseconds, and a thousand nodes may come at once.
+/// Steps and nodes at the same time: the API server answers in milliseconds, and a thousand nodes may come at
+/// once.
 const CONCURRENCY: usize = 16;
 
 /// How many steps must be tried again.
@@ -41,7 +41,6 @@ pub(crate) struct StepCounts {
 
 /// What came of a step.
 enum StepResult {
-    /// It was done.
     Done,
     /// The lock is held; the node is yet to be written.
     Held(Box<LockedBlock>, BlockReason),
@@ -63,41 +62,37 @@ impl<'a> StepWriter<'a> {
     }
 
     /// Applies the steps and counts them. How many must be tried again.
-    pub(crate) async fn apply(
-        &self,
-        steps: &[BlockStep],
-        applied: &MetricFamily<What, Counter>,
-    ) -> StepCounts {
+    pub(crate) async fn apply(&self, steps: &[BlockStep], applied: &Labelled<Counter, 1>) -> StepCounts {
         let (context, writer, locks) = (self.context, &self.context.writer, &self.locks);
         let mut counts = StepCounts::default();
         let mut held = Vec::new();
-        let came = steps.iter().map(|step| async move {
-            let came = match step {
-                BlockStep::BlockLock { block, node } => locks
-                    .make(writer, *block, node, "found")
-                    .await
-                    .map(|made| made.map_or(StepResult::Conflict, |_| StepResult::Done)),
-                BlockStep::Give { block, node, lock, why, .. } => {
-                    self.hold(writer, locks, *block, node, lock.as_ref()).await.map(|hold| {
+        let results = steps.iter().map(|step| async move {
+            let result = match step {
+                BlockStep::Lock { block, node } => {
+                    let made = locks.create(writer, *block, node, "found").await;
+                    made.map(|made| made.map_or(StepResult::Conflict, |_| StepResult::Done))
+                }
+                BlockStep::Assign { block, node, lock, why, .. } => {
+                    self.lock(writer, locks, *block, node, lock.as_ref()).await.map(|hold| {
                         hold.map_or(StepResult::Conflict, |hold| StepResult::Held(Box::new(hold), *why))
                     })
                 }
-                BlockStep::Return { lock } => release(writer, locks, lock).await,
+                BlockStep::Release { lock } => release(writer, locks, lock).await,
             };
-            (step, came)
+            (step, result)
         });
         // In their order: the blocks of one node follow each other.
-        let mut came = std::pin::pin!(futures_util::stream::iter(came).buffered(CONCURRENCY));
-        while let Some((step, came)) = came.next().await {
-            match came {
+        let mut results = std::pin::pin!(futures_util::stream::iter(results).buffered(CONCURRENCY));
+        while let Some((step, result)) = results.next().await {
+            match result {
                 Ok(StepResult::Conflict) => {
                     let (block, node) = subject(step);
                     tracing::info!(%block, node, "write conflict on a block; looking again");
                     counts.conflicts += 1;
                 }
                 Ok(done) => {
-                    ControllerMetrics::count(applied, label(step));
-                    if let BlockStep::Return { lock } = step {
+                    applied.inc([label(step)]);
+                    if let BlockStep::Release { lock } = step {
                         context.record_event(released(context, lock)).await;
                     }
                     if let StepResult::Held(hold, why) = done {
@@ -121,8 +116,9 @@ impl<'a> StepWriter<'a> {
         counts
     }
 
-    /// Reads the node's object and then takes the lock. None if the lock is taken, or there is no object to write on.
-    async fn hold(
+    /// Reads the node's object and then takes the lock. None if the lock is taken, or there is no object to
+    /// write on.
+    async fn lock(
         &self,
         writer: &Writer,
         locks: &Locks,
@@ -133,8 +129,8 @@ impl<'a> StepWriter<'a> {
         let Some(object) = self.read(writer, node).await? else { return Ok(None) };
         let read_at = format!("{}@{}", object.at.uid, object.at.resource_version);
         let taken = match lock {
-            None => locks.make(writer, block, node, &read_at).await?,
-            Some(lock) => locks.take_again(writer, lock, &read_at).await?,
+            None => locks.create(writer, block, node, &read_at).await?,
+            Some(lock) => locks.retake(writer, lock, &read_at).await?,
         };
         Ok(taken.map(|lock| LockedBlock { object, lock }))
     }
@@ -159,7 +155,8 @@ impl<'a> StepWriter<'a> {
         })
     }
 
-    /// Writes what is held, unless a lock of another size overlaps it: sizes may differ between two replicas for a while.
+    /// Writes what is held, unless a lock of another size overlaps it: sizes may differ between two replicas
+    /// for a while.
     async fn write_held(
         &self,
         context: &Context,
@@ -198,9 +195,12 @@ impl<'a> StepWriter<'a> {
         let mut held = held.into_iter().peekable();
         while let Some((hold, why)) = held.next() {
             let block = hold.lock.block;
-            let rival = all.blocks().find(|(other, uid)| *uid != hold.lock.uid && clash(*other, block));
+            let rival = all.blocks().find(|(other, uid)| *uid != hold.lock.uid && overlap(*other, block));
             if let Some((rival, _)) = rival {
-                tracing::warn!(%block, node = hold.lock.node, %rival, "another block overlaps; the lock is removed");
+                tracing::warn!(
+                    %block, node = hold.lock.node, %rival,
+                    "another block overlaps; the lock is removed"
+                );
                 if why != BlockReason::Locked {
                     locks.remove(writer, &hold.lock).await?;
                 }
@@ -224,7 +224,7 @@ impl<'a> StepWriter<'a> {
                     let message = format!("block {block} was assigned to this node: {why}");
                     let about = events::node(node, &uid);
                     context
-                        .record_event(Told { about, reason: "BlockAssigned", message, warning: false })
+                        .record_event(NewEvent { about, reason: "BlockAssigned", message, warning: false })
                         .await;
                 }
             }
@@ -264,9 +264,9 @@ impl<'a> StepWriter<'a> {
     }
 }
 
-/// The event of a block that is free again. It is on the block's pool, because the node is gone; without a pool it is under
-/// the node's name.
-fn released(context: &Context, lock: &BlockLock) -> Told {
+/// The event of a block that is free again. It is on the block's pool, because the node is gone; without a
+/// pool it is under the node's name.
+fn released(context: &Context, lock: &BlockLock) -> NewEvent {
     let (block, node) = (lock.block, &lock.node);
     let index = context.index();
     let pool = index.pools.values().find(|pool| pool.spec.cidrs.iter().any(|range| range.contains(&block)));
@@ -274,7 +274,7 @@ fn released(context: &Context, lock: &BlockLock) -> Told {
     let message = format!(
         "block {block} of node {node} was released: the node is gone, and no address of the block is claimed"
     );
-    Told { about, reason: "BlockReleased", message, warning: false }
+    NewEvent { about, reason: "BlockReleased", message, warning: false }
 }
 
 /// Removes a lock after a live look: no Node, no CiliumNode, no claim.
@@ -294,7 +294,10 @@ async fn release(writer: &Writer, locks: &Locks, lock: &BlockLock) -> Result<Ste
     }
     let removed = locks.remove(writer, lock).await?;
     if removed {
-        tracing::info!(block = %lock.block, node, "released a block: its node is gone, and no address of it is claimed");
+        tracing::info!(
+            block = %lock.block, node,
+            "released a block: its node is gone, and no address of it is claimed"
+        );
     }
     Ok(if removed { StepResult::Done } else { StepResult::Conflict })
 }
@@ -324,21 +327,17 @@ struct LockedBlock {
     lock: BlockLock,
 }
 
-fn clash(a: IpNet, b: IpNet) -> bool {
-    a.contains(&b) || b.contains(&a)
-}
-
 fn label(step: &BlockStep) -> &'static str {
     match step {
-        BlockStep::BlockLock { .. } => "locked",
-        BlockStep::Give { .. } => "given",
-        BlockStep::Return { .. } => "returned",
+        BlockStep::Lock { .. } => "locked",
+        BlockStep::Assign { .. } => "assigned",
+        BlockStep::Release { .. } => "released",
     }
 }
 
 fn subject(step: &BlockStep) -> (IpNet, &str) {
     match step {
-        BlockStep::BlockLock { block, node } | BlockStep::Give { block, node, .. } => (*block, node),
-        BlockStep::Return { lock } => (lock.block, &lock.node),
+        BlockStep::Lock { block, node } | BlockStep::Assign { block, node, .. } => (*block, node),
+        BlockStep::Release { lock } => (lock.block, &lock.node),
     }
 }

@@ -1,5 +1,5 @@
-//! What the index shows of nodes and pools, as the decision on blocks needs it. Must never leave out a range that any object
-//! names: while an object cannot be read, nothing new is given.
+//! What the index shows of nodes and pools, as the decision on blocks needs it. Must never leave out a range
+//! that any object names: while an object cannot be read, nothing new is given.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,18 +7,18 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::alloc::Family;
+use crate::alloc::block::overlap;
 use crate::cluster::objects::ip_pool::{OVERLAPS, OVERLAPS_BLOCK, overlaps};
 use crate::cluster::objects::{IPPool, PoolUse};
 use crate::controller::duties::node_blocks::locks::{self, LockList};
-use crate::controller::duties::node_blocks::pools::{behind, read};
+use crate::controller::duties::node_blocks::pools::{flags_pool, read};
 use crate::controller::index::ClusterIndex;
 use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{BlockFacts, NodeFacts, Pool};
 
 /// A pool that is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RefusedPool {
-    /// Its name.
+pub(crate) struct RefusedPool {
     pub name: String,
     /// The reason of the condition.
     pub reason: &'static str,
@@ -28,7 +28,7 @@ pub struct RefusedPool {
 
 /// The view, and what could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct BlockView {
+pub(crate) struct BlockView {
     /// The input of the decision.
     pub view: BlockFacts,
     /// Pools that are not used.
@@ -37,9 +37,8 @@ pub struct BlockView {
     pub in_doubt: Vec<String>,
 }
 
-/// What the index says, with the locks as they were read.
-#[must_use]
-pub fn seen(
+/// What the index shows, with the locks as they were read.
+pub(crate) fn block_view(
     index: &ClusterIndex,
     place: BlockLocation,
     cluster_pool: Option<&IPPool>,
@@ -48,7 +47,7 @@ pub fn seen(
     let objects: Vec<IPPool> = index.pools.values().cloned().collect();
     let (mut pools, mut refused) = usable(&objects);
     let named: Vec<IpNet> = objects.iter().flat_map(|pool| pool.spec.cidrs.iter().copied()).collect();
-    pools.extend(cluster_pool.and_then(|pool| behind(pool, &named)));
+    pools.extend(cluster_pool.and_then(|pool| flags_pool(pool, &named)));
     let nodes = nodes(index, place);
     let of = |purpose: PoolUse| objects.iter().filter(move |pool| pool.spec.purpose == purpose);
     let sticky = of(PoolUse::Sticky).flat_map(|pool| pool.spec.cidrs.iter().copied());
@@ -107,16 +106,15 @@ fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
     (pools, refused.into_values().collect())
 }
 
-/// Refuses a Sticky pool if any object names a block with addresses of it: the node's ordinary pods use them unasked.
+/// Refuses a Sticky pool if any object names a block with addresses of it: the node's ordinary pods use them
+/// unasked.
 fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
-    let clash = |block: IpNet| {
+    let shared = |block: IpNet| {
         let mut ranges = pool.spec.cidrs.iter().copied();
-        ranges.find(|range| {
-            (range.contains(&block) || block.contains(range)) && !pool.excludes_shared(*range, block)
-        })
+        ranges.find(|range| overlap(*range, block) && !pool.excludes_shared(*range, block))
     };
     let of_nodes = view.nodes.iter().flat_map(|node| {
-        node.blocks.iter().chain(&node.said).map(|block| (*block, format!("of node {}", node.name)))
+        node.blocks.iter().chain(&node.other_ranges).map(|block| (*block, format!("of node {}", node.name)))
     });
     let locked = view.locks.iter().map(|lock| {
         let kept = format!("that Lease {} keeps for node {}", locks::name(lock.block), lock.node);
@@ -126,10 +124,11 @@ fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
     let (block, whose, range) = of_nodes
         .chain(locked)
         .chain(broken)
-        .find_map(|(block, whose)| Some((block, whose, clash(block)?)))?;
+        .find_map(|(block, whose)| Some((block, whose, shared(block)?)))?;
     let name = pool.metadata.name.clone().unwrap_or_default();
     let why = format!(
-        "IPPool {name} is not used: its range {range} overlaps block {block} {whose}; name other ranges, or put {block} into \
+        "IPPool {name} is not used: its range {range} overlaps block {block} {whose}; name other ranges, or \
+         put {block} into \
          spec.excluded, or drain the node and delete it"
     );
     Some(RefusedPool { name, reason: OVERLAPS_BLOCK, why })
@@ -137,18 +136,12 @@ fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
 
 fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
     let mut used = used(index);
-    let names: BTreeSet<&String> = index
-        .nodes
-        .iter()
-        .map(|(name, _)| name)
-        .chain(index.cilium_nodes.iter().map(|(name, _)| name))
-        .collect();
-    let facts = names.into_iter().map(|name| {
+    let facts = index.node_names().into_iter().map(|name| {
         let (node, cilium) = (index.nodes.get(name), index.cilium_nodes.get(name));
         let annotated = node.into_iter().flat_map(|node| node.annotated.values().flatten()).copied();
         let own = node.into_iter().flat_map(|node| &node.pod_cidrs).copied();
         let listed: Vec<IpNet> = cilium.map(|cilium| cilium.blocks().collect()).unwrap_or_default();
-        let (blocks, said): (Vec<IpNet>, Vec<IpNet>) = match place {
+        let (blocks, other_ranges): (Vec<IpNet>, Vec<IpNet>) = match place {
             BlockLocation::CiliumNode => (listed, own.chain(annotated).collect()),
             // Cilium reads the Node first: it uses what is there.
             BlockLocation::Annotations => (own.chain(annotated).collect(), listed),
@@ -163,7 +156,7 @@ fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
                 BlockLocation::Annotations => node.is_some(),
             },
             blocks: blocks.into_iter().collect(),
-            said: said.into_iter().map(|range| range.trunc()).collect(),
+            other_ranges: other_ranges.into_iter().map(|range| range.trunc()).collect(),
             used: used.remove(name).unwrap_or_default(),
         }
     });
@@ -173,7 +166,7 @@ fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
 /// How many addresses each node's pods show, and how many are kept in its blocks beside them.
 fn used(index: &ClusterIndex) -> BTreeMap<String, BTreeMap<Family, u128>> {
     let mut addresses: BTreeSet<(&str, IpAddr)> = BTreeSet::new();
-    for pod in index.pods.values().filter(|pod| !pod.ended && !pod.facts.host_network) {
+    for pod in index.pods.values().filter(|pod| pod.is_live()) {
         let blocks = index.cilium_nodes.get(&pod.node).map(|node| node.blocks().collect::<Vec<_>>());
         // One that is away from home takes nothing from the blocks of the node on which it lives.
         let at_home = |address: &&IpAddr| {
@@ -227,7 +220,7 @@ mod tests {
     fn refused(index: &ClusterIndex, locks: &[BlockLock]) -> Vec<RefusedPool> {
         let listed = LockList { locks: locks.to_vec(), ..LockList::default() };
         let both = [BlockLocation::CiliumNode, BlockLocation::Annotations]
-            .map(|place| seen(index, place, None, listed.clone()).refused);
+            .map(|place| block_view(index, place, None, listed.clone()).refused);
         assert_eq!(both[0], both[1]);
         both[0].clone()
     }
@@ -242,13 +235,13 @@ mod tests {
             json!({"metadata": {"name": "n9", "uid": "u"}, "status": {"addresses": addresses}}),
         );
         take_blocks(&mut index, &[]);
-        let seen = seen(&index, BlockLocation::CiliumNode, None, LockList::default());
+        let seen = block_view(&index, BlockLocation::CiliumNode, None, LockList::default());
         let plan = decide(&seen.view, BlockLimits::default(), &mut GoneNodes::default(), TimePoint(0));
         let given: Vec<String> = plan
             .steps
             .iter()
             .filter_map(|step| match step {
-                BlockStep::Give { block, .. } => Some(block.to_string()),
+                BlockStep::Assign { block, .. } => Some(block.to_string()),
                 _ => None,
             })
             .collect();
@@ -287,7 +280,7 @@ mod tests {
             why: "it is torn".into(),
         };
         let torn = LockList { broken: vec![torn], ..LockList::default() };
-        let refused = seen(&over(), BlockLocation::CiliumNode, None, torn).refused;
+        let refused = block_view(&over(), BlockLocation::CiliumNode, None, torn).refused;
         assert!(refused[0].why.contains("10.0.9.0/24 of Lease torn"), "{}", refused[0].why);
     }
 

@@ -1,9 +1,9 @@
-//! The conditions of a StickyIP that no pod is attached to: `Releasing` with the time of the release, `ReleaseBlocked` with the
-//! cause. Must never be written for an address that is released at once: mass deletion would pay twice for each.
+//! The conditions of a StickyIP that no pod is attached to: `Releasing` with the time of the release,
+//! `ReleaseBlocked` with the cause. Must never be written for an address that is released at once: mass
+//! deletion would pay twice for each.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
@@ -12,6 +12,7 @@ use crate::cluster::objects::condition::Condition;
 use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING};
 use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::patch_params;
+use crate::cluster::protocol::write::Precondition;
 use crate::controller::context::Context;
 use crate::controller::index::objects::sticky_key_of;
 use crate::controller::index::{ClusterIndex, Kind};
@@ -21,12 +22,11 @@ use crate::policy::selection::facts::TimePoint;
 
 /// A wait that is shorter is over before a person has read of it.
 const MIN_SECONDS_TO_REPORT: u64 = 60;
-/// The longest message.
 const LONGEST_MESSAGE: usize = 1024;
 
 /// What the release of an unattached address waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PendingRelease {
+pub(crate) enum PendingRelease {
     /// It is released at this time.
     Time {
         /// When, by the controller's clock.
@@ -37,16 +37,12 @@ pub enum PendingRelease {
         why: String,
     },
     /// It is not known whether it may be released.
-    Doubt {
-        /// Why.
-        why: String,
-    },
+    Doubt { why: String },
 }
 
 impl PendingRelease {
     /// What a reason to keep has to say to a person; none if there is nothing that is not seen elsewhere.
-    #[must_use]
-    pub fn of(reason: &KeepReason, workload: &WorkloadRef, now: TimePoint) -> Option<Self> {
+    pub(crate) fn of(reason: &KeepReason, workload: &WorkloadRef, now: TimePoint) -> Option<Self> {
         let (seconds_left, reason, why) = match reason {
             KeepReason::TtlRunning { seconds_left } => {
                 let why = format!("{} {} does not ask for it", workload.kind, workload.name);
@@ -93,7 +89,7 @@ fn is_ours(condition: &Condition) -> bool {
     [RELEASING, RELEASE_BLOCKED].contains(&condition.kind.as_str())
 }
 
-/// The conditions as they shall be; none if they say so already. Those of others stay.
+/// The conditions as they must be; none if they are so already. Those of others stay.
 fn changed(sticky: &StickyIP, waits: Option<&PendingRelease>, now: Timestamp) -> Option<Vec<Condition>> {
     let before = sticky.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let wanted = waits.map(|waits| waits.condition(sticky.metadata.generation, now));
@@ -107,8 +103,8 @@ fn changed(sticky: &StickyIP, waits: Option<&PendingRelease>, now: Timestamp) ->
     (after != before).then_some(after)
 }
 
-/// The StickyIPs among what is due that still say what is no longer looked at.
-pub fn stale(
+/// The StickyIPs among what is due whose conditions are of a release that is no longer looked at.
+pub(crate) fn outdated(
     index: &ClusterIndex,
     due: &[Key],
     is_looked_at: impl Fn(&ClusterIndex, &str, &StickyIP) -> bool,
@@ -118,26 +114,22 @@ pub fn stale(
     let says = |sticky: &StickyIP| {
         sticky.status.as_ref().is_some_and(|status| status.conditions.iter().any(is_ours))
     };
-    let stale = found.filter(|(key, sticky)| says(sticky) && !is_looked_at(index, &key.name, sticky));
-    stale.map(|(_, sticky)| sticky.clone()).collect()
+    let outdated = found.filter(|(key, sticky)| says(sticky) && !is_looked_at(index, &key.name, sticky));
+    outdated.map(|(_, sticky)| sticky.clone()).collect()
 }
 
-/// Has the StickyIP say this and nothing else of what it waits for. Nothing is written if it does; what fails is said at the next
-/// look.
-pub async fn settle(context: &Context, sticky: &StickyIP, waits: Option<&PendingRelease>) {
+/// Writes what the release of a StickyIP waits for as its only condition of ours, unless it is so already.
+/// What fails is written at the next look.
+pub(crate) async fn write_conditions(context: &Context, sticky: &StickyIP, waits: Option<&PendingRelease>) {
     let now = Timestamp::from_second(context.now().0).unwrap_or_default();
     let Some(conditions) = changed(sticky, waits, now) else { return };
     let key = sticky_key_of(sticky);
     let api: Api<StickyIP> = Api::namespaced(context.writer.client(), &key.namespace);
-    let patch = json!({
-        "metadata": {"uid": sticky.uid(), "resourceVersion": sticky.resource_version()},
-        "status": {"conditions": conditions},
-    });
+    let patch =
+        json!({"metadata": Precondition::of(sticky).metadata(), "status": {"conditions": conditions}});
     let what = format!("patch the conditions of StickyIP {key}");
-    let patch = Patch::Merge(patch);
-    if let Err(error) =
-        context.writer.write(&what, api.patch_status(&key.name, &patch_params(), &patch)).await
-    {
+    let (params, patch) = (patch_params(), Patch::Merge(patch));
+    if let Err(error) = context.writer.write(&what, api.patch_status(&key.name, &params, &patch)).await {
         tracing::warn!(sticky = %key, %error, "cannot write the conditions");
     }
 }
@@ -201,7 +193,7 @@ mod tests {
             vec![waits(100, 0).unwrap().condition(None, at(0))];
         index.stickies.apply(CacheEvent::Applied((name.clone(), object)));
         let due = [Key::new(Kind::StickyIP, name)];
-        assert_eq!(stale(&index, &due, |_, _, _| false).len(), 1);
-        assert!(stale(&index, &due, |_, _, _| true).is_empty());
+        assert_eq!(outdated(&index, &due, |_, _, _| false).len(), 1);
+        assert!(outdated(&index, &due, |_, _, _| true).is_empty());
     }
 }

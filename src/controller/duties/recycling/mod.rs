@@ -1,11 +1,12 @@
-//! Releases addresses whose workload is gone. The proof is `policy::recycle`'s: two live looks, far enough apart, with the
-//! StickyIP unchanged. Must never release on one look, on the index alone, or faster than the operator allows.
+//! Releases addresses whose workload is gone. The proof is `policy::recycle`'s: two live looks, far enough
+//! apart, with the StickyIP unchanged. Must never release on one look, on the index alone, or faster than the
+//! operator allows.
 
 pub mod conditions;
 pub mod owners;
 pub mod workloads;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -13,8 +14,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use tokio::sync::OnceCell;
 
+use crate::alloc::join;
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::sticky_ip::RELEASE_BLOCKED;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::Applied;
@@ -24,21 +26,22 @@ use crate::controller::duty::{Duty, RoundResult, run_duty_with};
 use crate::controller::flags::ControllerSettings;
 use crate::controller::index::objects::{attached_pod_uid, sticky_key_of};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::{Key, TokenBucket};
 use crate::policy::lifetime::recycle::{
     Absence, KeepReason, Kept, PodLookup, Proof, Recycle as Decision, ReleaseReason, WorkloadLookup, decide,
 };
 use crate::policy::lifetime::retention::Keep;
 use crate::policy::selection::facts::TimePoint;
-use conditions::{PendingRelease, settle, stale};
+use crate::runtime::locked;
+use conditions::{PendingRelease, outdated, write_conditions};
 use owners::{OwnerRecords, may_return};
 use workloads::{Inboxes, Workloads};
 
-/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few requests. More than the
-/// repair and the events that follow have: releases in numbers come first.
+/// How many are looked at side by side: the API server answers in milliseconds, and each takes a few
+/// requests. More than the repair and the events that follow have: releases in numbers come first.
 const CONCURRENCY: usize = 32;
-/// For how long one look at a workload is the proof for its other addresses too: less than a look may take to come back.
+/// For how long one look at a workload is the proof for its other addresses too: less than a look may take to
+/// come back.
 const PROOF_MAX_AGE: Duration = Duration::from_millis(100);
 /// The longest time to the next look after looks that failed; it doubles, starting at one second.
 const MAX_LOOKUP_BACKOFF: Duration = Duration::from_secs(600);
@@ -60,7 +63,7 @@ pub struct Recycle<'a> {
 }
 
 /// Runs the duty, and the watches of workloads that wake it.
-pub async fn run_recycling(context: &Context) {
+pub(crate) async fn run_recycling(context: &Context) {
     let workloads = Workloads::default();
     let (inbox, owners_inbox) = (context.inbox(Recycle::TRIGGERS), context.inbox(OwnerRecords::TRIGGERS));
     let duty = Recycle::new(&context.settings, &workloads);
@@ -74,7 +77,7 @@ pub async fn run_recycling(context: &Context) {
 }
 
 /// The StickyIPs among what is due that may be released, by the index.
-fn suspects(index: &ClusterIndex, due: &[Key]) -> Vec<(String, StickyIP)> {
+fn releasable(index: &ClusterIndex, due: &[Key]) -> Vec<(String, StickyIP)> {
     let named = due.iter().filter_map(|key| match key.kind {
         Kind::StickyIP => Some(key.name.clone()),
         // The end of a pod whose StickyIP bears its name.
@@ -85,10 +88,10 @@ fn suspects(index: &ClusterIndex, due: &[Key]) -> Vec<(String, StickyIP)> {
     names.sort();
     names.dedup();
     let of = |name: String| index.stickies.get(&name).map(|sticky| (name, sticky.clone()));
-    names.into_iter().filter_map(of).filter(|(name, sticky)| is_suspect(index, name, sticky)).collect()
+    names.into_iter().filter_map(of).filter(|(name, sticky)| may_be_released(index, name, sticky)).collect()
 }
 
-fn is_suspect(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool {
+fn may_be_released(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool {
     attached_pod_uid(sticky).is_none()
         && sticky.metadata.deletion_timestamp.is_none()
         && sticky.spec.retention.keep != Keep::Forever
@@ -116,8 +119,8 @@ fn kept(sticky: &StickyIP, left: Option<TimePoint>) -> Kept {
     }
 }
 
-/// The unattached StickyIPs, each with the time at which this process saw that begin. A time that a node has written is by that
-/// node's clock, which may be wrong by hours: it counts only if no controller was looking.
+/// The unattached StickyIPs, each with the time at which this process saw that begin. A time that a node has
+/// written is by that node's clock, which may be wrong by hours: it counts only if no controller was looking.
 #[derive(Debug, Default)]
 struct Unattached {
     since: BTreeMap<String, Option<TimePoint>>,
@@ -125,7 +128,7 @@ struct Unattached {
 }
 
 impl Unattached {
-    fn look(&mut self, index: &ClusterIndex, due: &[Key], now: TimePoint) {
+    fn update(&mut self, index: &ClusterIndex, due: &[Key], now: TimePoint) {
         for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
             match index.stickies.get(&key.name) {
                 Some(sticky) if attached_pod_uid(sticky).is_none() => {
@@ -139,7 +142,7 @@ impl Unattached {
         self.looked = true;
     }
 
-    fn left(&self, name: &str) -> Option<TimePoint> {
+    fn since(&self, name: &str) -> Option<TimePoint> {
         self.since.get(name).copied().flatten()
     }
 }
@@ -149,15 +152,14 @@ enum LookupResult {
     Kept { again: Option<Duration>, waits: Option<PendingRelease> },
     Doubt(String),
     First(Absence),
-    Overtaken,
+    Conflict,
     Released,
     Failed,
 }
 
 impl<'a> Recycle<'a> {
     /// A duty that has seen nothing yet.
-    #[must_use]
-    pub fn new(settings: &ControllerSettings, workloads: &'a Workloads) -> Self {
+    pub(crate) fn new(settings: &ControllerSettings, workloads: &'a Workloads) -> Self {
         Self {
             workloads,
             proof: settings.proof(),
@@ -168,12 +170,12 @@ impl<'a> Recycle<'a> {
         }
     }
 
-    /// PendingRelease for a token; how many wait is shown.
+    /// Waits for a token; a metric shows how many wait.
     async fn token(&self, context: &Context) {
         let waiting = &context.metrics.releases_waiting;
         waiting.inc();
         loop {
-            let taken = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(context.elapsed());
+            let taken = locked(&self.bucket).take(context.elapsed());
             match taken {
                 Ok(()) => break,
                 Err(pause) => tokio::time::sleep(pause).await,
@@ -189,7 +191,7 @@ impl<'a> Recycle<'a> {
         sticky: &StickyIP,
         round: &SharedLookups,
     ) -> LookupResult {
-        let kept = kept(sticky, self.unattached.left(name));
+        let kept = kept(sticky, self.unattached.since(name));
         let before = self.absences.get(name);
         let proves = before.is_some_and(|absence| {
             absence.resource_version == kept.resource_version
@@ -200,7 +202,7 @@ impl<'a> Recycle<'a> {
             self.token(context).await;
         }
         // Not while it waits for a token: a slow rate would put everything else off for as long.
-        let _hurry = context.start_urgent_work();
+        let _urgent = context.start_urgent_work();
         let key = sticky_key_of(sticky);
         let workload = round.look(self, context, &key.namespace, sticky, proves).await;
         self.workloads.watch_kind_of(&sticky.spec.workload);
@@ -231,7 +233,7 @@ impl<'a> Recycle<'a> {
                         released(context, sticky, reason).await;
                         LookupResult::Released
                     }
-                    Ok(_) => LookupResult::Overtaken,
+                    Ok(_) => LookupResult::Conflict,
                     Err(error) => {
                         tracing::warn!(sticky = name, %error, "cannot release an address; trying again");
                         LookupResult::Failed
@@ -242,7 +244,13 @@ impl<'a> Recycle<'a> {
     }
 
     /// How long to wait after another lookup that failed; an event reports it if it lasts.
-    async fn doubt(&mut self, context: &Context, name: &str, sticky: &StickyIP, why: &str) -> Duration {
+    async fn lookup_failed(
+        &mut self,
+        context: &Context,
+        name: &str,
+        sticky: &StickyIP,
+        why: &str,
+    ) -> Duration {
         let times = self.doubts.entry(name.to_owned()).or_default();
         *times = times.saturating_add(1);
         let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(MAX_LOOKUP_BACKOFF);
@@ -250,8 +258,8 @@ impl<'a> Recycle<'a> {
         if *times >= FAILURES_BEFORE_EVENT {
             let message = format!("the address is kept, because its workload cannot be looked up: {why}");
             let about = events::sticky_ip(sticky);
-            context.record_event(Told { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
-            settle(context, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
+            context.record_event(NewEvent { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
+            write_conditions(context, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
         }
         pause
     }
@@ -293,12 +301,14 @@ async fn released(context: &Context, sticky: &StickyIP, reason: ReleaseReason) {
         ReleaseReason::ScaledDown => ("ScaledDown", "its workload was scaled down below it"),
         ReleaseReason::TtlOver => ("TtlOver", "its TTL is over"),
     };
-    ControllerMetrics::count(&context.metrics.recycled, label);
-    let addresses: Vec<String> = sticky.spec.addresses.iter().map(ToString::to_string).collect();
-    let (addresses, workload) = (addresses.join(", "), &sticky.spec.workload);
-    tracing::info!(sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why, "released an address");
+    context.metrics.released.inc([label]);
+    let (addresses, workload) = (join(&sticky.spec.addresses), &sticky.spec.workload);
+    tracing::info!(
+        sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why,
+        "released an address"
+    );
     context
-        .record_event(Told {
+        .record_event(NewEvent {
             about: events::sticky_ip(sticky),
             reason: "Released",
             message: format!(
@@ -314,8 +324,8 @@ type SharedLookup = Arc<OnceCell<WorkloadLookup>>;
 /// Namespace, workload, what is above it, and whether the look proves.
 type LookupKey = (String, WorkloadRef, Vec<WorkloadRef>, bool);
 
-/// One live look a workload and round, however many of its addresses are looked at. First and proving looks are never the
-/// same, and one that proves is soon too old.
+/// One live look per workload and round, however many of its addresses are looked at. First and proving looks
+/// are never the same, and one that proves is soon too old.
 #[derive(Default)]
 struct SharedLookups {
     /// Each with the time at which it began.
@@ -343,7 +353,7 @@ impl SharedLookups {
 
     /// The look to share at this time since the start.
     fn shared(&self, looking: LookupKey, now: Duration) -> SharedLookup {
-        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = locked(&self.looks);
         let proves = looking.3;
         let (began, look) = looks.entry(looking).or_insert_with(|| (now, SharedLookup::default()));
         if proves && now.saturating_sub(*began) >= PROOF_MAX_AGE {
@@ -358,23 +368,22 @@ impl Duty for Recycle<'_> {
     const TRIGGERS: &'static [Kind] = &[Kind::StickyIP, Kind::Pod];
 
     async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
-        let (suspects, settled) = {
+        let (unused, outdated) = {
             let index = context.index();
-            self.unattached.look(&index, &due, context.now());
+            self.unattached.update(&index, &due, context.now());
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
             self.absences.retain(|name, _| {
                 index.stickies.get(name).is_some_and(|sticky| attached_pod_uid(sticky).is_none())
             });
-            (suspects(&index, &due), stale(&index, &due, is_suspect))
+            (releasable(&index, &due), outdated(&index, &due, may_be_released))
         };
-        for sticky in &settled {
-            settle(context, sticky, None).await;
+        for sticky in &outdated {
+            write_conditions(context, sticky, None).await;
         }
         let mut done = RoundResult::default();
         let round = SharedLookups::default();
-        let this = &*self;
-        let (round, context) = (&round, context);
-        let looks = suspects.iter().map(|(name, sticky)| async move {
+        let (this, round) = (&*self, &round);
+        let looks = unused.iter().map(|(name, sticky)| async move {
             (name, sticky, this.look(context, name, sticky, round).await)
         });
         let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(CONCURRENCY).collect().await;
@@ -387,9 +396,7 @@ impl Duty for Recycle<'_> {
             match looked {
                 LookupResult::Doubt(why) => {
                     self.absences.remove(name);
-                    done.failures += 1;
-                    let pause = self.doubt(context, name, sticky, &why).await;
-                    done.again.push((key, pause));
+                    done.retry(key, self.lookup_failed(context, name, sticky, &why).await);
                 }
                 LookupResult::First(absence) => {
                     let again = gap
@@ -399,20 +406,12 @@ impl Duty for Recycle<'_> {
                 }
                 LookupResult::Kept { again, waits } => {
                     self.absences.remove(name);
-                    settle(context, sticky, waits.as_ref()).await;
+                    write_conditions(context, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
                 }
-                // It changed: the watch shows that.
-                LookupResult::Overtaken => {
-                    self.absences.remove(name);
-                }
-                LookupResult::Released => {
-                    self.absences.remove(name);
-                }
-                LookupResult::Failed => {
-                    done.failures += 1;
-                    done.again.push((key, Duration::from_secs(1)));
-                }
+                // It changed, or is gone: the watch shows that.
+                LookupResult::Conflict | LookupResult::Released => drop(self.absences.remove(name)),
+                LookupResult::Failed => done.retry(key, Duration::from_secs(1)),
             }
         }
         done
@@ -426,7 +425,7 @@ mod tests {
     use crate::runtime::cache::CacheEvent;
 
     fn names(index: &ClusterIndex, due: &[Key]) -> Vec<String> {
-        suspects(index, due).into_iter().map(|(name, _)| name).collect()
+        releasable(index, due).into_iter().map(|(name, _)| name).collect()
     }
 
     #[test]
@@ -464,24 +463,24 @@ mod tests {
         let due = |name: &str| [Key::new(Kind::StickyIP, format!("db/{name}"))];
         let since = |index: &ClusterIndex, unattached: &Unattached, name: &str| {
             let name = format!("db/{name}");
-            kept(index.stickies.get(&name).unwrap(), unattached.left(&name)).last_seen
+            kept(index.stickies.get(&name).unwrap(), unattached.since(&name)).last_seen
         };
         index.stickies.apply(written("old", None));
         index.stickies.apply(written("new", Some("n1")));
-        unattached.look(&index, &[due("old"), due("new")].concat(), TimePoint(7_200));
+        unattached.update(&index, &[due("old"), due("new")].concat(), TimePoint(7_200));
         assert_eq!(
             since(&index, &unattached, "old"),
             Some(TimePoint(0)),
             "no controller saw when it was left"
         );
         index.stickies.apply(written("new", None));
-        unattached.look(&index, &due("new"), TimePoint(7_300));
-        unattached.look(&index, &due("new"), TimePoint(7_400));
+        unattached.update(&index, &due("new"), TimePoint(7_300));
+        unattached.update(&index, &due("new"), TimePoint(7_400));
         assert_eq!(since(&index, &unattached, "new"), Some(TimePoint(7_300)));
         index.stickies.apply(written("new", Some("n1")));
-        unattached.look(&index, &due("new"), TimePoint(7_500));
+        unattached.update(&index, &due("new"), TimePoint(7_500));
         index.stickies.apply(written("new", None));
-        unattached.look(&index, &due("new"), TimePoint(7_600));
+        unattached.update(&index, &due("new"), TimePoint(7_600));
         assert_eq!(since(&index, &unattached, "new"), Some(TimePoint(7_600)));
     }
 

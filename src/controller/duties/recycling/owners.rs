@@ -1,5 +1,5 @@
-//! Records the owners of a workload while it exists: once it is gone they cannot be read. Must never take an owner out of the
-//! record because the workload is gone, nor write what watches have shown in part.
+//! Records the owners of a workload while it exists: once it is gone they cannot be read. Must never take an
+//! owner out of the record because the workload is gone, nor write what watches have shown in part.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::Told;
+use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::controller::context::Context;
 use crate::controller::duties::recycling::workloads::Workloads;
@@ -22,21 +22,19 @@ use crate::policy::selection::facts::{Owner, PodFacts};
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// The duty. It remembers nothing: watches do.
-pub struct OwnerRecords<'a> {
+pub(crate) struct OwnerRecords<'a> {
     workloads: &'a Workloads,
 }
 
 impl<'a> OwnerRecords<'a> {
     /// A duty that reads what these watches see.
-    #[must_use]
-    pub fn new(workloads: &'a Workloads) -> Self {
+    pub(crate) fn new(workloads: &'a Workloads) -> Self {
         Self { workloads }
     }
 }
 
 /// Whether a pod may ask for the address of this StickyIP again after its workload was created again.
-#[must_use]
-pub fn may_return(sticky: &StickyIP) -> bool {
+pub(crate) fn may_return(sticky: &StickyIP) -> bool {
     let claimant = sticky.spec.claimant;
     let named_by_workload = match claimant.kind {
         ClaimantKind::Pod => claimant.ordinal.is_some(),
@@ -45,8 +43,8 @@ pub fn may_return(sticky: &StickyIP) -> bool {
     can_return(named_by_workload, &sticky.spec.workload.kind)
 }
 
-/// The uid of the workload that replaced the recorded one, by the pod that has the address: from then on the address is the
-/// new workload's, and is not released with the old one.
+/// The uid of the workload that replaced the recorded one, by the pod that has the address: from then on the
+/// address is the new workload's, and is not released with the old one.
 fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
     let recorded = &sticky.spec.workload;
     let owner = pod.owners.first()?;
@@ -55,12 +53,13 @@ fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
 }
 
 /// The event that the address belongs to a new workload now.
-fn inherited(sticky: &StickyIP, by: &str) -> Told {
+fn inherited(sticky: &StickyIP, by: &str) -> NewEvent {
     let WorkloadRef { kind, name, uid, .. } = &sticky.spec.workload;
     let message = format!(
-        "{kind} {name} was created again, and its pod came before the address was released: it belongs to the new one now (uid {by}, before {uid})"
+        "{kind} {name} was created again, and its pod came before the address was released: it belongs to \
+         the new one now (uid {by}, before {uid})"
     );
-    Told { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
+    NewEvent { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
 }
 
 impl Duty for OwnerRecords<'_> {
@@ -121,8 +120,7 @@ impl Duty for OwnerRecords<'_> {
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(sticky = %key, %error, "cannot write the owners; trying again");
-                    done.failures += 1;
-                    done.again.push((Key::new(Kind::StickyIP, key.to_string()), RETRY_AFTER_FAILURE));
+                    done.retry(Key::new(Kind::StickyIP, key.to_string()), RETRY_AFTER_FAILURE);
                 }
             }
         }

@@ -1,11 +1,12 @@
-//! Workloads of any kind and their owners, found by discovery: live lookups, and a watch of their kinds' metadata, which
-//! shows their end and their owners.
+//! Workloads of any kind and their owners, found by discovery: live lookups, and a watch of their kinds'
+//! metadata, which shows their end and their owners.
 //!
-//! Must never take a kind that the server does not serve, or an answer that does not name the object, for its absence.
+//! Must never take a kind that the server does not serve, or an answer that does not name the object, for its
+//! absence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -21,16 +22,16 @@ use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::pod;
 use crate::controller::context::Context;
 use crate::controller::index::Kind;
-use crate::controller::queue::Inbox;
-use crate::controller::queue::Key;
+use crate::controller::queue::{Inbox, Key};
 use crate::policy::lifetime::owners::{OwnerLookup, above};
 use crate::policy::lifetime::recycle::WorkloadLookup;
 use crate::policy::selection::facts::Owner;
 use crate::runtime::cache::Cache;
+use crate::runtime::locked;
 use crate::runtime::watch::{WatchProblem, feed, watch_trimmed};
 
-/// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its definition may be
-/// installed later. That becomes one discovery per ten minutes.
+/// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its
+/// definition may be installed later. That becomes one discovery per ten minutes.
 const REDISCOVER_AFTER: Duration = Duration::from_secs(1);
 /// The longest such time.
 const MAX_REDISCOVER_AFTER: Duration = Duration::from_secs(600);
@@ -63,7 +64,8 @@ impl GroupKind {
 
     fn unknown(&self) -> DiscoveryError {
         DiscoveryError::Unknown(format!(
-            "the API server serves no kind {self}; install its CustomResourceDefinition, or delete the StickyIP"
+            "the API server serves no kind {self}; install its CustomResourceDefinition, or delete the \
+             StickyIP"
         ))
     }
 
@@ -127,12 +129,12 @@ impl DiscoveryError {
     }
 }
 
-/// Kinds that the server did not know, each with the time at which it is asked for again, and how long was waited for that. Time is
-/// handed in.
+/// Kinds that the server did not know, each with the time at which it is asked for again, and how long was
+/// waited for that. The caller passes the time in.
 #[derive(Default)]
-struct Unknown(BTreeMap<GroupKind, (Duration, Duration)>);
+struct UnknownKinds(BTreeMap<GroupKind, (Duration, Duration)>);
 
-impl Unknown {
+impl UnknownKinds {
     /// Another answer that leaves it unknown.
     fn put_off(&mut self, kind: &GroupKind, now: Duration) {
         let pause =
@@ -149,8 +151,8 @@ impl Unknown {
 /// What is known of kinds, and which are watched.
 pub struct Workloads {
     served: Mutex<BTreeMap<GroupKind, ServedKind>>,
-    unknown: Mutex<Unknown>,
-    /// Told when a kind is found unknown.
+    unknown: Mutex<UnknownKinds>,
+    /// Notified when a kind is found unknown.
     another_unknown: Notify,
     seen: Mutex<BTreeMap<GroupKind, KindCache>>,
     watched: Mutex<BTreeSet<GroupKind>>,
@@ -173,14 +175,10 @@ impl Default for Workloads {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Workloads {
-    /// A live look at a workload, and if it is gone at what is above it, nearest first. With `inherit` one of the same name counts
-    /// for an owner.
-    pub async fn look_up(
+    /// A live look at a workload, and if it is gone at its owners, nearest first. With `inherit` one of the
+    /// same name counts for an owner.
+    pub(crate) async fn look_up(
         &self,
         context: &Context,
         namespace: &str,
@@ -206,10 +204,9 @@ impl Workloads {
 
     /// A live look.
     pub async fn look(&self, context: &Context, namespace: &str, workload: &WorkloadRef) -> WorkloadLookup {
-        match self.try_look(context, namespace, workload).await {
-            Ok(look) => look,
-            Err(why) => WorkloadLookup::Unknown { why },
-        }
+        self.try_look(context, namespace, workload)
+            .await
+            .unwrap_or_else(|why| WorkloadLookup::Unknown { why })
     }
 
     async fn try_look(
@@ -241,8 +238,8 @@ impl Workloads {
         }
     }
 
-    /// Where a kind is served, by discovery; asked once, and again after a look went wrong. One that the server did not know is not asked
-    /// for here again: see [`Workloads::learn`].
+    /// Where a kind is served, by discovery; asked once, and again after a look went wrong. One that the
+    /// server did not know is not asked for here again: see [`Workloads::rediscover`].
     async fn served(&self, context: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
         if let Some(served) = locked(&self.served).get(kind) {
             return Ok(served.clone());
@@ -281,7 +278,7 @@ impl Workloads {
     }
 
     /// Has the workload's kind watched from now on, so that its end is seen without asking.
-    pub fn watch_kind_of(&self, workload: &WorkloadRef) {
+    pub(crate) fn watch_kind_of(&self, workload: &WorkloadRef) {
         let kind = GroupKind::of(workload);
         let served = locked(&self.served).get(&kind).cloned();
         if let Some(served) = served {
@@ -296,9 +293,7 @@ impl Workloads {
     }
 
     /// The owners above a workload, as the watches know them; none if the workload is not there.
-    ///
-    /// # Errors
-    /// The object whose kind is to be watched first.
+    /// Errors: the object whose kind is to be watched first.
     pub fn owners(&self, namespace: &str, workload: &Owner) -> Result<Option<Vec<Owner>>, Owner> {
         let seen = locked(&self.seen);
         let mut unlisted = None;
@@ -313,7 +308,7 @@ impl Workloads {
     }
 
     /// Has the kind of this object watched. False if the server could not be asked.
-    pub async fn start_watching(&self, context: &Context, object: &Owner) -> bool {
+    pub(crate) async fn start_watching(&self, context: &Context, object: &Owner) -> bool {
         let kind = GroupKind::of_owner(object);
         match self.served(context, &kind).await {
             Ok(served) => self.watch_once(kind, served),
@@ -330,18 +325,18 @@ impl Workloads {
     }
 
     /// Whether the kind of this object cannot be seen.
-    pub fn is_hidden(&self, object: &Owner) -> bool {
-        locked(&self.seen).get(&GroupKind::of_owner(object)).is_some_and(|sight| sight.hidden)
+    pub(crate) fn is_hidden(&self, object: &Owner) -> bool {
+        locked(&self.seen).get(&GroupKind::of_owner(object)).is_some_and(|seen_kind| seen_kind.hidden)
     }
 
     /// Watches what is asked for, and puts the StickyIPs of what changed into the inboxes. Until dropped.
     pub async fn watch(&self, context: &Context, inboxes: Inboxes<'_>) {
         let Some(mut asked) = locked(&self.asked).take() else { return };
         let mut watches = FuturesUnordered::new();
-        let mut learning = std::pin::pin!(self.learn(context));
+        let mut rediscovery = std::pin::pin!(self.rediscover(context));
         loop {
             tokio::select! {
-                () = &mut learning => return,
+                () = &mut rediscovery => return,
                 next = asked.recv() => match next {
                     Some((kind, served)) => watches.push(self.watch_kind(context, inboxes, kind, served)),
                     None => return,
@@ -351,9 +346,9 @@ impl Workloads {
         }
     }
 
-    /// Asks for kinds that the server did not know, later and later, for as long as a StickyIP is of one. One that it knows by now is
-    /// watched like any other. Until dropped.
-    async fn learn(&self, context: &Context) {
+    /// Asks for kinds that the server did not know, later and later, for as long as a StickyIP is of one. One
+    /// that it knows by now is watched like any other. Until dropped.
+    async fn rediscover(&self, context: &Context) {
         loop {
             let next = locked(&self.unknown).next();
             let Some((kind, at)) = next else {
@@ -391,18 +386,19 @@ impl Workloads {
         let on_event = |event| {
             let (changed, first) = {
                 let mut seen = locked(&self.seen);
-                let sight = seen.entry(kind.clone()).or_default();
-                let before = sight.known.is_synced() && !sight.hidden;
-                let changed = sight.known.apply(event);
-                sight.hidden &= !sight.known.is_synced();
-                (changed, !before && sight.known.is_synced())
+                let seen_kind = seen.entry(kind.clone()).or_default();
+                let before = seen_kind.known.is_synced() && !seen_kind.hidden;
+                let changed = seen_kind.known.apply(event);
+                seen_kind.hidden &= !seen_kind.known.is_synced();
+                (changed, !before && seen_kind.known.is_synced())
             };
             if !changed.is_empty() {
                 wake(context, inboxes, &kind, &changed.into_iter().collect());
             }
             if first {
                 wake_all(context, inboxes.owners, may_be_a_link);
-                // One that went after it was looked at and before this list is in no list, and no watch event shows it.
+                // One that went after it was looked at and before this list is in no list, and no watch event
+                // shows it.
                 wake_all(context, inboxes.recycle, |sticky| kind.concerns(sticky));
             }
         };
@@ -418,8 +414,8 @@ impl Workloads {
             let hides = matches!(problem, WatchProblem::Forbidden(_) | WatchProblem::UnknownKind(_));
             let was_hidden = hides && {
                 let mut seen = locked(&self.seen);
-                let sight = seen.entry(kind.clone()).or_default();
-                std::mem::replace(&mut sight.hidden, !sight.known.is_synced())
+                let seen_kind = seen.entry(kind.clone()).or_default();
+                std::mem::replace(&mut seen_kind.hidden, !seen_kind.known.is_synced())
             };
             if hides && !was_hidden {
                 wake_all(context, inboxes.owners, may_be_a_link);
@@ -444,18 +440,19 @@ fn link(seen: &BTreeMap<GroupKind, KindCache>, namespace: &str, asked: &Owner) -
     if kind.is_watched_elsewhere() {
         return OwnerLookup::Hidden;
     }
-    let Some(sight) = seen.get(&kind) else { return OwnerLookup::Unlisted };
-    let named = || sight.known.get(&format!("{namespace}/{}", asked.name)).or(sight.known.get(&asked.name));
+    let Some(seen_kind) = seen.get(&kind) else { return OwnerLookup::Unlisted };
+    let named =
+        || seen_kind.known.get(&format!("{namespace}/{}", asked.name)).or(seen_kind.known.get(&asked.name));
     match named() {
         Some(seen) => OwnerLookup::There { uid: seen.uid.clone(), owner: seen.owner.clone() },
-        None if sight.hidden => OwnerLookup::Hidden,
-        None if sight.known.is_synced() => OwnerLookup::Absent,
+        None if seen_kind.hidden => OwnerLookup::Hidden,
+        None if seen_kind.known.is_synced() => OwnerLookup::Absent,
         None => OwnerLookup::Unlisted,
     }
 }
 
 fn wake(context: &Context, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
-    let now: Duration = context.elapsed();
+    let now = context.elapsed();
     let index = context.index();
     for (name, sticky) in index.stickies.iter() {
         let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
@@ -494,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_kind_that_stays_unknown_is_asked_for_ever_more_rarely_and_never_given_up() {
-        let (mut unknown, mut now, mut asked) = (Unknown::default(), Duration::ZERO, 0);
+        let (mut unknown, mut now, mut asked) = (UnknownKinds::default(), Duration::ZERO, 0);
         let kind = |kind: &str| GroupKind { group: "test.example".into(), kind: kind.into() };
         unknown.put_off(&kind("Fleet"), now);
         while now < Duration::from_secs(86400) {

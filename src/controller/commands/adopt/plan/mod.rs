@@ -1,5 +1,6 @@
-//! What must be in the nodes' pools before Cilium may use them, and what must be gone before it may use its blocks again.
-//! Pure. Must never offer an address that is in use or claimed, and never give one pod's address to another.
+//! What must be in the nodes' pools before Cilium may use them, and what must be gone before it may use its
+//! blocks again. Pure. Must never offer an address that is in use or claimed, and never give one pod's
+//! address to another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,8 +18,7 @@ use crate::controller::index::objects::{IndexedCiliumNode, IndexedNode, IndexedP
 
 /// What must be written on one node's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodePlan {
-    /// The node.
+pub(crate) struct NodePlan {
     pub node: String,
     /// Its CiliumNode as the plan was made from: written only if it has not changed since.
     pub at: Precondition,
@@ -42,8 +42,7 @@ pub struct NodePlan {
 
 impl NodePlan {
     /// Whether there is nothing to write.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.put.is_empty() && self.pod_cidrs.is_none() && self.node_cidrs.is_none()
     }
 }
@@ -53,73 +52,37 @@ impl NodePlan {
 pub enum Obstacle {
     /// There is nothing to write a pool on.
     NoCiliumNode {
-        /// The node.
         node: String,
         /// A pod that lives there.
         pod: String,
     },
-    /// Nobody says which range the node has.
-    NoBlock {
-        /// The node.
-        node: String,
-    },
+    /// No object names a range of the node.
+    NoBlock { node: String },
     /// A live pod's address is not in its node's pool.
     Missing {
-        /// The node.
         node: String,
         /// The pod, or what of Cilium's it is.
         who: String,
-        /// The address.
         address: IpAddr,
     },
     /// A live pod's address is kept for another in its node's pool.
     Contested {
-        /// The node.
         node: String,
-        /// The pod.
         pod: String,
-        /// The address.
         address: IpAddr,
         /// The owner that the pool names.
         owner: String,
     },
     /// A live pod has an address that is not of its node's blocks.
-    Away {
-        /// The node.
-        node: String,
-        /// The pod.
-        pod: String,
-        /// The address.
-        address: IpAddr,
-    },
+    Away { node: String, pod: String, address: IpAddr },
     /// A live pod has an address that the Node itself does not name, for a mode that goes by the Node.
-    NotOfNode {
-        /// The node.
-        node: String,
-        /// The pod.
-        pod: String,
-        /// The address.
-        address: IpAddr,
-    },
+    NotOfNode { node: String, pod: String, address: IpAddr },
     /// The Node names no range, for a mode that goes by the Node.
-    NoRange {
-        /// The node.
-        node: String,
-    },
+    NoRange { node: String },
     /// A single address is still routed to the node.
-    Route {
-        /// The node.
-        node: String,
-        /// The address.
-        address: IpAddr,
-    },
-    /// Nobody can say which address the object keeps, or what it offers already.
-    Unreadable {
-        /// Its kind.
-        kind: String,
-        /// Its name.
-        name: String,
-    },
+    Route { node: String, address: IpAddr },
+    /// It is not known which address the object keeps, or what it offers already.
+    Unreadable { kind: String, name: String },
     /// Cilium gets its addresses in a way from which there is none to `crd`.
     Mode {
         /// How.
@@ -132,50 +95,60 @@ impl fmt::Display for Obstacle {
         match self {
             Self::NoCiliumNode { node, pod } => write!(
                 f,
-                "node {node} has no CiliumNode, and pod {pod} lives there; start cilium-agent on it, or drain it"
+                "node {node} has no CiliumNode, and pod {pod} lives there; start cilium-agent on it, or \
+                 drain it"
             ),
             Self::NoBlock { node } => write!(
                 f,
-                "node {node}: neither its CiliumNode nor its Node names a range; wait until it has one, or write \
+                "node {node}: neither its CiliumNode nor its Node names a range; wait until it has one, or \
+                 write \
                  spec.podCIDRs of the Node"
             ),
             Self::Missing { node, who, address } => write!(
                 f,
-                "node {node}: {address} of {who} is not in the pool of its CiliumNode; it would lose its network when \
+                "node {node}: {address} of {who} is not in the pool of its CiliumNode; it would lose its \
+                 network when \
                  cilium-agent restarts. Run this command again with --apply"
             ),
             Self::Contested { node, pod, address, owner } => write!(
                 f,
-                "node {node}: {address} of pod {pod} is kept for {owner} in the pool of its CiliumNode; delete one of the two pods"
+                "node {node}: {address} of pod {pod} is kept for {owner} in the pool of its CiliumNode; \
+                 delete one of the two pods"
             ),
             Self::Away { node, pod, address } => write!(
                 f,
-                "node {node}: pod {pod} has {address}, which is of no block of this node; let it run on its home node, or \
+                "node {node}: pod {pod} has {address}, which is of no block of this node; let it run on its \
+                 home node, or \
                  delete its StickyIP and the pod"
             ),
             Self::NotOfNode { node, pod, address } => write!(
                 f,
-                "node {node}: pod {pod} has {address}, which is of no range that the Node itself names, and kubernetes mode \
+                "node {node}: pod {pod} has {address}, which is of no range that the Node itself names, and \
+                 kubernetes mode \
                  knows no other; delete its StickyIP, if there is one, and the pod"
             ),
             Self::NoRange { node } => write!(
                 f,
-                "node {node}: its Node names no range, and in kubernetes mode Cilium's agent would wait for one; write \
+                "node {node}: its Node names no range, and in kubernetes mode Cilium's agent would wait for \
+                 one; write \
                  spec.podCIDRs of the Node"
             ),
             Self::Route { node, address } => write!(
                 f,
-                "node {node}: its CiliumNode still routes {address} to it; the pod that had it must go home, then the agent \
+                "node {node}: its CiliumNode still routes {address} to it; the pod that had it must go home, \
+                 then the agent \
                  takes it out"
             ),
             Self::Unreadable { kind, name } => write!(
                 f,
-                "{kind} {name} cannot be read (the note above says why), so an address that it keeps might be offered; correct \
+                "{kind} {name} cannot be read (the note above says why), so an address that it keeps might \
+                 be offered; correct \
                  or delete it"
             ),
             Self::Mode { mode } => write!(
                 f,
-                "Cilium gets its addresses by ipam: {mode}; the way leads from cluster-pool or kubernetes only"
+                "Cilium gets its addresses by ipam: {mode}; the way leads from cluster-pool or kubernetes \
+                 only"
             ),
         }
     }
@@ -198,10 +171,9 @@ fn unreadable(index: &ClusterIndex) -> Vec<Obstacle> {
     all.concat()
 }
 
-/// Plans the way into `crd` mode. `free` addresses a node are offered to any pod; none are while agents may go by the pools
-/// already, because an address that is offered late may be another's by then.
-#[must_use]
-pub fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obstacle>) {
+/// Plans the way into `crd` mode. `free` addresses a node are offered to any pod; none are while agents may
+/// go by the pools already, because an address that is offered late may be another's by then.
+pub(crate) fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obstacle>) {
     let kept: BTreeSet<IpAddr> = index.claims.values().map(|claim| claim.spec.address).collect();
     let live = live(index);
     let shown: BTreeSet<IpAddr> = live.values().flatten().map(|(_, _, address)| *address).collect();
@@ -286,8 +258,8 @@ pub fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Ve
     (plans, obstacles)
 }
 
-/// Everything of a live pod, or of Cilium, that is not in its node's pool. Nobody may go on while there is any.
-#[must_use]
+/// Every address of a live pod, or of Cilium, that is not in its node's pool. While there is one, do not go
+/// on.
 pub fn missing(index: &ClusterIndex) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (node, pods) in live(index) {
@@ -315,7 +287,6 @@ pub fn missing(index: &ClusterIndex) -> Vec<Obstacle> {
 }
 
 /// What is in the way back to a mode in which a node's pods have addresses of its blocks alone.
-#[must_use]
 pub fn back(index: &ClusterIndex, to: BackTo) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (node, pods) in live(index) {
@@ -344,7 +315,6 @@ pub fn back(index: &ClusterIndex, to: BackTo) -> Vec<Obstacle> {
 }
 
 /// Pods that are bound to a node and show no address yet: they may get one that no plan knows.
-#[must_use]
 pub fn starting(index: &ClusterIndex) -> usize {
     let bound =
         index.pods.values().filter(|pod| !pod.node.is_empty() && !pod.ended && !pod.facts.host_network);
@@ -396,7 +366,8 @@ fn home(index: &ClusterIndex, name: &str, cilium: &IndexedCiliumNode) -> Vec<IpN
         .unwrap_or_default()
 }
 
-/// What Cilium goes by in `kubernetes` mode: the first range of a family in the Node's spec, or else in its annotations.
+/// What Cilium goes by in `kubernetes` mode: the first range of a family in the Node's spec, or else in its
+/// annotations.
 fn named_by(node: &IndexedNode) -> Vec<IpNet> {
     let annotated = node.annotated.values().flatten();
     first(&node.pod_cidrs.iter().chain(annotated).copied().collect::<Vec<_>>())

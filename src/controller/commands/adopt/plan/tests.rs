@@ -144,7 +144,7 @@ fn ranges_come_from_the_node_where_the_ciliumnode_has_none_and_the_other_way_rou
 }
 
 #[test]
-fn nobody_goes_back_while_an_address_is_away_from_home() {
+fn no_way_back_while_an_address_is_away_from_home() {
     let spec = json!({"ipam": {"podCIDRs": ["10.1.0.0/28", "10.2.0.7/32"]}});
     let mut index = index(
         vec![node("n1", &["10.1.0.0/28"])],

@@ -22,7 +22,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All of them.
     pub const ALL: [Self; 6] = [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status, Self::Version];
 
     /// Reads a verb; only capital letters will do.

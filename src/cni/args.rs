@@ -1,8 +1,29 @@
 //! `CNI_ARGS`: pairs `KEY=value`, split by semicolons, that a runtime passes about a container.
 
-use crate::cni::config::ipam::RequestedAddress;
+use std::net::IpAddr;
+
+use crate::alloc::range::parse_cidr;
 use crate::cni::error::CniError;
 use crate::names::{InvalidPodIdentity, PodIdentity, clipped};
+
+/// An address that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestedAddress {
+    pub ip: IpAddr,
+    /// The prefix length that came with it. The subnet's own is what counts.
+    pub prefix: Option<u8>,
+}
+
+impl RequestedAddress {
+    /// Reads `address` or `address/prefix`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        if text.contains('/') {
+            let net = parse_cidr(text)?;
+            return Some(Self { ip: net.addr().to_canonical(), prefix: Some(net.prefix_len()) });
+        }
+        text.parse::<IpAddr>().ok().map(|ip| Self { ip: ip.to_canonical(), prefix: None })
+    }
+}
 
 /// What is known of `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,8 +73,8 @@ impl CniArgs {
     }
 }
 
-/// Both namespace and name make a pod. Cri-tools and cnitool pass them empty or not at all: then there is none.
-/// Half a pod tells no two apart, so it is none either; but a forged half is still refused.
+/// Both namespace and name make a pod. Cri-tools and cnitool pass them empty or not at all: then there is
+/// none. Half a pod tells no two apart, so it is none either; but a forged half is still refused.
 fn read_pod(
     namespace: Option<&str>,
     name: Option<&str>,

@@ -4,10 +4,15 @@
 //! host-local reads its configuration.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use crate::cni::error::CniError;
+use crate::policy::lifetime::duration::parse_duration;
+
+/// The longest wait that may be configured; runtimes give up long before.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(600);
 
 /// An object of the configuration and the path that leads to it.
 #[derive(Clone)]
@@ -119,7 +124,8 @@ pub(crate) fn nearest<'k>(given: &str, known: &[&'k str]) -> Option<&'k str> {
     known.iter().copied().min_by_key(|word| edit_distance(given, word))
 }
 
-/// How many letters must be changed, put in or taken out to get from one word to the other, whatever their case.
+/// How many letters must be changed, put in or taken out to get from one word to the other, whatever their
+/// case.
 fn edit_distance(from: &str, to: &str) -> usize {
     // Nobody misspells a key in more letters than this; it bounds the work on hostile input.
     let from: Vec<char> = from.chars().take(64).map(|c| c.to_ascii_lowercase()).collect();
@@ -135,6 +141,33 @@ fn edit_distance(from: &str, to: &str) -> usize {
         }
     }
     row[to.len()]
+}
+
+pub(crate) fn choice<T: Copy>(
+    fields: &Fields<'_>,
+    key: &str,
+    known: &[(&str, T)],
+) -> Result<Option<T>, CniError> {
+    let Some(text) = fields.string(key)? else { return Ok(None) };
+    match known.iter().find(|(word, _)| *word == text) {
+        Some((_, value)) => Ok(Some(*value)),
+        None => {
+            let words: Vec<String> = known.iter().map(|(word, _)| format!("{word:?}")).collect();
+            let problem = format!("{text:?} is none of {}", words.join(", "));
+            Err(CniError::invalid_config(&fields.path_of(key), problem))
+        }
+    }
+}
+
+pub(crate) fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
+    let Some(text) = fields.string(key)? else { return Ok(None) };
+    match parse_duration(text).filter(|time| *time <= MAX_WAIT) {
+        Some(time) => Ok(Some(time)),
+        None => Err(CniError::invalid_config(
+            &fields.path_of(key),
+            format!("{text:?} is not a duration of at most 10m; write one such as \"10s\" or \"1m30s\""),
+        )),
+    }
 }
 
 #[cfg(test)]

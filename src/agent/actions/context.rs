@@ -1,0 +1,133 @@
+//! Everything that an action works with.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::outcome::ActionError;
+use crate::agent::flags::AgentSettings;
+use crate::agent::index::NodeIndex;
+use crate::agent::metrics::AgentMetrics;
+use crate::agent::plan::PlanOptions;
+use crate::alloc::RangeSet;
+use crate::cluster::api::client::Connection;
+use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::protocol::apply::{ApiWriter, WriteObserver};
+use crate::names::StickyKey;
+use crate::names::{Attachment, AttachmentId, IfName};
+use crate::store::{ClaimantKey, ClaimantLock, Disk, NodeTime, Store, StoreError};
+
+/// How long the API server may take over one action.
+const API_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait for the store's lock: every process that has it needs a fraction of this.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for a pool lock: a process that has it sends one or two requests.
+const POOL_PATIENCE: Duration = Duration::from_secs(1);
+/// Where the kernel names the boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// The interface on which a pod has its address.
+const INTERFACE: &str = "eth0";
+
+/// Everything that an action works with.
+pub struct ActionContext<'a, D: Disk + Clone> {
+    /// What the operator has set.
+    pub settings: &'a AgentSettings,
+    /// The same, as decisions need it.
+    pub options: &'a PlanOptions,
+    /// What the watches show.
+    pub index: &'a NodeIndex,
+    /// The client of the API server.
+    pub client: kube::Client,
+    /// The node's disk.
+    pub disk: D,
+    /// Observes every write to the API server.
+    pub observer: &'a dyn WriteObserver,
+    /// What is counted.
+    pub metrics: &'a AgentMetrics,
+}
+
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    /// The node's store, now.
+    pub(super) fn store(&self) -> Result<Store<D>, StoreError> {
+        open_store(self.settings, self.disk.clone())
+    }
+
+    pub(super) fn connection(&self) -> Connection {
+        Connection::with_client(self.client.clone(), self.settings.client.origin(), API_TIMEOUT)
+    }
+
+    pub(super) fn api_writer(&self) -> ApiWriter<'_> {
+        ApiWriter::new(self.connection(), self.observer)
+    }
+
+    /// The claimant lock; none if another process has it.
+    pub(super) fn try_claimant_lock(
+        &self,
+        store: &Store<D>,
+        claimant: &ClaimantKey,
+    ) -> Result<Option<ClaimantLock>, StoreError> {
+        // The locks are in the store's own folder, which the first lock of the store makes.
+        drop(store.lock()?);
+        match store.claimant_lock(claimant, Duration::ZERO) {
+            Ok(claimant_lock) => Ok(Some(claimant_lock)),
+            Err(StoreError::LockTimeout { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The pool lock of a StickyIP; none if another process takes long.
+    pub(super) fn pool_lock(
+        &self,
+        store: &Store<D>,
+        key: &StickyKey,
+    ) -> Result<Option<ClaimantLock>, ActionError> {
+        Ok(try_pool_lock(store, &bound(key)?)?)
+    }
+
+    /// Whether a path of the node is there; what cannot be looked at may be.
+    pub(super) fn may_exist(&self, path: &Path) -> bool {
+        self.settings.on_host(path).try_exists().unwrap_or(true)
+    }
+
+    /// The node's own addresses: those of its configuration, else of its blocks.
+    pub(super) fn node_ranges(&self, node: Option<&CiliumNode>) -> Vec<RangeSet> {
+        if !self.options.ranges.is_empty() {
+            return self.options.ranges.clone();
+        }
+        RangeSet::over(&node.map(home_blocks).unwrap_or_default())
+    }
+}
+
+/// The pool lock of a claimant; none if another process takes long.
+pub(super) fn try_pool_lock<D: Disk>(
+    store: &Store<D>,
+    claimant: &ClaimantKey,
+) -> Result<Option<ClaimantLock>, StoreError> {
+    drop(store.lock()?);
+    match store.pool_lock(claimant, POOL_PATIENCE) {
+        Ok(pool_lock) => Ok(Some(pool_lock)),
+        Err(StoreError::LockTimeout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The node's store, now.
+pub(crate) fn open_store<D: Disk>(settings: &AgentSettings, disk: D) -> Result<Store<D>, StoreError> {
+    let now = NodeTime::now(Path::new(BOOT_ID))?;
+    let data_dir = settings.on_host(&settings.data_dir);
+    Ok(Store::new(disk, &data_dir, &settings.network, now, LOCK_PATIENCE))
+}
+
+pub(super) fn interface() -> Result<IfName, ActionError> {
+    IfName::new(INTERFACE).map_err(ActionError::Name)
+}
+
+/// The claimant whose addresses a StickyIP binds.
+pub(super) fn bound(key: &StickyKey) -> Result<ClaimantKey, ActionError> {
+    Ok(ClaimantKey::of_sticky(key, &interface()?))
+}
+
+pub(super) fn sandbox(id: &AttachmentId) -> Result<Attachment, ActionError> {
+    let container = id.container().map_err(ActionError::Name)?;
+    Ok(Attachment { container, interface: interface()? })
+}

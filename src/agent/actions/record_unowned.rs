@@ -1,0 +1,27 @@
+//! `RecordUnowned`: the store learns of unowned pool entries that it does not know, so that nothing on this
+//! node reserves their addresses.
+
+use std::net::IpAddr;
+
+use super::context::ActionContext;
+use super::outcome::{ActionError, ActionOutcome};
+use crate::node::list;
+use crate::store::{Disk, Record};
+
+/// Records the addresses of unowned pool entries of which the store does not know.
+pub(super) fn perform<D: Disk + Clone>(
+    context: &ActionContext<'_, D>,
+    addresses: &[IpAddr],
+) -> Result<ActionOutcome, ActionError> {
+    let store = context.store()?;
+    let mut locked = store.lock()?;
+    let mut recorded = Vec::new();
+    for address in addresses {
+        if locked.find_by_address(*address)?.is_none() {
+            locked.put(&Record::unowned(*address, store.now()), None)?;
+            recorded.push(*address);
+        }
+    }
+    locked.commit()?;
+    Ok(ActionOutcome::Done(format!("Cilium may give {} to any pod", list(&recorded))))
+}

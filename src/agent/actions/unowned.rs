@@ -1,0 +1,33 @@
+//! Giving an address of this node that was kept for a StickyIP to any pod again: its record first, under the
+//! lock, then the owner of its pool entry (`crd` mode). From the first step on nothing on this node can
+//! reserve it. If the process ends before the second, the entry of an unowned address has an owner, and
+//! `Unpublish` finds it.
+//!
+//! Must never remove the owner of an entry whose address is kept: Cilium would give it to any pod, and the
+//! next pod of its StickyIP would have it, too.
+
+use std::net::IpAddr;
+
+use super::context::ActionContext;
+use super::outcome::ActionError;
+use crate::cluster::cilium::objects::PoolEntry;
+use crate::cluster::cilium::pool;
+use crate::cluster::protocol::apply::ApiWriter;
+use crate::store::{Disk, Record, Store};
+
+/// The records of these addresses as unowned ones.
+pub(super) fn records<D: Disk + Clone>(store: &Store<D>, addresses: &[IpAddr]) -> Vec<Record> {
+    addresses.iter().map(|address| Record::unowned(*address, store.now())).collect()
+}
+
+/// Removes the owner from these pool entries, where it is of this kind.
+pub(super) async fn disown<D: Disk + Clone>(
+    context: &ActionContext<'_, D>,
+    api_writer: &mut ApiWriter<'_>,
+    addresses: &[IpAddr],
+    whose: impl Fn(&PoolEntry) -> bool,
+) -> Result<(), ActionError> {
+    pool::change(api_writer, &context.settings.node, None, |object| pool::disown(object, addresses, &whose))
+        .await?;
+    Ok(())
+}

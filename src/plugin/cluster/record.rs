@@ -1,0 +1,120 @@
+//! The record of a sticky pod's sandbox on this node. Must never replace what a sandbox of another pod has.
+
+use std::net::IpAddr;
+
+use crate::alloc::RangeSet;
+use crate::alloc::range::Family;
+use crate::cni::{CniError, code};
+use crate::names::AttachmentId;
+use crate::node::addresses::NodeAddresses;
+use crate::plugin::cluster::context::AddContext;
+use crate::policy::lifetime::retention::Retention;
+use crate::store::{Decision, Disk, Draft, LockedStore, Record, RecordState, StickyBinding, StoredRecord};
+
+/// What the record is made of, beside its addresses.
+#[derive(Default)]
+pub(crate) struct RecordSources<'a> {
+    /// The decision that it uses up, under the same lock.
+    pub(crate) decision: Option<&'a Decision>,
+    /// A file that may be the record already.
+    pub(crate) draft: Option<Draft>,
+}
+
+/// The record of a sandbox that has these addresses, and that the API server knows by this id.
+pub(crate) fn attached_record<D: Disk>(
+    context: &AddContext<'_, D>,
+    node: &NodeAddresses<'_, D>,
+    addresses: Vec<IpAddr>,
+    attachment_id: AttachmentId,
+) -> Record {
+    Record {
+        addresses,
+        attachment: node.attachment.clone(),
+        state: RecordState::Attached,
+        netns: context.request.netns.clone(),
+        pod: Some(node.pod.clone()),
+        retention: Some(Retention::FOREVER),
+        binding: Some(StickyBinding { key: node.key.clone(), attachment_id: Some(attachment_id) }),
+        since: context.verb.store.now().clone(),
+    }
+}
+
+/// Writes that the sandbox has these addresses, and one of this node's ranges for every range set that they
+/// do not serve. The addresses by range set; where Cilium picks the address there are no sets.
+///
+/// The store's lock protects it: what the claimant has is found under it, and the record of a sandbox that
+/// may run is not replaced. On the disk when this returns.
+pub(crate) fn write_record<D: Disk>(
+    context: &AddContext<'_, D>,
+    node: &NodeAddresses<'_, D>,
+    mut locked: LockedStore<'_, D>,
+    addresses: &[IpAddr],
+    sources: RecordSources<'_>,
+) -> Result<Vec<IpAddr>, CniError> {
+    let kept = node.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
+    let mut superseded: Vec<StoredRecord> = Vec::new();
+    for address in addresses {
+        let there = locked.find_by_address(*address)?;
+        let ours = there.as_ref().is_none_or(|there| there.record.claimant() == Some(node.claimant()));
+        if let (false, Some(there)) = (ours, there) {
+            // The claim is sealed to our StickyIP, so the one for which the address is only kept here is
+            // gone. Or it was ours.
+            if there.record.state != RecordState::Attached && there.record.binding.is_some() {
+                superseded.push(there);
+                continue;
+            }
+            let message = format!("{address} of StickyIP {} is held by {}", node.key, there.record.holder());
+            return Err(CniError::try_again(message));
+        }
+    }
+    let all = match node.source.publish.mode.cilium_picks_the_address() {
+        true => addresses.to_vec(),
+        false => by_set(node, &mut locked, addresses)?,
+    };
+    let RecordSources { decision, draft } = sources;
+    let prepared = decision.and_then(|decision| decision.sticky.as_ref());
+    let attachment_id =
+        prepared.map_or_else(|| node.attachment.id(), |prepared| prepared.attachment_id.clone());
+    let record = attached_record(context, node, all.clone(), attachment_id);
+    locked.use_draft(draft);
+    locked.mark_superseded(kept.as_ref(), &all, &node.reserved)?;
+    match decision {
+        Some(decision) => locked.use_decision(decision, &record, kept.as_ref(), &superseded)?,
+        None => locked.put_reclaiming(&record, kept.as_ref(), &superseded)?,
+    }
+    locked.commit()?;
+    Ok(all)
+}
+
+/// The address that serves each range set.
+pub(crate) fn serving(sets: &[RangeSet], addresses: &[IpAddr]) -> Vec<Option<IpAddr>> {
+    let mut all: Vec<Option<IpAddr>> = Vec::new();
+    for set in sets {
+        let bound = addresses.iter().find(|address| Family::of(**address) == set.family());
+        all.push(bound.copied().filter(|address| !all.contains(&Some(*address))));
+    }
+    all
+}
+
+fn by_set<D: Disk>(
+    node: &NodeAddresses<'_, D>,
+    locked: &mut LockedStore<'_, D>,
+    addresses: &[IpAddr],
+) -> Result<Vec<IpAddr>, CniError> {
+    let mut all = serving(&node.source.sets, addresses);
+    if all.iter().all(Option::is_none) {
+        let (key, has) = (&node.key, crate::node::list(addresses));
+        let message = format!("StickyIP {key} has {has}, and this node's ranges are of another family");
+        return Err(CniError::new(code::REQUEST_REFUSED, message));
+    }
+    for (index, set) in node.source.sets.iter().enumerate() {
+        if all[index].is_none() {
+            let next = locked.next_free(index, set)?.ok_or_else(|| {
+                CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}"))
+            })?;
+            locked.set_cursor(index, next);
+            all[index] = Some(next);
+        }
+    }
+    Ok(all.into_iter().flatten().collect())
+}
