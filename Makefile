@@ -53,7 +53,7 @@ test: ## Run every test that needs no privileges, those on a real etcd and kube-
 	tests/tools/debian test check
 	tests/tools/build cni kubernetes whereabouts cilium >/dev/null
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint plugin
-	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" TMPDIR="$$(tests/tools/scratch)" $(GO_MEMORY) RUST_TEST_THREADS=$(TEST_THREADS) cargo test
+	STICKY_IPAM_RELEASE="$$(realpath $(PLUGIN))" TMPDIR="$$(tests/tools/scratch)" $(GO_MEMORY) RUST_TEST_THREADS=$(TEST_THREADS) tests/tools/run
 
 # What libFuzzer finds is kept beside the build; a case worth keeping goes into tests/fuzz/corpus by hand.
 FUZZ_SECONDS ?= 60
@@ -78,12 +78,16 @@ lint: ## Check format, lints, docs, licences and sources of crates, shell script
 	cargo fetch --quiet --locked
 	"$$(tests/tools/build cargo-deny)/cargo-deny" --offline check --hide-inclusion-graph licenses bans sources
 	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/support/api_server/keeper.sh \
-	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/scratch tests/tools/groups.sh \
+	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/scratch tests/tools/run tests/tools/crates tests/tools/groups.sh \
 	  tests/e2e/lab/lab tests/e2e/lab/prove tests/e2e/lab/lib/*.sh tests/e2e/lab/lib/node-init
 
 .PHONY: crds
 crds: ## Write packaging/crds from the types
 	cargo run --quiet --bin crdgen
+
+.PHONY: reference
+reference: ## Write docs/reference from the definitions of flags and metrics
+	UPDATE_REFERENCE=1 cargo test --quiet --test commands reference::
 
 .PHONY: bench
 bench: plugin controller ## Print ratios against peers and write docs/benchmarks.md (a quiet machine, some minutes): make bench [PARTS="local cluster controller"]

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# What is built from which pinned module, and where it goes. Sourced by `build` and `path`; it must never build or write anything.
+# What is built from which pinned module, and where it goes. Sourced by `build` and `path`; it must never
+# build or write anything.
 
 TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TOOLS_CACHE=${XDG_CACHE_HOME:-${HOME:?is not set; set XDG_CACHE_HOME to a folder of yours}/.cache}/sticky-ipam/tools
 # In the order in which someone is likely to wait for them.
-DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts)
+DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts cni-suites)
 ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3 cargo-deny-0.20.2)
 # No C library and no paths of this machine in a binary; no symbols, they would double the size.
 GO_BUILD_FLAGS=(-trimpath -buildvcs=false -mod=readonly)
@@ -22,7 +23,8 @@ group_name() {
     return 2
 }
 
-# group_recipe GROUP: one line a binary: its name, its package, then the flags of its own.
+# group_recipe GROUP: one line per binary: its name, its package, then the flags of its own, or `tests` for
+# the program of the package's tests.
 group_recipe() {
     local group=$1 version=${1##*-} name
     case $group in
@@ -31,6 +33,11 @@ group_recipe() {
         echo "host-local github.com/containernetworking/plugins/plugins/ipam/host-local"
         for name in bridge loopback ptp; do
             echo "$name github.com/containernetworking/plugins/plugins/main/$name"
+        done
+        ;;
+    cni-suites)
+        for name in bridge ptp; do
+            echo "$name.test github.com/containernetworking/plugins/plugins/main/$name tests"
         done
         ;;
     pod)
@@ -54,7 +61,8 @@ group_recipe() {
     esac
 }
 
-# group_files GROUP: one line for each folder kept beside the binaries: its name, the module, the path in the module.
+# group_files GROUP: one line for each folder kept beside the binaries: its name, the module, the path in the
+# module.
 group_files() {
     case $1 in
     cilium-*)
@@ -65,18 +73,21 @@ group_files() {
     esac
 }
 
-# group_crate GROUP: the crate and version of a group that is built from crates.io; nothing for the groups of Go modules.
+# group_crate GROUP: the crate and version of a group that is built from crates.io; nothing for the groups of
+# Go modules.
 group_crate() {
     case $1 in
     cargo-deny-*) echo "cargo-deny ${1##*-}" ;;
     esac
 }
 
-# group_dir GROUP: the folder of this exact group: it changes with the module files, the packages and the flags.
+# group_dir GROUP: the folder of this exact group: it changes with the module files, the packages and the
+# flags.
 group_dir() {
     local group=$1 hash
     hash=$({
-        # go.sum, and source of our own, only where a group has them. A crate has its version in the group's name.
+        # go.sum, and source of our own, only where a group has them. A crate has its version in the group's
+        # name.
         [[ ! -d $TOOLS_DIR/$group ]] || find "$TOOLS_DIR/$group" -type f \( -name 'go.*' -o -name '*.go' \) -print0 | LC_ALL=C sort -z | xargs -0 cat
         echo "${GO_BUILD_FLAGS[*]}"
         group_recipe "$group"

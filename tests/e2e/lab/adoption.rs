@@ -1,4 +1,5 @@
-//! A running cluster is taken over from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back, and nobody notices.
+//! A running cluster is taken over from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back,
+//! and nobody notices.
 
 use std::process::{Child, Stdio};
 
@@ -38,7 +39,8 @@ impl Going {
     }
 }
 
-/// Pings and one TCP connection from `one` to `two`, for as long as `meanwhile` takes; fails if anything was lost.
+/// Pings and one TCP connection from `one` to `two`, for as long as `meanwhile` takes; fails if anything was
+/// lost.
 fn loses_nothing(lab: &Lab, address: &str, meanwhile: impl FnOnce()) {
     let in_one = |script: &str| lab.must(&["pod-exec", &format!("{NAMESPACE}/one"), "sh", "-c", script]);
     let in_two = |script: &str| lab.must(&["pod-exec", &format!("{NAMESPACE}/two"), "sh", "-c", script]);
@@ -52,7 +54,8 @@ fn loses_nothing(lab: &Lab, address: &str, meanwhile: impl FnOnce()) {
     let counting = "i=0; while [ ! -e /tmp/end ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo last";
     let sender = Going::start("one", &format!("({counting}) | nc {address} 9000"));
     let ping = format!(
-        "ping -i {PING_SECONDS} {address} & p=$!; while [ ! -e /tmp/end ]; do sleep 0.1; done; kill -INT $p; wait $p"
+        "ping -i {PING_SECONDS} {address} & p=$!; while [ ! -e /tmp/end ]; do sleep 0.1; done; kill -INT $p; \
+         wait $p"
     );
     let pings = Going::start("one", &ping);
     meanwhile();
@@ -116,7 +119,8 @@ fn sticky(lab: &Lab, node: &str) -> String {
     lab.address(NAMESPACE, "db-0")
 }
 
-/// Our agents and controllers come to the adopted cluster, a pod keeps its address over nodes, and before the way back it must go home.
+/// Our agents and controllers come to the adopted cluster, a pod keeps its address over nodes, and before the
+/// way back it must go home.
 fn serves_sticky_pods(lab: &Lab, mode: &str, two: &str) {
     // It would go on handing out blocks; an operator in crd mode has nothing to do.
     lab.must(&["stop", "operator"]);
@@ -243,7 +247,8 @@ mod cluster_pool {
 mod kubernetes {
     use super::{Flavour, there_and_back};
 
-    /// The blocks are those of the Nodes, and Cilium's agents write them on the CiliumNodes; no operator has a part in it.
+    /// The blocks are those of the Nodes, and Cilium's agents write them on the CiliumNodes; no operator has
+    /// a part in it.
     #[test]
     fn from_kubernetes_and_back_running_pods_lose_nothing() {
         there_and_back(Flavour::Kubernetes, "kubernetes");

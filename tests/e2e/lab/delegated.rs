@@ -2,7 +2,8 @@
 
 use crate::support::lab::{Flavour, Lab, RANGE_SIZE, eventually};
 
-/// With the local policy a pod that is deleted and made again on the same node has its address again, each time.
+/// With the local policy a pod that is deleted and made again on the same node has its address again, each
+/// time.
 pub fn keeps_the_address_of_a_sticky_pod(lab: &Lab) {
     lab.namespace("keeps");
     lab.stateful_set("keeps", "db", "node-1");

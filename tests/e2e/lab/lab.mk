@@ -9,7 +9,7 @@ LABS ?= 2
 
 LAB_BINARIES = STICKY_IPAM_BIN=$(abspath $(PLUGIN)) STICKY_IPAM_AGENT_BIN=$(abspath $(AGENT)) STICKY_IPAM_CONTROLLER_BIN=$(abspath $(CONTROLLER))
 
-.PHONY: tools lab lab-down e2e bench-lab
+.PHONY: tools lab lab-down e2e e2e-network e2e-lab bench-lab
 
 tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
@@ -23,11 +23,18 @@ lab: binaries ## Start the lab: make lab MODE=crd|delegated|chained|cluster-pool
 lab-down: ## Remove every trace of the lab
 	tests/lab/lab down
 
-# The plugin under cnitool and ptp first, then the cluster.
+# The two parts run side by side: both wait most of their time.
 e2e: binaries ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
 	tests/tools/debian e2e
-	tests/tools/build cni pod kubernetes cilium >/dev/null
-	STICKY_IPAM_CNI_BIN="$$(tests/tools/path cni)" cargo test --test network $(T)
+	tests/tools/build cni cni-suites pod kubernetes cilium >/dev/null
+	@$(MAKE) --no-print-directory --jobs=2 e2e-network e2e-lab
+
+# The plugin under cnitool and ptp, and in the suites of ptp and bridge.
+e2e-network:
+	STICKY_IPAM_CNI_BIN="$$(tests/tools/path cni)" STICKY_IPAM_CNI_SUITES="$$(tests/tools/path cni-suites)" \
+	  $(LAB_BINARIES) RUST_TEST_THREADS=$(TEST_THREADS) cargo test --test network $(T)
+
+e2e-lab:
 	@E2E_DIR=$(E2E_DIR) LABS=$(LABS) $(LAB_BINARIES) $(GO_MEMORY) LAB_ETCD_FLAGS=--unsafe-no-fsync tests/e2e/lab/prove $(T)
 
 bench-lab: binaries ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)

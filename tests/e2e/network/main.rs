@@ -1,10 +1,13 @@
-//! Real network namespaces: cnitool and ptp with sticky-ipam, packets between pods. Needs root, so `cargo test`
-//! alone does not run it; `make e2e` does. STICKY_IPAM_CNI_BIN names the folder with cnitool, ptp and host-local.
+//! Real network namespaces: cnitool and ptp with sticky-ipam, packets between pods, and the suites of the
+//! reference plugins. Needs root, so `cargo test` alone does not run it; `make e2e` does. STICKY_IPAM_CNI_BIN
+//! names the folder with cnitool, ptp and host-local, STICKY_IPAM_CNI_SUITES the folder with the suites,
+//! STICKY_IPAM_BIN the release build of the plugin.
 
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod pods;
+mod suites;
 
 use pods::Pods;
 

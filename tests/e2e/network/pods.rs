@@ -115,7 +115,8 @@ impl Pods {
 
 impl Drop for Pods {
     fn drop(&mut self) {
-        // cnitool caches each ADD in /var/lib/cni/results of the machine until DEL, and takes no other folder.
+        // cnitool caches each ADD in /var/lib/cni/results of the machine until DEL, and takes no other
+        // folder.
         for pod in self.attached.borrow().iter() {
             let _ = self.cnitool("del", pod).output();
         }

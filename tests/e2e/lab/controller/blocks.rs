@@ -90,8 +90,9 @@ fn selecting_pool(name: &str, range: &str) -> Value {
     })
 }
 
-/// A node joins with the label of a pool: its first block is of that pool, although the one behind all pools has free ones. Its Node
-/// names no range, because such a one would be its block, if only some pool that serves the node has it.
+/// A node joins with the label of a pool: its first block is of that pool, although the one behind all pools
+/// has free ones. Its Node names no range, because such a one would be its block, if only some pool that
+/// serves the node has it.
 pub fn first_of_pool(stage: &Stage) {
     let namespace = "first";
     let (pool, range, block) = GREEN;
@@ -137,7 +138,8 @@ impl Drop for Pooled<'_> {
 const POOLS: [(&str, &str, &str); 2] =
     [("lab-red", "10.250.0.0/16", "10.250.0.0/24"), ("lab-blue", "10.251.0.0/16", "10.251.0.0/24")];
 
-/// Both nodes run low, by a mark that is higher than what a block has, and each gets one block more: of its own pool.
+/// Both nodes run low, by a mark that is higher than what a block has, and each gets one block more: of its
+/// own pool.
 pub fn two_pools(stage: &Stage) {
     let namespace = "pools";
     stage.lab.namespace(namespace);

@@ -1,4 +1,5 @@
-//! One replica leads. Killed or told to end, it is followed by the other, and what it had begun is ended once.
+//! One replica leads. Killed or told to end, it is followed by the other, and what it had begun is ended
+//! once.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::support::lab::{eventually, folder};
 
 /// The pods whose workload is deleted at once.
 const MASS: usize = 40;
-/// Within which another must lead: the promises of docs/controller.md, which rest on the election's own times.
+/// Within which another must lead: the promises of docs/controller.md, which rest on the election's own
+/// times.
 const AFTER_A_CRASH: Duration = Duration::from_secs(20);
 const AFTER_A_STOP: Duration = Duration::from_secs(3);
 /// Between two looks at the lease.

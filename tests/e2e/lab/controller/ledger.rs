@@ -1,4 +1,5 @@
-//! What became of StickyIPs and claims, change by change, as the API server tells it: nothing between two looks is missed.
+//! What became of StickyIPs and claims, change by change, as the API server tells it: nothing between two
+//! looks is missed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

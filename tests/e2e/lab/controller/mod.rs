@@ -1,4 +1,5 @@
-//! The controller on a real cluster: two replicas with the roles that packaging ships, short times, and one lab for all proofs.
+//! The controller on a real cluster: two replicas with the roles that packaging ships, short times, and one
+//! lab for all proofs.
 
 mod blocks;
 mod election;

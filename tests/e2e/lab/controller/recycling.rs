@@ -1,4 +1,5 @@
-//! What ends the keeping of an address, each way with a workload of its own, side by side: the times run at once.
+//! What ends the keeping of an address, each way with a workload of its own, side by side: the times run at
+//! once.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,8 +22,8 @@ pub fn every_way(stage: &Stage) {
     stage.lab.namespace(NAMESPACE);
     // kube-controller-manager's collector learns of a new kind only after a while.
     custom_kind(stage);
-    // Where no pod at all has a CiliumEndpoint the keeper takes it that Cilium makes none, and nudges nobody. The ways end one after
-    // the other, and the one that waits for a nudge must not be left alone.
+    // Where no pod at all has a CiliumEndpoint the keeper takes it that Cilium makes none, and nudges nobody.
+    // The ways end one after the other, and the one that waits for a nudge must not be left alone.
     stage.api.create(pod(NAMESPACE, "bystander", plain("bystander"), json!({}), spec(Some(NODE))));
     let ways: [fn(&Stage); 7] =
         [deleted, recreated, outlived, scaled_down, custom, stuck_endpoint, lost_endpoint];
@@ -50,7 +51,8 @@ fn addresses(stage: &Stage, app: &str, count: usize) -> Vec<(String, String)> {
     pods.into_iter().map(|(name, seen)| (name, seen.address().to_owned())).collect()
 }
 
-/// A StatefulSet is deleted. Its addresses rest, are refused to another, then are free, and the other has one.
+/// A StatefulSet is deleted. Its addresses rest, are refused to another, then are free, and the other has
+/// one.
 fn deleted(stage: &Stage) {
     set_of(stage, "deleted", 2, json!({}));
     let had = addresses(stage, "deleted", 2);
@@ -199,8 +201,8 @@ fn custom_kind(stage: &Stage) {
     ]);
 }
 
-/// A pod of a custom object: while that is there the address stays with it, when it is deleted the collector takes the pod and
-/// the controller lets the address go.
+/// A pod of a custom object: while that is there the address stays with it, when it is deleted the collector
+/// takes the pod and the controller lets the address go.
 fn custom(stage: &Stage) {
     let shard = named("lab.sticky-ipam.io/v1", "Shard", NAMESPACE, "shard");
     stage.api.create(shard.clone());
@@ -248,8 +250,8 @@ fn stuck_endpoint(stage: &Stage) {
     is_free(stage, &address);
 }
 
-/// Somebody deletes the endpoint of a pod that runs, while Cilium's agent hangs: the pod is nudged, and Cilium writes it anew once it can.
-/// On a node of its own, where nobody else waits for Cilium.
+/// Somebody deletes the endpoint of a pod that runs, while Cilium's agent hangs: the pod is nudged, and
+/// Cilium writes it anew once it can. On a node of its own, where nobody else waits for Cilium.
 fn lost_endpoint(stage: &Stage) {
     stage.api.create(stateful_set(NAMESPACE, "lost", 1, spec(Some("node-2"))));
     let (name, address) = addresses(stage, "lost", 1).remove(0);

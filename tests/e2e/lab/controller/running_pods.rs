@@ -40,7 +40,7 @@ fn a_running_pod_is_adopted_once_cilium_knows_its_owner_and_keeps_its_address() 
     // What told that Cilium knew the owner is not there for good.
     eventually("the pool without a sign", || {
         let pool = owner();
-        match pool.to_string().contains("sticky-ipam.io/sign") {
+        match pool.to_string().contains("sticky-ipam.io/barrier") {
             true => Err(pool.to_string()),
             false => Ok(()),
         }

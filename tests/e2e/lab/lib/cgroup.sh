@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# A cgroup for each node, in every hierarchy of the machine (v1, v2 or both). A node's cgroup namespace has it as its root, so
+# A cgroup for each node, in every hierarchy of the machine (v1, v2 or both). A node's cgroup namespace has it
+# as its root, so
 # that nothing a node makes lies outside of it.
 
 CGROUP_ROOT=/sys/fs/cgroup
@@ -36,10 +37,12 @@ cgroup_make() {
     done < <(cgroup_hierarchies)
 }
 
-# cgroup_join NODE PID. On v2 a group with children holds no processes once controllers are on, so a node's go to `init`.
+# cgroup_join NODE PID. On v2 a group with children holds no processes once controllers are on, so a node's go
+# to `init`.
 cgroup_join() {
     local hierarchies hierarchy dir
-    # In a variable: a process that feeds the loop could outlive it, and become a child of the program that takes this shell's place.
+    # In a variable: a process that feeds the loop could outlive it, and become a child of the program that
+    # takes this shell's place.
     hierarchies=$(cgroup_hierarchies)
     while read -r hierarchy; do
         dir=$hierarchy/$CGROUP_NAME/$1

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Cilium, unpatched: its CRDs, its agents and operator, the CNI configuration of each mode, and the CiliumNode that the mode needs.
+# Cilium, unpatched: its CRDs, its agents and operator, the CNI configuration of each mode, and the CiliumNode
+# that the mode needs.
 
 # The blocks of all nodes lie in this.
 NATIVE_CIDR=10.240.0.0/12
@@ -9,7 +10,8 @@ ROUTER=169.254.23.0
 ROUTER6=fe80::23
 # The name of the network, and of the store's folder.
 NETWORK=lab
-# Addresses of a node's block that the harness offers to Cilium in `crd` mode; with the agent only those for a start.
+# Addresses of a node's block that the harness offers to Cilium in `crd` mode; with the agent only those for a
+# start.
 STOCK_POOL_SIZE=30
 
 cilium_prepare() {
@@ -47,7 +49,8 @@ cilium_pool() {
 # ciliums_own_blocks: does Cilium give out addresses of a node's block by itself?
 ciliums_own_blocks() { [[ $mode == cluster-pool || $mode == kubernetes ]]; }
 
-# cilium_node NODE: in `cluster-pool` Cilium's operator fills it, in `kubernetes` the agent does, from the Node.
+# cilium_node NODE: in `cluster-pool` Cilium's operator fills it, in `kubernetes` the agent does, from the
+# Node.
 cilium_node() {
     local pool=
     case $mode in
@@ -60,7 +63,8 @@ cilium_node() {
 JSON
 }
 
-# cilium_router6 NODE: in `chained` the gateway that ptp gives to the pods. Cilium answers a pod that looks for its router, and drops
+# cilium_router6 NODE: in `chained` the gateway that ptp gives to the pods. Cilium answers a pod that looks
+# for its router, and drops
 # what looks for any other neighbour that is no pod of the node.
 cilium_router6() {
     if [[ $mode == chained ]]; then

@@ -23,7 +23,8 @@ control_define() {
         "--kubelet-client-certificate=$pki/admin.crt" "--kubelet-client-key=$pki/admin.key" \
         --kubelet-preferred-address-types=InternalIP --service-account-issuer=https://kubernetes.default.svc \
         "--service-account-key-file=$pki/sa.pub" "--service-account-signing-key-file=$pki/sa.key"
-    # A crashed node is NotReady sooner than after the usual 50 s, and no sooner than four of kubelet's signs of life are missed.
+    # A crashed node is NotReady sooner than after the usual 50 s, and no sooner than four of kubelet's signs
+    # of life are missed.
     define controller-manager fabric "$kubernetes_bin/kube-controller-manager" "--kubeconfig=$ADMIN_KUBECONFIG" --leader-elect=false \
         --use-service-account-credentials=false "--service-account-private-key-file=$pki/sa.key" "--root-ca-file=$pki/ca.crt" \
         --allocate-node-cidrs=false --bind-address=127.0.0.1 --node-monitor-period=1s --node-monitor-grace-period=16s
@@ -62,7 +63,8 @@ control_up() {
     wait_for_component 120 apiserver apiserver_ready
 }
 
-# kinds_established LOG: a kind that was just made may not have conditions yet, which `kubectl wait` takes for an error.
+# kinds_established LOG: a kind that was just made may not have conditions yet, which `kubectl wait` takes for
+# an error.
 kinds_established() {
     wait_for 60 "every kind: served by the API server" kubectl_admin wait --for=condition=Established crd --all --timeout=5s || {
         kubectl_admin get crd >>"$1" 2>&1 || true

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The cluster's controller: two replicas in the fabric, each with credentials of its own for the very roles that packaging ships, and
+# The cluster's controller: two replicas in the fabric, each with credentials of its own for the very roles
+# that packaging ships, and
 # the command that restarts them with other flags.
 
 CONTROLLERS=(sticky-controller-1 sticky-controller-2)
@@ -32,7 +33,8 @@ controllers_binary() {
 # controllers_are_there: did `up` install them?
 controllers_are_there() { [[ -n ${controller_bin-} ]]; }
 
-# controllers_objects: account and roles of packaging/controller.yaml, and not the Deployment: there is no image of it here.
+# controllers_objects: account and roles of packaging/controller.yaml, and not the Deployment: there is no
+# image of it here.
 controllers_objects() {
     controllers_are_there || return 0
     kubectl_admin create --dry-run=client -o json -f "$PACKAGING/controller.yaml" |

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# `down`: everything that carries this lab's mark, then what it leaves: cgroups and files. Mounts and networks go with the processes,
+# `down`: everything that carries this lab's mark, then what it leaves: cgroups and files. Mounts and networks
+# go with the processes,
 # because none of them was ever made outside of the lab's own namespaces.
 
 command_down() {

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The network between the nodes: a bridge in a namespace that a sleeping process holds. The control plane lives there too.
+# The network between the nodes: a bridge in a namespace that a sleeping process holds. The control plane
+# lives there too.
 # The machine's own network is never touched: links are made inside the fabric and moved into nodes.
 
 BRIDGE=br0
@@ -33,7 +34,8 @@ fabric_connect() {
     number=$(node_number "$node")
     pid=$(place_pid "$node")
     link=$(node_link "$node")
-    # A machine has the same address after a reboot; with another, its neighbours would send to the old one for a while.
+    # A machine has the same address after a reboot; with another, its neighbours would send to the old one
+    # for a while.
     enter fabric ip link add "$link" type veth peer name eth0 address "02:00:ac:1e:00:1$number" netns "$pid"
     # Off the bridge, when the node is cut off or delayed, the fabric itself must not answer on it.
     enter fabric ip link set "$link" arp off
@@ -70,7 +72,8 @@ fabric_heal() {
     enter fabric ip link set "$(node_link "$1")" master "$BRIDGE"
 }
 
-# fabric_drop NODE PERCENT: in the bridge, both ways, so that the node and Cilium's programs know nothing of it.
+# fabric_drop NODE PERCENT: in the bridge, both ways, so that the node and Cilium's programs know nothing of
+# it.
 fabric_drop() {
     local table=drop-$1 links
     # Either may be on the bridge, now or later.

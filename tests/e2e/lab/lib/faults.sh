@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The levers: what can go wrong with a component, a node, a link, a disk. Each acts at once and says what it did only when it fails.
+# The levers: what can go wrong with a component, a node, a link, a disk. Each acts at once and says what it
+# did only when it fails.
 
 FILL_BALLAST=.full
 # Not all of /var/lib/cni: the runtime keeps results of its own beside it.

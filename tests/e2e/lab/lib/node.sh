@@ -1,6 +1,8 @@
 # shellcheck shell=bash
-# A node: its own network, mount, pid, host name, IPC and cgroup namespaces, held by the process with pid 1 in them. When that
-# process dies, so does everything on the node. /var, /etc and /opt are the node's disk and outlive it; /run and /tmp do not.
+# A node: its own network, mount, pid, host name, IPC and cgroup namespaces, held by the process with pid 1 in
+# them. When that
+# process dies, so does everything on the node. /var, /etc and /opt are the node's disk and outlive it; /run
+# and /tmp do not.
 
 node_folder() { echo "$LAB_DIR/$1"; }
 
@@ -72,7 +74,8 @@ node_cidrs_json() {
     fi
 }
 
-# node_register NODE: before kubelet does, because Cilium's `crd` mode takes the node's range from spec.podCIDR at its start. With
+# node_register NODE: before kubelet does, because Cilium's `crd` mode takes the node's range from
+# spec.podCIDR at its start. With
 # `without_range` the Node names none, and Cilium makes one up.
 node_register() {
     local node=$1 number addresses spec

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Everything of sticky-ipam itself: where its binaries come from, its kinds, roles and credentials, what `up` starts of it, and
+# Everything of sticky-ipam itself: where its binaries come from, its kinds, roles and credentials, what `up`
+# starts of it, and
 # its part of the CNI configuration.
 
 # Where the agent and the plugin look by default.
@@ -60,7 +61,8 @@ ours_install_plugin() {
     fi
 }
 
-# ours_sticky NODE: the `sticky` object of the configuration. LAB_STICKY replaces it, for a test of another policy.
+# ours_sticky NODE: the `sticky` object of the configuration. LAB_STICKY replaces it, for a test of another
+# policy.
 ours_sticky() {
     if [[ -n ${LAB_STICKY-} ]]; then
         echo "$LAB_STICKY"
@@ -72,7 +74,8 @@ JSON
     fi
 }
 
-# ours_range_end NODE: with LAB_RANGE_SIZE only so many addresses of the block are given out, for a test that uses them up.
+# ours_range_end NODE: with LAB_RANGE_SIZE only so many addresses of the block are given out, for a test that
+# uses them up.
 ours_range_end() {
     local number
     number=$(node_number "$1")

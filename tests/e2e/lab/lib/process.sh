@@ -1,6 +1,8 @@
 # shellcheck shell=bash
-# The lab's processes: how they are defined, started, found and signalled. Each is recorded by pid and start time, and each carries
-# PROCESS_MARK with the lab's folder in its environment, so that `down` finds it even when it was never recorded.
+# The lab's processes: how they are defined, started, found and signalled. Each is recorded by pid and start
+# time, and each carries
+# PROCESS_MARK with the lab's folder in its environment, so that `down` finds it even when it was never
+# recorded.
 
 PROCESS_MARK=STICKY_IPAM_LAB_PROCESS
 # A component that ignores SIGTERM is killed after this.
@@ -30,7 +32,8 @@ recorded_pid() {
     echo "$pid"
 }
 
-# inner_pid PID: on a node the recorded process is nsenter or unshare, which waits for the one in the node's pid namespace. Before it is,
+# inner_pid PID: on a node the recorded process is nsenter or unshare, which waits for the one in the node's
+# pid namespace. Before it is,
 # it is a shell with children of its own, and one of those may stay its child for ever: a zombie.
 inner_pid() {
     local children child namespace name
@@ -128,7 +131,8 @@ start_component() {
     spawn "$name" "$component_place" nsenter --target "$pid" "${namespaces[@]}" "${component_command[@]}"
 }
 
-# is_settled NAME: it is gone, or the component itself is there. In between, nsenter has not started it yet, and a signal would be lost.
+# is_settled NAME: it is gone, or the component itself is there. In between, nsenter has not started it yet,
+# and a signal would be lost.
 is_settled() { is_gone "$1" || component_pid "$1"; }
 
 # signal_component SIGNAL NAME
@@ -156,7 +160,8 @@ stop_component() {
     wait_for "$STOP_SECONDS" "the end of $name" is_gone "$name" || kill_component "$name"
 }
 
-# is_dead NAME: the signal is repeated while it is not. A paused nsenter must wake to see that its child is gone, and it may pause itself late.
+# is_dead NAME: the signal is repeated while it is not. A paused nsenter must wake to see that its child is
+# gone, and it may pause itself late.
 is_dead() {
     local pid
     is_gone "$1" && return 0

@@ -1,10 +1,13 @@
 # shellcheck shell=bash
-# The lab's folder, its settings, the lock of the machine, and the way it speaks. Nothing here starts a process.
+# The lab's folder, its settings, the lock of the machine, and the way it speaks. Nothing here starts a
+# process.
 
 LAB_DIR=${LAB_DIR:-${XDG_RUNTIME_DIR:-/tmp}/sticky-ipam-lab}
-# The name that a lab has on its machine, of its lock and of its cgroups. Labs of two names have nothing in common and may be up at once.
+# The name that a lab has on its machine, of its lock and of its cgroups. Labs of two names have nothing in
+# common and may be up at once.
 LAB_LABEL=${LAB_LABEL:-sticky-ipam-lab}
-# One file for all labs of that name: a lab's commands lock it, its content is the folder of the lab that is up.
+# One file for all labs of that name: a lab's commands lock it, its content is the folder of the lab that is
+# up.
 MACHINE_FILE=/run/$LAB_LABEL
 # Only a folder with this file in it is ever removed.
 FOLDER_MARK=.sticky-ipam-lab

@@ -1,6 +1,8 @@
 # shellcheck shell=bash
-# `up`. The process that the user started (the supervisor) holds the machine's lock and waits; a worker in a session of its own does
-# everything. So a Ctrl-C reaches the supervisor alone, whatever the worker is doing, and a worker that fails because of it can never
+# `up`. The process that the user started (the supervisor) holds the machine's lock and waits; a worker in a
+# session of its own does
+# everything. So a Ctrl-C reaches the supervisor alone, whatever the worker is doing, and a worker that fails
+# because of it can never
 # decide the exit status. If the supervisor is killed, the kernel kills the worker.
 
 # Free space that images, logs and etcd need.
@@ -179,7 +181,8 @@ up_node_make() {
     cilium_node "$1"
 }
 
-# beside COMMAND…: runs a part of the start while the rest goes on; all_done waits for every such part, and fails with the first.
+# beside COMMAND…: runs a part of the start while the rest goes on; all_done waits for every such part, and
+# fails with the first.
 beside() {
     ("$@") &
     parts+=("$!")

@@ -1,4 +1,5 @@
-//! A pod that keeps its MAC beside its address, over its deletion and over nodes, on unpatched Cilium (`crd` mode).
+//! A pod that keeps its MAC beside its address, over its deletion and over nodes, on unpatched Cilium (`crd`
+//! mode).
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! A node that is cut off is NotReady and still runs its pods. Nobody else has their addresses, also when their objects are gone, until
-//! its kubelet has ended them.
+//! A node that is cut off is NotReady and still runs its pods. Nobody else has their addresses, also when
+//! their objects are gone, until its kubelet has ended them.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,8 @@ use crate::support::lab::stage::Stage;
 use crate::support::lab::witness::Witness;
 use crate::support::lab::workloads::{probed_spec, stateful_set};
 
-/// A node off the network, and no place for new pods; as before when this is dropped, also by a test that fails.
+/// A node off the network, and no place for new pods; as before when this is dropped, also by a test that
+/// fails.
 struct CutOff<'a>(&'a Stage, &'a str);
 
 impl<'a> CutOff<'a> {
@@ -51,7 +52,8 @@ fn without_address(stage: &Stage, namespace: &str, old: &Seen) -> Option<Value> 
     Some(new)
 }
 
-/// Waits for kubelet's word that the new pod's sandbox was refused because of the old node, which is NotReady and no more.
+/// Waits for kubelet's word that the new pod's sandbox was refused because of the old node, which is NotReady
+/// and no more.
 fn refused(stage: &Stage, namespace: &str, old: &Seen) {
     eventually(&format!("the refusal of mysql-0 that names {}", old.node), || {
         without_address(stage, namespace, old);

@@ -1,4 +1,5 @@
-//! A pod that moves to the other node has its address there and is reached by everyone; what the old node says later changes nothing.
+//! A pod that moves to the other node has its address there and is reached by everyone; what the old node
+//! says later changes nothing.
 
 use std::time::Duration;
 
@@ -92,7 +93,8 @@ fn late_del(stage: &Stage, namespace: &str, pod: &Seen, sandbox: &str) {
     );
     let call = format!(
         "set -eo pipefail; conf=$(ls /etc/cni/net.d/*.conflist | head -n 1); \
-         jq '.plugins[0] + {{cniVersion, name}}' \"$conf\" | CNI_COMMAND=DEL CNI_CONTAINERID={sandbox} CNI_IFNAME=eth0 CNI_NETNS= \
+         jq '.plugins[0] + {{cniVersion, name}}' \"$conf\" | CNI_COMMAND=DEL CNI_CONTAINERID={sandbox} \
+             CNI_IFNAME=eth0 CNI_NETNS= \
          CNI_PATH=/opt/cni/bin CNI_ARGS='{arguments}' /opt/cni/bin/sticky-ipam"
     );
     let before = stage.api.sticky(namespace, "mysql-0").and_then(|sticky| sticky.status?.attachment);

@@ -65,7 +65,8 @@ pub fn api_server(stage: &Stage) {
     eventually("the API server", || {
         stage.lab.attempt(&["kubectl", "get", "node", "node-1", "--request-timeout=5s"])
     });
-    // kube-scheduler ends itself when it finds that it missed what happened to a pod; a cluster's kubelet starts it again.
+    // kube-scheduler ends itself when it finds that it missed what happened to a pod; a cluster's kubelet
+    // starts it again.
     let _ = stage.lab.attempt(&["stop", "scheduler"]);
     stage.lab.must(&["start", "scheduler"]);
     let again = stage.api.ready(namespace, "mysql-0");
@@ -83,7 +84,7 @@ pub fn api_server(stage: &Stage) {
 fn no_notes(stage: &Stage) {
     for node in NODES {
         eventually(&format!("the agent of {node} to carry out the notes"), || {
-            let list = "ls -A /var/lib/cni/networks/lab/.sticky/notes 2>/dev/null || true";
+            let list = "ls -A /var/lib/cni/networks/lab/.sticky/pending-updates 2>/dev/null || true";
             match stage.lab.attempt(&["on", node, "sh", "-c", list])? {
                 none if none.is_empty() => Ok(()),
                 some => Err(some),

@@ -106,7 +106,8 @@ fn addresses_of(slots: &BTreeMap<String, (String, Option<String>)>) -> BTreeMap<
     slots.iter().map(|(slot, (address, _))| (&**slot, &**address)).collect()
 }
 
-/// The addresses of the Deployment's three pods when no other is left, each the one of the slot that the pod holds.
+/// The addresses of the Deployment's three pods when no other is left, each the one of the slot that the pod
+/// holds.
 fn by_slot(stage: &Stage, namespace: &str, name: &str) -> BTreeSet<String> {
     let pods = stage.api.all_ready(namespace, name, 3);
     let slots = slots_of(stage, namespace, name);
@@ -121,8 +122,9 @@ fn by_slot(stage: &Stage, namespace: &str, name: &str) -> BTreeSet<String> {
     pods.into_iter().map(|(_, seen)| seen.address().to_owned()).collect()
 }
 
-/// Three pods that are replaced one after the other, with six slots. A new pod is made while an old one ends and still has its slot: so six
-/// are enough for whatever overlaps, and none may be added; and each has its address again.
+/// Three pods that are replaced one after the other, with six slots. A new pod is made while an old one ends
+/// and still has its slot: so six are enough for whatever overlaps, and none may be added; and each has its
+/// address again.
 fn slots_rolled_over(stage: &Stage, namespace: &str) {
     stage.api.create(deployment(namespace, "web", 6, sticky("web"), spec(None)));
     stage.api.all_ready(namespace, "web", 6);

@@ -72,7 +72,8 @@ fn a_delayed_link_is_late_both_ways_and_carries_everything_until_it_is_healed() 
     assert!(time >= 200.0, "a round trip over a link that is 100 ms late each way takes {time} ms");
     lab.answers("node-1", &two);
     lab.answers("node-2", &one);
-    // More than one segment each, so that offloads would be seen: out of the node, then through the tunnel between pods.
+    // More than one segment each, so that offloads would be seen: out of the node, then through the tunnel
+    // between pods.
     let lines = lab.must(&["pod-exec", "late/two", "busybox", "seq", "1", "100000"]);
     assert_eq!((lines.lines().count(), lines.lines().last()), (100_000, Some("100000")));
     for (from, to) in [("one", &two), ("two", &one)] {
@@ -220,7 +221,8 @@ fn a_filled_disk_takes_no_more_and_loses_nothing() {
     assert_eq!(lab.must(&["on", "node-1", "cat", "/var/lib/cni/networks/before"]), "text");
 }
 
-/// A shell that takes the place of itself by another program leaves that program its own children, also those that are dead.
+/// A shell that takes the place of itself by another program leaves that program its own children, also those
+/// that are dead.
 #[test]
 fn the_first_process_of_a_node_is_distinguished_from_a_dead_child_of_its_starter() {
     let script = r#"
