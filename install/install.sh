@@ -216,7 +216,7 @@ uninstall() {
         fi
     done
     if [[ -x $BIN && -d $data ]]; then
-        attached=$("$BIN" store list --dir "$data" -o json | grep -c '"phase": "attached"') || true
+        attached=$("$BIN" store list --dir "$data" -o json | grep -c '"state": "attached"') || true
     fi
     if ((attached > 0)) && ! $FORCE; then
         fail "containers still have addresses ($attached), and their removal needs the plugin; remove those containers first, or use --force"

@@ -4,7 +4,9 @@
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
+mod actions;
 mod cycles;
+mod lines;
 mod names;
 mod words;
 
@@ -19,8 +21,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cni", &["names", "alloc", "policy"]),
     ("store", &["names", "alloc", "policy"]),
     ("cluster", &["names", "alloc", "policy"]),
-    ("plugin", &["names", "alloc", "policy", "cni", "store", "cluster"]),
-    ("agent", &["names", "alloc", "policy", "cni", "store", "cluster", "runtime"]),
+    ("node", &["names", "alloc", "policy", "store", "cluster"]),
+    ("plugin", &["names", "alloc", "policy", "cni", "store", "cluster", "node"]),
+    ("agent", &["names", "alloc", "policy", "cni", "store", "cluster", "node", "runtime"]),
     ("runtime", &["names", "alloc", "policy", "cluster"]),
     ("controller", &["names", "alloc", "policy", "cluster", "runtime"]),
     ("cli", &["names", "alloc", "policy", "cni", "store", "cluster"]),
@@ -29,7 +32,8 @@ const ROOMS: &[(&str, &[&str])] = &[
 /// The rooms that only decide.
 const PURE: &[&str] = &["names", "alloc", "policy"];
 
-/// Files of other folders that only decide. They know the cluster's objects, and nothing that changes by itself.
+/// Files of other folders that only decide. They know the cluster's objects, and nothing that changes by
+/// itself.
 const DECIDING: &[&str] = &[
     "agent/index.rs",
     "agent/plan/action.rs",

@@ -45,7 +45,8 @@ fn check_compares_the_reservation_with_what_came_before() {
         (json!([{"address": "10.1.0.2/29"}, {"address": "192.0.2.1/24"}]), 0),
         (json!([{"address": "10.1.0.3/29"}]), 103),
         (json!([{"address": "10.1.0.2/29"}, {"address": "10.1.0.3/29"}]), 103),
-        // A later plugin of the chain may have changed what it found, so the specification asks only for what is listed.
+        // A later plugin of the chain may have changed what it found, so the specification asks only for what
+        // is listed.
         (json!([{"address": "192.0.2.1/24"}]), 0),
         (json!([]), 0),
     ] {

@@ -95,6 +95,33 @@ fn two_sets_of_a_family_need_a_version_that_can_express_them() {
 }
 
 #[test]
+fn del_refuses_two_sets_of_a_family_only_while_there_is_no_store() {
+    let two_sets = json!([[{"subnet": "10.1.0.0/29"}], [{"subnet": "10.2.0.0/29"}]]);
+    for version in ["0.1.0", "0.2.0"] {
+        let sentence = format!("CNI version {version} does not support more than 1 address per family");
+        let mut net = Net::new();
+        net.ranges(two_sets.clone()).set("cniVersion", json!(version));
+        for verb in ["ADD", "DEL", "DEL"] {
+            let error = net.verb(verb, "c1").fails(7, &[]);
+            assert_eq!(error["msg"], sentence.as_str(), "{verb}");
+            assert_eq!(error.get("details"), None, "libcni's clients would see it as a part of the sentence");
+        }
+        assert!(!net.beside("data").exists(), "nothing was given, so nothing is written");
+
+        // The version was another when the addresses were given: they are released all the same.
+        net.set("cniVersion", json!("1.1.0"));
+        net.add("c1").ips();
+        net.add("c2").ips();
+        net.set("cniVersion", json!(version));
+        net.del("c1").silent();
+        assert_eq!(net.held(), ["10.1.0.3", "10.2.0.3"], "{version}");
+        net.del("c1").silent();
+        net.del("c2").silent();
+        assert!(net.held().is_empty(), "{version}");
+    }
+}
+
+#[test]
 fn a_megabyte_of_what_is_not_ours_changes_nothing() {
     let mut net = Net::new();
     net.set("other", json!("x".repeat(1 << 20)));

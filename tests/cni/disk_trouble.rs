@@ -121,7 +121,7 @@ fn files_that_are_no_records_are_set_aside_and_reported_their_addresses_are_free
     type Make = fn(&Path);
     let made: &[(&str, Make)] = &[
         ("empty", |path| fs::write(path, "").unwrap()),
-        ("torn", |path| fs::write(path, "{\"addresses\":[\"10.1.0.2\"],\"phase\":\"att").unwrap()),
+        ("torn", |path| fs::write(path, "{\"addresses\":[\"10.1.0.2\"],\"state\":\"att").unwrap()),
         ("foreign", |path| fs::write(path, "hello").unwrap()),
         ("bytes", |path| fs::write(path, [0u8, 255, 254]).unwrap()),
         ("large", |path| fs::write(path, vec![b'{'; 1 << 20]).unwrap()),
@@ -132,7 +132,7 @@ fn files_that_are_no_records_are_set_aside_and_reported_their_addresses_are_free
         ("pipe", |path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap()),
         ("socket", |path| drop(std::os::unix::net::UnixListener::bind(path).unwrap())),
         ("another's record", |path| {
-            fs::write(path, r#"{"addresses":["10.1.0.9"],"phase":"kept","container":"c","interface":"eth0","since":{"wall":"2025-01-01T00:00:00Z","uptime":1,"boot":"b"}}"#).unwrap();
+            fs::write(path, r#"{"addresses":["10.1.0.9"],"state":"kept","container":"c","interface":"eth0","since":{"wall":"2025-01-01T00:00:00Z","uptime":1,"boot":"b"}}"#).unwrap();
         }),
     ];
     for (kind, make) in made {
@@ -204,7 +204,7 @@ fn half_a_record_removed_by_hand_is_never_answered_for_twice() {
 
 #[test]
 fn what_is_derived_may_be_removed_at_any_time() {
-    for name in [".sticky", ".sticky/attachments", ".sticky/claimants", ".sticky/used"] {
+    for name in [".sticky", ".sticky/attachments", ".sticky/claimants", ".sticky/bitmaps"] {
         let net = Net::sticky();
         let sticky = net.add_pod("a", "web-0", "u1").ip();
         let dynamic = net.add("b").ip();

@@ -1,5 +1,5 @@
-//! The built plugin as a runtime sees it: environment and standard input in, one document and an exit status out.
-//! Every case has a data directory of its own.
+//! The built plugin as a runtime sees it: environment and standard input in, one document and an exit status
+//! out. Every case has a data directory of its own.
 
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]

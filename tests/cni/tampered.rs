@@ -34,7 +34,7 @@ fn a_full_network_without_its_bitmap_is_full_and_not_an_endless_search() {
     for id in ["a", "b", "c", "d", "e"] {
         net.add(id).ip();
     }
-    fs::write(net.file(".sticky/used/10.1.0.0"), "").unwrap();
+    fs::write(net.file(".sticky/bitmaps/10.1.0.0"), "").unwrap();
     ends(&net, "ADD", "f").fails(100, &["10.1.0.1-10.1.0.6"]);
     net.del("c").silent();
     assert_eq!(ends(&net, "ADD", "f").ip(), "10.1.0.4");
@@ -42,7 +42,7 @@ fn a_full_network_without_its_bitmap_is_full_and_not_an_endless_search() {
 
 #[test]
 fn a_pipe_in_the_place_of_a_file_of_ours_stops_no_verb() {
-    for name in [".sticky/state", ".sticky/used/10.1.0.0"] {
+    for name in [".sticky/state", ".sticky/bitmaps/10.1.0.0"] {
         let net = Net::new();
         net.add("a").ip();
         fs::remove_file(net.file(name)).unwrap();
@@ -56,7 +56,7 @@ fn a_pipe_in_the_place_of_a_file_of_ours_stops_no_verb() {
 
 #[test]
 fn a_folder_of_ours_that_leads_elsewhere_is_refused() {
-    for name in ["attachments", "claimants", "used"] {
+    for name in ["attachments", "claimants", "bitmaps"] {
         let net = Net::sticky();
         net.add_pod("a", "db-0", "u").ip();
         let folder = net.file(".sticky").join(name);

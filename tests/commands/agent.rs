@@ -1,51 +1,13 @@
-//! The agent's flags, its manifest and its document say the same.
+//! The agent's flags and its manifest say the same.
 
 use std::fs;
 use std::path::Path;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use serde_json::Value;
 use sticky_ipam::agent::flags::AgentCommandLine;
 
 use crate::node::project;
-
-/// A flag with its variable and default, as the document's table has them.
-fn flags() -> Vec<(String, String, String)> {
-    let mut command = AgentCommandLine::command();
-    command.build();
-    let own = command.get_arguments().chain(command.get_subcommands().flat_map(clap::Command::get_arguments));
-    let mut flags: Vec<_> = own
-        .filter(|flag| !["help", "version"].contains(&flag.get_id().as_str()))
-        .filter_map(|flag| {
-            let variable = flag.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            let default: Vec<_> =
-                flag.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
-            // A switch is off unless it is given; the table need not say so.
-            let default = if flag.get_action().takes_values() { default.join(",") } else { String::new() };
-            Some((flag.get_long()?.to_owned(), variable, default))
-        })
-        .collect();
-    flags.sort();
-    flags.dedup();
-    flags
-}
-
-#[test]
-fn the_table_of_flags_is_that_of_the_program() {
-    let document = fs::read_to_string(project().join("docs/agent.md")).unwrap();
-    let cells = |line: &str| -> Vec<String> {
-        line.split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
-    };
-    let mut told: Vec<_> = document
-        .lines()
-        .filter(|line| line.starts_with("| `--"))
-        .map(cells)
-        .filter(|cells| cells.len() == 6)
-        .map(|cells| (cells[1].trim_start_matches("--").to_owned(), cells[2].clone(), cells[3].clone()))
-        .collect();
-    told.sort();
-    assert_eq!(told, flags());
-}
 
 fn daemon_set() -> Value {
     let text = fs::read_to_string(project().join("packaging/agent.yaml")).unwrap();

@@ -1,4 +1,5 @@
-//! The demo without privileges. It needs host-local, which `tests/tools/build cni` builds with Go where it is not there.
+//! The demo without privileges. It needs host-local, which `tests/tools/build cni` builds with Go where it is
+//! not there.
 
 use std::process::Command;
 

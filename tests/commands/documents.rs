@@ -62,7 +62,8 @@ fn the_quick_start_of_the_readme_works_as_it_stands() {
     let tools = Command::new(project().join("tests/tools/build")).arg("cni").output().unwrap();
     Ended::of(&tools).well();
     let [_, start, look_after] = blocks().try_into().unwrap();
-    // The release is built by `make plugin`, which takes its time; here the plugin under test stands in for it.
+    // The release is built by `make plugin`, which takes its time; here the plugin under test stands in for
+    // it.
     assert!(start.starts_with("make plugin\n"), "{start}");
     let script = format!("{start}\necho ---\n{look_after}")
         .replace("make plugin\n", "")

@@ -1,5 +1,5 @@
-//! What people call, as a black box: `sticky-ipam store`, install/install.sh, the demo without privileges, and the
-//! conflists and documents that tell of them. Needs no privileges and no network.
+//! What people call, as a black box: `sticky-ipam store`, install/install.sh, the demo without privileges,
+//! and the conflists and documents that tell of them. Needs no privileges and no network.
 
 #![allow(missing_docs)]
 #![allow(
@@ -16,6 +16,8 @@ mod demo;
 mod documents;
 mod install;
 mod node;
+#[cfg(all(feature = "agent", feature = "controller"))]
+mod reference;
 mod store_check;
 mod store_import;
 mod store_list;

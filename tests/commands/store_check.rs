@@ -58,7 +58,7 @@ fn an_index_entry_without_a_record_is_found_and_removed() {
 
 #[test]
 fn a_bitmap_that_lost_or_gained_a_bit_is_found_and_rebuilt() {
-    let bitmap = |node: &Node| node.path(".sticky/used/10.7.0.0");
+    let bitmap = |node: &Node| node.path(".sticky/bitmaps/10.7.0.0");
     found_and_cured(|node| fs::write(bitmap(node), b"").unwrap(), "10.7.0.2 is not marked as taken");
     found_and_cured(
         |node| {
@@ -83,15 +83,15 @@ fn leftovers_of_a_process_that_ended_are_found_and_removed() {
 fn what_the_way_to_the_cluster_leaves_under_the_store_is_not_wrong() {
     let node = Node::new();
     node.add("c1", "db-0");
-    for folder in ["notes", "drafts"] {
+    for folder in ["pending-updates", "drafts"] {
         fs::create_dir(node.path(".sticky").join(folder)).unwrap();
         fs::write(node.path(".sticky").join(folder).join("c1,eth0"), b"{}").unwrap();
     }
-    fs::write(node.path(".sticky/turns.lock"), b"").unwrap();
+    fs::write(node.path(".sticky/claimants.lock"), b"").unwrap();
     node.store(&["check"]).well().has("net: in order, 1 addresses");
     node.store(&["check", "--fix"]).well();
     assert!(
-        node.path(".sticky/notes/c1,eth0").exists(),
+        node.path(".sticky/pending-updates/c1,eth0").exists(),
         "a note is derived from nothing: nobody can make it anew"
     );
 }
@@ -109,7 +109,7 @@ fn a_page_that_is_lost_or_torn_is_found_and_rebuilt() {
 fn a_record_of_host_locals_that_came_in_later_is_found_and_taken_over() {
     found_and_cured(
         |node| Node::host_local(&node.data(), "10.7.0.40", "later"),
-        "10.7.0.40 is host-local's, and not taken over yet",
+        "10.7.0.40 is host-local's, and not imported yet",
     );
 }
 
@@ -122,7 +122,7 @@ fn files_that_are_no_records_are_found_and_set_aside_for_inspection() {
     let ended = node.store(&["check"]);
     assert_eq!(ended.status, 1);
     let ended = ended.has("10.7.0.50 is empty").has("10.7.0.51 is no record");
-    ended.has("10.7.0.52 tells of other addresses").has("net: 3 things are wrong");
+    ended.has("10.7.0.52 lists other addresses").has("net: 3 things are wrong");
     let ended = node.store(&["check", "--fix"]).well().has("notice: ");
     assert_eq!(ended.stdout.matches("was set aside").count(), 3, "{ended:?}");
     assert!(!node.path("10.7.0.51").exists());

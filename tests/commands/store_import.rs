@@ -19,8 +19,8 @@ fn a_dry_run_reports_what_would_happen_and_changes_nothing() {
     fs::write(node.path("10.7.0.8"), b"torn").unwrap();
     let before = Node::everything(&node.data());
     let ended = node.store(&["import-host-local", "--dry-run"]).well();
-    let ended = ended.has("net: 10.7.0.2 would be taken over from run-1/eth0");
-    ended.has("10.7.0.8 is no record, would be set aside").has("net: 2 addresses would be taken over");
+    let ended = ended.has("net: 10.7.0.2 would be imported from run-1/eth0");
+    ended.has("10.7.0.8 is no record, would be set aside").has("net: 2 addresses would be imported");
     assert_eq!(Node::everything(&node.data()), before);
 }
 
@@ -28,7 +28,7 @@ fn a_dry_run_reports_what_would_happen_and_changes_nothing() {
 fn in_place_running_containers_keep_their_addresses_and_their_del_frees_them() {
     let node = Node::new();
     host_locals(&node.data());
-    node.store(&["import-host-local"]).well().has("net: 2 addresses taken over");
+    node.store(&["import-host-local"]).well().has("net: 2 addresses imported");
     node.store(&["check"]).well().has("net: in order, 2 addresses");
     assert_eq!(node.add("run-1", "a"), "10.7.0.2", "a repeated ADD of a running container");
     assert_eq!(node.add("new", "b"), "10.7.0.4", "host-local's cursor goes on");
@@ -37,7 +37,7 @@ fn in_place_running_containers_keep_their_addresses_and_their_del_frees_them() {
     node.store(&["import-host-local"])
         .well()
         .has("10.7.0.2 is here already")
-        .has("net: 0 addresses taken over");
+        .has("net: 0 addresses imported");
 }
 
 #[test]
@@ -48,14 +48,14 @@ fn from_another_directory_records_are_copied_and_the_source_is_left_as_it_is() {
     Node::host_local(source.path(), "fd00::2", "run-1");
     let before = Node::everything(source.path());
     let from = source.path().to_str().unwrap();
-    node.store(&["import-host-local", "--from", from, "--dry-run"]).well().has("would be taken over");
+    node.store(&["import-host-local", "--from", from, "--dry-run"]).well().has("would be imported");
     assert!(!node.data().join("net").exists(), "a dry run made a directory");
-    node.store(&["import-host-local", "--from", from]).well().has("net: 3 addresses taken over");
+    node.store(&["import-host-local", "--from", from]).well().has("net: 3 addresses imported");
     assert_eq!(Node::everything(source.path()), before);
     node.store(&["check"]).well().has("net: in order, 3 addresses");
     assert!(fs::read_to_string(node.path("10.7.0.2")).unwrap().contains("fd00::2"), "one record a container");
     assert_eq!(node.add("new", "b"), "10.7.0.4");
-    node.store(&["import-host-local", "--from", from]).well().has("net: 0 addresses taken over");
+    node.store(&["import-host-local", "--from", from]).well().has("net: 0 addresses imported");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::node::{Node, command};
 
 #[test]
-fn every_address_is_listed_with_its_pod_and_phase() {
+fn every_address_is_listed_with_its_pod_and_state() {
     let node = Node::new();
     let db = node.add("c-db", "db-0");
     let web = node.add("c-web", "web-0");
@@ -36,9 +36,9 @@ fn after_a_reboot_sticky_addresses_are_kept_and_others_stale() {
     node.verb("ADD", "c2", "x", &json!({"pods": []}));
     node.reboot();
     let rows: Value = serde_json::from_str(&node.store(&["list", "-o", "json"]).well().stdout).unwrap();
-    let phases: Vec<&str> =
-        rows.as_array().unwrap().iter().map(|row| row["phase"].as_str().unwrap()).collect();
-    assert_eq!(phases, ["kept", "stale"]);
+    let states: Vec<&str> =
+        rows.as_array().unwrap().iter().map(|row| row["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["kept", "stale"]);
     assert_eq!(rows[0]["pod"], "default/db-0");
     assert_eq!(rows[0]["container"], "c1");
 }

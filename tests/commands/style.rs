@@ -1,5 +1,5 @@
-//! How documents are written: one glossary for all of them, one layout for decisions, no file or target that is not
-//! there.
+//! How documents are written: one glossary for all of them, one layout for decisions, no file or target that
+//! is not there.
 
 use std::fs;
 use std::path::{Path, PathBuf};

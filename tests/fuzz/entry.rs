@@ -17,8 +17,8 @@ fn fresh() -> tempfile::TempDir {
     made.unwrap()
 }
 
-/// Lines `KEY=value` up to an empty one, then standard input. The data directory stands for `@DIR@` and is the only
-/// place that a verb may touch; requests that name another one are only parsed.
+/// Lines `KEY=value` up to an empty one, then standard input. The data directory stands for `@DIR@` and is
+/// the only place that a verb may touch; requests that name another one are only parsed.
 pub fn request(bytes: &[u8]) {
     let dir = fresh();
     let split = bytes.windows(2).position(|pair| pair == b"\n\n").unwrap_or(bytes.len());
@@ -83,14 +83,14 @@ fn must_be_error(document: &str) {
     assert_ne!(error["code"], 999, "a defect of ours: {document}");
 }
 
-/// Sections `@ name` and the bytes of the file of that name in a network's directory. Whatever they are, an ADD has
-/// an address that no trusted record has, a repeated ADD the same, and a DEL gives it back.
+/// Sections `@ name` and the bytes of the file of that name in a network's directory. Whatever they are, an
+/// ADD has an address that no trusted record has, a repeated ADD the same, and a DEL gives it back.
 pub fn store(bytes: &[u8]) {
     let dir = fresh();
     let root = dir.path().join("net");
     fs::create_dir_all(root.join(".sticky/attachments")).unwrap();
     fs::create_dir_all(root.join(".sticky/claimants")).unwrap();
-    fs::create_dir_all(root.join(".sticky/used")).unwrap();
+    fs::create_dir_all(root.join(".sticky/bitmaps")).unwrap();
     for section in sections(bytes) {
         let (name, content) = section;
         let plain = |part: &str| !part.is_empty() && part != ".." && part != "." && !part.contains('\0');

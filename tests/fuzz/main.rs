@@ -1,5 +1,5 @@
-//! Any bytes: as a request, and as files of the store. The corpus is replayed, and mutated from a fixed seed, so that
-//! a failure comes back with the same command.
+//! Any bytes: as a request, and as files of the store. The corpus is replayed, and mutated from a fixed seed,
+//! so that a failure comes back with the same command.
 
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]

@@ -26,7 +26,8 @@ const NAMESPACE: &str = "bench";
 const STARTS: usize = 120;
 const RECREATES: usize = 8;
 const MOVES: usize = 6;
-/// How long the agents are left alone, to see what they cost: all that they do now and then comes once in this time.
+/// How long the agents are left alone, to see what they cost: all that they do now and then comes once in
+/// this time.
 const IDLE: Duration = Duration::from_secs(300);
 /// Sorts before ours: the runtime takes the first.
 const STOCK: &str = "/etc/cni/net.d/00-stock.conflist";
@@ -60,7 +61,8 @@ fn runs(pod: Option<&Pod>) -> bool {
     pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref()) == Some("Running")
 }
 
-/// From the creation of a pod that is bound to a node until it is Ready, as a watch tells; then it is deleted.
+/// From the creation of a pod that is bound to a node until it is Ready, as a watch tells; then it is
+/// deleted.
 fn start(stage: &Stage, name: &str, labels: Value) -> Duration {
     let mut bound = spec(None);
     bound["nodeName"] = "node-1".into();

@@ -15,9 +15,9 @@ pub struct Plugins {
 
 /// What the table is about.
 pub const ABOUT: &str = "\
-    Wall-clock time of a whole run of the plugin, median (99th percentile) in milliseconds. sticky-ipam has\n\
-    every change on stable storage before it answers, host-local does not. sticky-ipam's binary is on the disk as\n\
-    the agent writes it, host-local's as cp does.";
+    Wall-clock time of a whole run of the plugin, median (99th percentile) in milliseconds. sticky-ipam\n\
+    has every change on stable storage before it answers, host-local does not. sticky-ipam's binary is\n\
+    on the disk as the agent writes it, host-local's as cp does.";
 
 /// How many addresses a large node has here.
 const MANY: usize = 60_000;

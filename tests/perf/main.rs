@@ -1,7 +1,8 @@
-//! `make bench`: our plugin against its peers, turn by turn on the same machine in the same run; and what the controller costs.
+//! `make bench`: our plugin against its peers, turn by turn on the same machine in the same run; and what the
+//! controller costs.
 //!
-//! Prints tables of ratios and writes them to docs/benchmarks.md. Asserts on nothing: a figure is for people, and
-//! each row says what the bar is and whether it was met. The parts that are not named keep their tables.
+//! Prints tables of ratios and writes them to docs/benchmarks.md. Asserts on nothing: a figure is for people,
+//! and each row says what the bar is and whether it was met. The parts that are not named keep their tables.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
@@ -63,8 +64,8 @@ fn main() {
     }
 }
 
-/// A folder of plugins as nodes have it. Each is there as its own installer leaves it: how a file was written changes how soon a process
-/// starts from it.
+/// A folder of plugins as nodes have it. Each is there as its own installer leaves it: how a file was written
+/// changes how soon a process starts from it.
 struct Installed(TempDir);
 
 impl Default for Installed {

@@ -36,7 +36,8 @@ impl Call<'_> {
         command
     }
 
-    /// Runs it to its end, and tells how long that took. A failing plugin ends the bench: its time means nothing.
+    /// Runs it to its end, and tells how long that took. A failing plugin ends the bench: its time means
+    /// nothing.
     pub fn run(&self) -> Duration {
         self.finish(self.command(self.plugin))
     }

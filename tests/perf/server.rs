@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::cni::{NetworkName, PodIdentity};
+use sticky_ipam::names::{AttachmentId, NetworkName, PodIdentity};
 use sticky_ipam::store::{Decision, NodeTime, PreparedSticky, RealDisk, Store};
 use tempfile::TempDir;
 
@@ -22,17 +22,18 @@ use crate::support::api_server::{ApiServer, Whereabouts};
 /// What the table is about.
 pub const ABOUT: &str = "\
     Wall-clock time of a whole run of the plugin as the runtime calls it, median (99th percentile) in\n\
-    milliseconds, against an idle etcd, which has every write on the disk, and kube-apiserver on the loopback. Both\n\
-    use service-account tokens. A bound pod is one whose StickyIP exists; whereabouts gives any free address. Each\n\
-    binary is on the disk as its own installer writes it: sticky-ipam's in pieces of 2 MiB by the agent,\n\
-    whereabouts' by cp. sticky-ipam writes its line to the log, as the shipped conflists have it; whereabouts logs\n\
-    nothing. ADDs run in blocks, eleven of one plugin and then eleven of the other, and the first of each block does\n\
-    not count: the server may still work for the other's last DEL. The limit is on those. The row below is for ADDs\n\
-    that start on an idle server; there the ratio is higher.";
+    milliseconds, against an idle etcd, which has every write on the disk, and kube-apiserver on the\n\
+    loopback. Both use service-account tokens. A bound pod is one whose StickyIP exists; whereabouts\n\
+    gives any free address. Each binary is on the disk as its own installer writes it: sticky-ipam's in\n\
+    pieces of 2 MiB by the agent, whereabouts' by cp. sticky-ipam writes its line to the log, as the\n\
+    shipped conflists have it; whereabouts logs nothing. ADDs run in blocks, eleven of one plugin and\n\
+    then eleven of the other, and the first of each block does not count: the server may still work for\n\
+    the other's last DEL. The limit is on those. The row below is for ADDs that start on an idle server;\n\
+    there the ratio is higher.";
 
 const ROUNDS: usize = 200;
-/// So many of one plugin, then of the other: a machine that becomes slower does so for both, and what a server still does for one is
-/// not in the other's time.
+/// So many of one plugin, then of the other: a machine that becomes slower does so for both, and what a
+/// server still does for one is not in the other's time.
 const BLOCK: usize = 10;
 /// A machine that has come to rest takes longer to get going, and that is in the time of whoever comes first.
 const REST: Duration = Duration::from_millis(50);
@@ -95,13 +96,13 @@ impl Node<'_> {
             name: pod.name.clone(),
             addresses: sticky.spec.addresses.clone(),
             resource: format!("{}/Pod/{}", pod.namespace, pod.name),
-            attachment_id: Decision::attachment_id(&pod.uid),
+            attachment_id: AttachmentId::Prepared(pod.uid.clone()),
         };
         let identity = PodIdentity::new(&pod.namespace, &pod.name, Some(&pod.uid)).unwrap();
         let store = self.store();
         let decision = Decision::about(&identity, Some(prepared), "bench", store.now().clone()).unwrap();
         let mut locked = store.lock().unwrap();
-        locked.prepare(&decision).unwrap();
+        locked.put_decision(&decision).unwrap();
         locked.commit().unwrap();
     }
 }
@@ -212,7 +213,7 @@ async fn bound(case: &Case<'_>, node: &Node<'_>, config: &str, peer: &Peer<'_>) 
     let mut unknown = Times::default();
     for round in 0..=AFTER_REST {
         let container = format!("unknown-{round}");
-        let _ = std::fs::remove_dir_all(node.data.path().join("net/.sticky/partings"));
+        let _ = std::fs::remove_dir_all(node.data.path().join("net/.sticky/detached"));
         let took = node.run("ADD", &pod, &container, config);
         node.run("DEL", &pod, &container, config);
         if round > 0 {

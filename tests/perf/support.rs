@@ -1,4 +1,5 @@
-//! The parts of `tests/support` that the benchmarks use. The tiers that own them use all of each, so only here is a part dead.
+//! The parts of `tests/support` that the benchmarks use. The tiers that own them use all of each, so only
+//! here is a part dead.
 
 #[allow(dead_code, unused_imports)]
 #[path = "../support/api_server/mod.rs"]

@@ -246,7 +246,7 @@ fn a_gc_that_fails_at_one_attachment_goes_on_with_the_others_and_reports_it() {
         }
         assert!(answer.is_err(), "full at operation {at}: nobody was told");
         let seen = sight::records(&stage.root());
-        let attached = seen.values().filter(|record| record["phase"] == "attached").count();
+        let attached = seen.values().filter(|record| record["state"] == "attached").count();
         assert!(attached <= 1, "full at operation {at}: {seen:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! A model of the store, small enough to be seen to be right, against the real one: random sequences of verbs, time,
-//! reboots and hands that remove files.
+//! A model of the store, small enough to be seen to be right, against the real one: random sequences of
+//! verbs, time, reboots and hands that remove files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,7 +58,8 @@ struct Held {
     attached: bool,
     sticky: Option<usize>,
     since: u64,
-    /// Not by a DEL, but because a boot found it attached: each boot finds that anew, and its time begins again.
+    /// Not by a DEL, but because a boot found it attached: each boot finds that anew, and its time begins
+    /// again.
     by_boot: bool,
 }
 
@@ -123,8 +124,8 @@ fn address(last: u8) -> IpAddr {
 /// The store in the model's words. A boot makes all attachments of earlier ones end.
 fn seen(stage: &Stage) -> BTreeMap<IpAddr, (String, bool, bool)> {
     let told = |record: Value| {
-        let attached = record["phase"] == "attached" && record["since"]["boot"] == stage.now.boot();
-        (record["container"].as_str().unwrap().to_owned(), attached, record.get("keep").is_some())
+        let attached = record["state"] == "attached" && record["since"]["boot"] == stage.now.boot();
+        (record["container"].as_str().unwrap().to_owned(), attached, record.get("retention").is_some())
     };
     sight::records(&stage.root()).into_iter().map(|(address, record)| (address, told(record))).collect()
 }

@@ -1,5 +1,5 @@
-//! The power goes at any moment: what was answered for a sticky pod is there, what was dynamic is free, and nothing
-//! torn is trusted. And no answer comes before what it says is on stable storage.
+//! The power goes at any moment: what was answered for a sticky pod is there, what was dynamic is free, and
+//! nothing torn is trusted. And no answer comes before what it says is on stable storage.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,8 @@ use crate::recorder::{Leaves, Recorder};
 use crate::sight;
 use crate::stage::{Call, Stage};
 
-/// What runs until the power goes. Pods keep their addresses throughout, so whatever was answered must come back.
+/// What runs until the power goes. Pods keep their addresses throughout, so whatever was answered must come
+/// back.
 fn story() -> Vec<Call> {
     vec![
         Call::add("a").sticky("db-0").dual(),

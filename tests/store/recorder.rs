@@ -1,7 +1,8 @@
 //! A disk that writes down what was done to it, and can tell what a loss of power may leave of it.
 //!
-//! A directory keeps its changes in their order, and loses any number of the last ones that were not synced. A file
-//! that was not synced holds all of its bytes, half of them, or none. A page written in place is old or new.
+//! A directory keeps its changes in their order, and loses any number of the last ones that were not synced.
+//! A file that was not synced holds all of its bytes, half of them, or none. A page written in place is old
+//! or new.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

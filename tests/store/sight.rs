@@ -41,7 +41,7 @@ pub fn must_agree(root: &Path, boot: &str, what: &str) {
             assert_eq!(files.get(other), Some(inode), "{what}: {name} says it has {other} too: {record}");
         }
         let text = |key: &str| record[key].as_str().unwrap_or_default().to_owned();
-        let attached = record["phase"] == "attached" && record["since"]["boot"] == boot;
+        let attached = record["state"] == "attached" && record["since"]["boot"] == boot;
         if attached {
             let before = attachments.insert(format!("{},{}", text("container"), text("interface")), *inode);
             assert!(
@@ -49,7 +49,7 @@ pub fn must_agree(root: &Path, boot: &str, what: &str) {
                 "{what}: two records of one attachment: {record}"
             );
         }
-        if record.get("keep").is_some() {
+        if record.get("retention").is_some() {
             let entry = format!("{},{},{}", text("namespace"), text("pod"), text("interface"));
             let before = claimants.insert(entry, *inode);
             assert!(
@@ -62,7 +62,7 @@ pub fn must_agree(root: &Path, boot: &str, what: &str) {
     }
     assert_eq!(names(&root.join(".sticky/attachments")), attachments, "{what}: the index of attachments");
     assert_eq!(names(&root.join(".sticky/claimants")), claimants, "{what}: the index of claimants");
-    assert_eq!(marked(&root.join(".sticky/used")), taken, "{what}: the bitmaps");
+    assert_eq!(marked(&root.join(".sticky/bitmaps")), taken, "{what}: the bitmaps");
     assert!(!root.join(".sticky/swap").exists(), "{what}: something is left half way");
 }
 

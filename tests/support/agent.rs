@@ -1,5 +1,5 @@
-//! An agent for tests: stepped by hand with a time of the test's own, ended at any write to the API server or the disk,
-//! or let loose with its watches.
+//! An agent for tests: stepped by hand with a time of the test's own, ended at any write to the API server or
+//! the disk, or let loose with its watches.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -149,8 +149,8 @@ async fn list(client: &kube::Client, node: &str) -> NodeIndex {
     index
 }
 
-/// Runs `steps` looks of an agent, `LATER` apart, and ends it before or after its n-th write. Answers whether it ended
-/// there.
+/// Runs `steps` looks of an agent, `LATER` apart, and ends it before or after its n-th write. Answers whether
+/// it ended there.
 pub async fn ends_at(
     settings: &AgentSettings,
     access: &Access,
@@ -230,7 +230,7 @@ pub fn parts(case: &Case<'_>) -> [Ipv4Net; 4] {
 /// Who is attached to the only StickyIP.
 pub async fn attached(case: &Case<'_>) -> Option<String> {
     let only = stickies(case).await.remove(0);
-    only.status.and_then(|status| status.attachment).map(|attachment| attachment.container_id)
+    only.status.and_then(|status| status.attachment).map(|attachment| attachment.attachment_id.to_string())
 }
 
 /// The node's plugin finds no API server.

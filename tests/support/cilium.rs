@@ -1,5 +1,6 @@
-//! Cilium for tests of `crd` mode: an agent that gives addresses out of the live CiliumNode's pool as the real one does
-//! (the owner's key, else any key that nobody owns), its socket, and a `cilium-cni` that asks it.
+//! Cilium for tests of `crd` mode: an agent that gives addresses out of the live CiliumNode's pool as the
+//! real one does (the owner's key, else any key that nobody owns), its socket, and a `cilium-cni` that asks
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -110,7 +111,8 @@ pub fn owned(nodes: &[CiliumNode], owner: &str) -> Vec<(String, IpAddr)> {
     nodes.iter().flat_map(of_node).collect()
 }
 
-/// Whether a process without a command line is a child of ours that has not ended: for a moment, one that was just started has none.
+/// Whether a process without a command line is a child of ours that has not ended: for a moment, one that was
+/// just started has none.
 fn is_child_at_work(process: &Path) -> bool {
     let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
     let Some((_, behind_name)) = stat.rsplit_once(')') else { return false };
@@ -263,7 +265,8 @@ async fn serve_cni(listener: TcpListener, state: Arc<State>) {
 }
 
 impl State {
-    /// As Cilium's crd allocator: the owner's key without asking whether it is free, else one that nobody owns.
+    /// As Cilium's crd allocator: the owner's key without asking whether it is free, else one that nobody
+    /// owns.
     async fn add(&self, container: &str, owner: &str) -> Result<IpAddr, String> {
         if self.gate.try_lock().is_err() {
             self.diary.lock().unwrap().push("cilium ADD waits".into());
@@ -397,13 +400,14 @@ impl WriteObserver for Scribe {
             }
             SentWrite::Pod(_) => "pod".to_owned(),
             SentWrite::Event(_) => "event".to_owned(),
+            SentWrite::Other(what) => what.to_owned(),
         };
         self.0.lock().unwrap().push(told);
     }
 }
 
-/// No address is in two pools; what the pools and routes show is attached there, and all of that is shown where
-/// Cilium picks.
+/// No address is in two pools; what the pools and routes show is attached there, and all of that is shown
+/// where Cilium picks.
 pub async fn assert_shown(case: &Case<'_>, cilium_picks: bool) {
     let nodes = cilium_nodes(case).await;
     assert_in_one_pool(&nodes);

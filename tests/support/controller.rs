@@ -1,4 +1,5 @@
-//! The controller on a real API server. It acts on every object of a kind, so these tests have servers of their own, and one test
+//! The controller on a real API server. It acts on every object of a kind, so these tests have servers of
+//! their own, and one test
 //! has a server at a time.
 
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use kube::core::NamespaceResourceScope;
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool, StickyIP};
+use sticky_ipam::cluster::protocol::apply::{NoObserver, WriteObserver};
 use sticky_ipam::controller::context::Context;
 use sticky_ipam::controller::flags::{ControllerSettings, load};
 use sticky_ipam::controller::metrics::ControllerMetrics;
 use sticky_ipam::controller::run;
-use sticky_ipam::controller::writer::{Overseer, Unwatched};
 use sticky_ipam::runtime::http::Readiness;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -105,16 +106,21 @@ impl Desk {
 
     /// A controller's world, with the administrator's rights.
     pub fn context(&self, given: &[&str]) -> Context {
-        self.context_with(self.case.client(), given, Box::new(Unwatched))
+        self.context_with(self.case.client(), given, Box::new(NoObserver))
     }
 
-    pub fn context_with(&self, client: kube::Client, given: &[&str], overseer: Box<dyn Overseer>) -> Context {
+    pub fn context_with(
+        &self,
+        client: kube::Client,
+        given: &[&str],
+        observer: Box<dyn WriteObserver>,
+    ) -> Context {
         run::context(
             client,
             settings(given),
             Arc::new(ControllerMetrics::default()),
             Readiness::default(),
-            overseer,
+            observer,
         )
     }
 
@@ -269,7 +275,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, condition: impl FnMut()
 
 /// How many rounds a duty has done.
 pub fn rounds(context: &Context, duty: &str) -> usize {
-    let start = format!("sticky_ipam_controller_reconcile_seconds_count{{duty=\"{duty}\"}} ");
+    let start = format!("sticky_ipam_controller_reconcile_duration_seconds_count{{duty=\"{duty}\"}} ");
     let page = context.metrics.page();
     page.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
 }
@@ -284,7 +290,8 @@ pub async fn fleet(desk: &Desk, name: &str) -> (Api<DynamicObject>, Value) {
     )
 }
 
-/// A StickyIP with the address of another, attached as if it were its own: neither can be cured, so it is told.
+/// A StickyIP with the address of another, attached as if it were its own: neither can be cured, so it is
+/// told.
 pub async fn steal(desk: &Desk) {
     desk.stateful_set("db", 9).await;
     desk.retained(
@@ -299,7 +306,7 @@ pub async fn steal(desk: &Desk) {
         "spec": {"addresses": [desk.address(1)], "claimant": {"kind": "Pod"}, "workload": json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"})}});
     api.create(&Default::default(), &serde_json::from_value(thief).unwrap()).await.unwrap();
     let status = json!({"status": {"phase": "Attached", "attachment": {"node": "n", "podName": "thief", "podUid": "u",
-        "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
+        "attachmentId": "c", "since": "2026-01-01T00:00:00Z"}}});
     api.patch_status("thief", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     // A node that is there: of one that is gone, the attachment would end.
     desk.node("n").await;

@@ -1,5 +1,5 @@
-//! The end of a process before or after one of its writes, counted and not listed by hand. It ends by a panic, which the caller
-//! tells from others by its words.
+//! The end of a process before or after one of its writes, counted and not listed by hand. It ends by a
+//! panic, which the caller tells from others by its words.
 
 use std::fs::File;
 use std::io;
@@ -45,7 +45,8 @@ impl WriteObserver for EndAt {
     }
 }
 
-/// Counts every write of a process, to the disk and, as a witness, to the API server, and ends it before or after one of them.
+/// Counts every write of a process, to the disk and, as a witness, to the API server, and ends it before or
+/// after one of them.
 #[derive(Debug)]
 pub struct EndsAt {
     number: usize,
@@ -121,11 +122,6 @@ impl Disk for Counted {
 
 /// Runs until the end, or until the witness ends it; whether it did.
 pub async fn ended_by_the_witness(work: impl Future<Output = ()>) -> bool {
-    ended_by(ENDED, work).await
-}
-
-/// The same for a panic with these words.
-pub async fn ended_by(words: &str, work: impl Future<Output = ()>) -> bool {
     use std::panic::AssertUnwindSafe;
     let mut work = std::pin::pin!(work);
     let polled = std::future::poll_fn(|context| {
@@ -136,6 +132,6 @@ pub async fn ended_by(words: &str, work: impl Future<Output = ()>) -> bool {
     });
     let Some(ended) = polled.await else { return false };
     let why = *ended.downcast::<&str>().expect("not the witness ended it");
-    assert_eq!(why, words);
+    assert_eq!(why, ENDED);
     true
 }

@@ -1,4 +1,5 @@
-//! A controller for tests: a world of its own over one test's objects, and hands that can be made to end at any write.
+//! A controller for tests: a world of its own over one test's objects, and hands that can be made to end at
+//! any write.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,19 +13,19 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
-use sticky_ipam::controller::commands::list_once::survey;
+use sticky_ipam::cluster::protocol::apply::{NoObserver, SentWrite, WriteObserver};
+use sticky_ipam::controller::commands::list_once::list_cluster;
 use sticky_ipam::controller::context::Context;
 use sticky_ipam::controller::flags::{ControllerSettings, load};
 use sticky_ipam::controller::index::ClusterIndex;
 use sticky_ipam::controller::metrics::ControllerMetrics;
-use sticky_ipam::controller::writer::{Overseer, Unwatched, Writer};
+use sticky_ipam::controller::writer::Writer;
 use sticky_ipam::runtime::cache::{Cache, CacheEvent};
 use sticky_ipam::runtime::http::Readiness;
 
 use super::api_server::ApiServer;
 use super::api_server::case::Case;
-
-pub const ENDED: &str = "ended by the witness";
+use super::crash::ENDED;
 
 /// A test's share of the shared server, with our kinds and Cilium's.
 pub async fn case() -> Case<'static> {
@@ -35,7 +36,7 @@ pub async fn case() -> Case<'static> {
 }
 
 /// Ends the controller before or after its n-th write.
-pub struct EndAt {
+pub struct EndControllerAt {
     number: usize,
     after: bool,
     /// How many were sent, and how many of them are over: several are under way at once.
@@ -43,20 +44,20 @@ pub struct EndAt {
     over: AtomicUsize,
 }
 
-impl EndAt {
+impl EndControllerAt {
     pub fn boxed(number: usize, after: bool) -> Box<Self> {
         Box::new(Self { number, after, seen: AtomicUsize::new(0), over: AtomicUsize::new(0) })
     }
 }
 
-impl Overseer for EndAt {
-    fn before(&self, _: &str) {
+impl WriteObserver for EndControllerAt {
+    fn before(&self, _: usize, _: SentWrite<'_>) {
         let now = self.seen.fetch_add(1, Ordering::SeqCst) + 1;
         if !self.after && now == self.number {
             std::panic::panic_any(ENDED);
         }
     }
-    fn after(&self, _: &str) {
+    fn after(&self, _: usize, _: SentWrite<'_>) {
         let now = self.over.fetch_add(1, Ordering::SeqCst) + 1;
         if self.after && now == self.number {
             std::panic::panic_any(ENDED);
@@ -73,27 +74,27 @@ pub struct Desk<'a> {
 impl<'a> Desk<'a> {
     /// With these flags, as the administrator.
     pub async fn new(case: &'a Case<'a>, flags: &[&str]) -> Self {
-        Self::watched(case, flags, Box::new(Unwatched)).await
+        Self::watched(case, flags, Box::new(NoObserver)).await
     }
 
     /// With the roles that are shipped.
     pub async fn as_shipped(case: &'a Case<'a>, flags: &[&str]) -> Self {
         let client = case.controller().await.client().await;
-        Self::with(case, client, flags, Box::new(Unwatched))
+        Self::with(case, client, flags, Box::new(NoObserver))
     }
 
-    pub async fn watched(case: &'a Case<'a>, flags: &[&str], overseer: Box<dyn Overseer>) -> Self {
+    pub async fn watched(case: &'a Case<'a>, flags: &[&str], observer: Box<dyn WriteObserver>) -> Self {
         let client = case.admin().client().await;
-        Self::with(case, client, flags, overseer)
+        Self::with(case, client, flags, observer)
     }
 
     pub fn with(
         case: &'a Case<'a>,
         client: kube::Client,
         flags: &[&str],
-        overseer: Box<dyn Overseer>,
+        observer: Box<dyn WriteObserver>,
     ) -> Self {
-        let writer = Writer::new(client, PathBuf::from("the test's"), overseer);
+        let writer = Writer::new(client, PathBuf::from("the test's"), observer);
         Self {
             case,
             context: Context::new(
@@ -107,7 +108,7 @@ impl<'a> Desk<'a> {
 
     /// Looks at the test's own objects, live.
     pub async fn look(&self) {
-        let (index, skipped) = survey(&self.context.writer).await.unwrap();
+        let (index, skipped) = list_cluster(&self.context.writer).await.unwrap();
         assert!(skipped.is_empty(), "{skipped:?}");
         let own = |name: &str| name.ends_with(&self.case.unique(""));
         let namespace = format!("{}/", self.case.namespace());
@@ -121,25 +122,31 @@ impl<'a> Desk<'a> {
             mine.apply_pod(CacheEvent::Listed((name.clone(), pod.clone())));
         }
         mine.apply_pod(CacheEvent::ListComplete);
-        mine.namespaces = only(&index.namespaces, |name| name == self.case.namespace());
-        mine.nodes = only(&index.nodes, own);
-        mine.stickies = only(&index.stickies, inside);
-        mine.claims = only(&index.claims, of_range).into();
-        mine.pools = only(&index.pools, own);
-        mine.cilium_nodes = only(&index.cilium_nodes, own).into();
-        mine.endpoints = only(&index.endpoints, inside).into();
+        apply_all(only(&index.namespaces, |name| name == self.case.namespace()), |event| {
+            mine.namespaces.apply(event)
+        });
+        apply_all(only(&index.nodes, own), |event| mine.nodes.apply(event));
+        apply_all(only(&index.stickies, inside), |event| mine.stickies.apply(event));
+        apply_all(only(&index.claims, of_range), |event| mine.claims.apply(event));
+        apply_all(only(&index.pools, own), |event| mine.pools.apply(event));
+        apply_all(only(&index.cilium_nodes, own), |event| mine.cilium_nodes.apply(event));
+        apply_all(only(&index.endpoints, inside), |event| mine.endpoints.apply(event));
         *self.context.index() = mine;
     }
 }
 
-fn only<T: Clone + PartialEq>(known: &Cache<T>, keep: impl Fn(&str) -> bool) -> Cache<T> {
-    let mut kept = Cache::default();
-    kept.apply(CacheEvent::ListStarted);
-    for (name, object) in known.iter().filter(|(name, _)| keep(name)) {
-        kept.apply(CacheEvent::Listed((name.clone(), object.clone())));
-    }
-    kept.apply(CacheEvent::ListComplete);
-    kept
+/// The list of the objects whose names apply.
+fn only<T: Clone>(cache: &Cache<T>, keep: impl Fn(&str) -> bool) -> Vec<CacheEvent<(String, T)>> {
+    let kept = cache.iter().filter(|(name, _)| keep(name));
+    let listed = kept.map(|(name, object)| CacheEvent::Listed((name.clone(), object.clone())));
+    std::iter::once(CacheEvent::ListStarted).chain(listed).chain([CacheEvent::ListComplete]).collect()
+}
+
+fn apply_all<T>(
+    events: Vec<CacheEvent<(String, T)>>,
+    apply: impl FnMut(CacheEvent<(String, T)>) -> Vec<String>,
+) {
+    events.into_iter().map(apply).for_each(drop);
 }
 
 /// The settings of these flags, with the locks in the test's namespace and without the default pool.
@@ -225,6 +232,23 @@ pub async fn locks(case: &Case<'_>) -> Vec<(String, String)> {
 /// Deletes a node and its CiliumNode.
 pub async fn remove_node(case: &Case<'_>, name: &str) {
     let (nodes, cilium): (Api<Node>, Api<CiliumNode>) = (Api::all(case.client()), Api::all(case.client()));
-    nodes.delete(name, &DeleteParams::default()).await.unwrap();
-    cilium.delete(name, &DeleteParams::default()).await.unwrap();
+    delete(&nodes, name).await;
+    delete(&cilium, name).await;
+}
+
+/// Deletes an object. On a busy machine the server closes connections that it has not read from; then the
+/// deletion is sent again, and an object that is gone by then is deleted.
+async fn delete<K>(api: &Api<K>, name: &str)
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let mut is_repeated = false;
+    loop {
+        match api.delete(name, &DeleteParams::default()).await {
+            Ok(_) => return,
+            Err(kube::Error::Api(status)) if is_repeated && status.code == 404 => return,
+            Err(kube::Error::Service(_) | kube::Error::HyperError(_)) => is_repeated = true,
+            Err(error) => panic!("cannot delete {name}: {error}"),
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! A node for tests: a store of its own, its credentials, and the plugin's verbs as a runtime would call them.
+//! A node for tests: a store of its own, its credentials, and the plugin's verbs as a runtime would call
+//! them.
 //!
 //! Verbs run in this process on a thread of their own, so that a witness can end them at any write.
 
@@ -17,15 +18,15 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
 use sticky_ipam::cluster::protocol::apply::{NoObserver, WriteObserver};
-use sticky_ipam::cni::{IfName, PodIdentity};
+use sticky_ipam::names::{IfName, PodIdentity};
 use sticky_ipam::plugin;
-use sticky_ipam::store::{Claimant, Disk, NodeTime, PendingUpdate, RealDisk, Store};
+use sticky_ipam::store::{ClaimantKey, Disk, NodeTime, PendingUpdate, RealDisk, Store};
 
 use super::api_server::access::Access;
 use super::api_server::case::Case;
 use super::cilium::{FakeCilium, cilium_node};
 use super::crash::ENDED;
-pub use super::crash::{EndAt, ended_by, ended_by_the_witness};
+pub use super::crash::{EndAt, ended_by_the_witness};
 
 /// One node.
 pub struct TestNode {
@@ -190,7 +191,7 @@ impl TestNode {
         &self,
         verb: &'static str,
         sandbox: &Sandbox,
-        observer: Arc<dyn WriteObserver + Send + Sync>,
+        observer: Arc<dyn WriteObserver>,
         disk: impl Disk + Send + 'static,
     ) -> Option<Result<Value, Value>> {
         let netns = self.netns(&sandbox.container);
@@ -253,7 +254,7 @@ impl TestNode {
     pub async fn add_before(
         &self,
         sandbox: &Sandbox,
-        observer: Arc<dyn WriteObserver + Send + Sync>,
+        observer: Arc<dyn WriteObserver>,
     ) -> Option<Result<IpAddr, Value>> {
         let answer = self.verb("ADD", sandbox, observer, RealDisk).await?;
         Some(answer.map(|document| address_of(&document["ips"][0])))
@@ -274,11 +275,7 @@ impl TestNode {
         self.del_before(sandbox, Arc::new(NoObserver)).await.unwrap();
     }
 
-    pub async fn del_before(
-        &self,
-        sandbox: &Sandbox,
-        observer: Arc<dyn WriteObserver + Send + Sync>,
-    ) -> Option<()> {
+    pub async fn del_before(&self, sandbox: &Sandbox, observer: Arc<dyn WriteObserver>) -> Option<()> {
         let answer = self.verb("DEL", sandbox, observer, RealDisk).await?;
         assert!(answer.is_ok(), "DEL never fails: {answer:?}");
         self.end(sandbox);
@@ -312,7 +309,7 @@ impl TestNode {
     }
 
     pub fn store(&self) -> Store {
-        let network = sticky_ipam::cni::NetworkName::new("net").unwrap();
+        let network = sticky_ipam::names::NetworkName::new("net").unwrap();
         let now = NodeTime::now("/proc/sys/kernel/random/boot_id".as_ref()).unwrap();
         Store::new(RealDisk, self.dir.path(), &network, now, Duration::from_secs(10))
     }
@@ -342,10 +339,10 @@ impl TestNode {
     /// Every address that this node keeps for a StickyIP is claimed for it.
     pub async fn assert_nothing_reserved_without_claim(&self, case: &Case<'_>) {
         let claims = claims(case).await;
-        for look in self.store().walk().unwrap() {
+        for look in self.store().address_files().unwrap() {
             let Some(binding) = look.record.and_then(|record| record.binding) else { continue };
             let claimed = claims.iter().any(|claim| {
-                claim.spec.address == look.address && claim.spec.sticky_ref.name == binding.name
+                claim.spec.address == look.address && claim.spec.sticky_ref.name == binding.key.name
             });
             assert!(
                 claimed,
@@ -355,9 +352,11 @@ impl TestNode {
         }
     }
 
-    /// Every address of this node's block that is claimed is kept from others by its store, wherever its pod lives.
+    /// Every address of this node's block that is claimed is kept from others by its store, wherever its pod
+    /// lives.
     pub async fn assert_claims_of_its_block_are_reserved(&self, case: &Case<'_>) {
-        let known: Vec<IpAddr> = self.store().walk().unwrap().into_iter().map(|look| look.address).collect();
+        let known: Vec<IpAddr> =
+            self.store().address_files().unwrap().into_iter().map(|look| look.address).collect();
         for claim in claims(case).await {
             let address = claim.spec.address;
             let own = ipnet::IpNet::from(self.range).contains(&address);
@@ -368,14 +367,14 @@ impl TestNode {
     /// Whether an ADD of this pod has its turn.
     pub fn is_adding(&self, sandbox: &Sandbox) -> bool {
         let pod = PodIdentity::new(&sandbox.namespace, &sandbox.pod, None).unwrap();
-        let claimant = Claimant::new(&pod, &IfName::new("eth0").unwrap());
+        let claimant = ClaimantKey::of_pod(&pod, &IfName::new("eth0").unwrap());
         self.store().claimant_lock(&claimant, Duration::ZERO).is_err()
     }
 
     /// The addresses that a sandbox of this node has.
     pub fn in_use(&self) -> Vec<(IpAddr, String)> {
         let store = self.store();
-        let looks = store.walk().unwrap().into_iter();
+        let looks = store.address_files().unwrap().into_iter();
         looks
             .filter_map(|look| Some((look.address, look.record?)))
             .filter(|(_, record)| record.is_attached(store.now()))

@@ -35,7 +35,8 @@ impl Surroundings {
         Self { pools: vec![case.range().into()], ..Self::default() }
     }
 
-    /// A repairer is no node: an address of a block is asked of its home node, which knows what it has given out.
+    /// A repairer is no node: an address of a block is asked of its home node, which knows what it has given
+    /// out.
     pub fn origin(&self, address: IpAddr) -> Origin {
         if let Some((block, home)) = self.blocks.iter().find(|(block, _)| block.contains(&address)) {
             return Origin::ForeignBlock { home: home.clone(), block: *block };

@@ -1,5 +1,5 @@
-//! The agent's answer to a claim on the address of a pod that runs already: refused for any other pod, gone on with or undone
-//! after an end at any write, and in nobody else's way meanwhile.
+//! The agent's answer to a claim on the address of a running pod: refused for any other pod, continued or
+//! undone after a crash at any write, and without harm to other pods in between.
 
 use std::net::IpAddr;
 
@@ -22,12 +22,12 @@ async fn only_the_very_pod_that_has_the_address_now_is_granted_it() {
         let node = node_of(&case, mode, "n1", 0).await;
         let mut agent = Stepped::new(&case, &node, mode, FEW).await;
         agent.settle().await;
-        // Replaced between the controller's look and the agent's: same name, same address shown, another uid.
+        // Replaced between the controller's read and the agent's: same name, same address shown, another uid.
         let (first, address) = running(&case, &node, "db-0").await;
         ask(&case, &node, &Sandbox { uid: "another".into(), ..first.clone() }, address).await;
         agent.settle().await;
         let (phase, why) = answer(&case, address).await;
-        assert!(phase == ClaimPhase::Refused && why.contains("another one by now"), "{mode}: {why}");
+        assert!(phase == ClaimPhase::Refused && why.contains("another uid by now"), "{mode}: {why}");
         claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
         // It shows another address than it is asked for.
         let (second, its_own) = running(&case, &node, "db-1").await;
@@ -42,7 +42,7 @@ async fn only_the_very_pod_that_has_the_address_now_is_granted_it() {
         agent.settle().await;
         let (phase, why) = answer(&case, address).await;
         assert!(phase == ClaimPhase::Refused && why.contains("db-0"), "{mode}: {why}");
-        // Its predecessor of the same name has it, and lives on in the store.
+        // Its predecessor of the same name has it, and is still in the store.
         if mode == "delegated" {
             delete_pod(&case, "db-0").await;
             let successor = sandbox(&case.pod("db-0", &[], Some(&node.name)).await);
@@ -54,7 +54,12 @@ async fn only_the_very_pod_that_has_the_address_now_is_granted_it() {
         }
         assert!(owned(&cilium_nodes(&case).await, &format!("{}/db-0", case.namespace())).is_empty());
         assert!(
-            node.store().walk().unwrap().iter().all(|look| look.record.as_ref().unwrap().binding.is_none())
+            node.store().address_files().unwrap().iter().all(|look| look
+                .record
+                .as_ref()
+                .unwrap()
+                .binding
+                .is_none())
         );
     }
 }
@@ -78,7 +83,7 @@ async fn a_grant_that_crashes_at_any_write_is_finished_or_leaves_nothing_without
                     ask(&case, &node, &pod, address).await;
                     let ended = ends_at(&settings, &access, LOOKS, writes + 1, after).await;
                     if given_up {
-                        // Nobody asks any more, and the pod goes its way.
+                        // The claim is deleted, and the pod ends.
                         claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
                     } else {
                         next = next.anew();
@@ -111,7 +116,7 @@ async fn a_grant_that_crashes_at_any_write_is_finished_or_leaves_nothing_without
     }
 }
 
-/// All is bound that was granted, and a sandbox that lives is attached.
+/// All that was granted is bound, and a running sandbox is attached.
 async fn bind_if_granted(case: &Case<'_>, agent: &mut Stepped, name: &str, address: IpAddr) {
     if answer(case, address).await.0 == ClaimPhase::Granted {
         bind(case, name, address).await;
@@ -132,7 +137,8 @@ async fn an_owner_that_cilium_does_not_know_of_owns_no_address() {
     ask(&case, &n1, &pod, address).await;
     agent.settle().await;
     bind_if_granted(&case, &mut agent, "db-0", address).await;
-    // The pod ends, the next one starts elsewhere, and Cilium gives what it takes for nobody's to somebody.
+    // The pod ends, the next one starts on another node, and Cilium gives what it considers unowned to
+    // another pod.
     delete_pod(&case, "db-0").await;
     n1.del(&pod).await;
     let next = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
@@ -141,7 +147,8 @@ async fn an_owner_that_cilium_does_not_know_of_owns_no_address() {
     let given = n1.add(&ordinary).await.unwrap();
     assert_eq!(given, address, "else the test shows nothing");
     assert_ne!(elsewhere, given, "one address with two pods");
-    // Whatever the agent still has to do, the ordinary pod keeps its key, and nothing of ours stands there.
+    // Whatever the agent still has to do, the ordinary pod keeps its pool entry, and nothing of ours is
+    // there.
     let _ = claims(&case).delete(&address.to_string(), &Default::default()).await;
     agent.settle().await;
     n1.cilium().catch_up();
@@ -152,7 +159,7 @@ async fn an_owner_that_cilium_does_not_know_of_owns_no_address() {
     assert_eq!(pool.get(&address.to_string()), Some(&PoolEntry::default()));
     assert!(!owned(&nodes, &owner).iter().any(|(node, _)| *node == n1.name));
     n1.assert_nothing_reserved_without_claim(&case).await;
-    let again = n1.store().lock().unwrap().at(address).unwrap().unwrap();
+    let again = n1.store().lock().unwrap().find_by_address(address).unwrap().unwrap();
     assert!(again.record.is_unowned(), "{:?}", again.record);
 }
 
@@ -178,7 +185,7 @@ async fn once_cilium_knows_of_the_owner_the_grant_is_given_and_no_barrier_is_lef
         assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted);
     }
     let nodes = cilium_nodes(&case).await;
-    assert_eq!(owned(&nodes, "sticky-ipam.io/sign"), [], "a sign is left");
+    assert_eq!(owned(&nodes, "sticky-ipam.io/barrier"), [], "a barrier entry is left");
     assert_eq!(node.cilium().taken(), [].into());
 }
 
@@ -205,7 +212,7 @@ async fn the_next_pod_elsewhere_waits_for_an_adopted_one_that_was_never_attached
         ask(&case, &n1, &first, address).await;
         agent.settle().await;
         assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted);
-        // Forcibly deleted: the sandbox lives, and its node's agent does not come by.
+        // Forcibly deleted: the sandbox runs, and the agent of its node does not act.
         let other = sandbox(&sticky_pod(&case, "db-0", &n2.name, json!({})).await);
         let elsewhere = n2.add(&other).await.unwrap();
         assert_ne!(elsewhere, address, "{mode}: granted, and with another pod");
@@ -229,7 +236,7 @@ async fn the_next_pod_elsewhere_waits_for_an_adopted_one_that_was_never_attached
         let refused = n2.add(&moved).await.unwrap_err();
         assert!(refused.to_string().contains(&pod.uid), "{mode}: {refused}");
         agent.settle().await;
-        assert!(n2.add(&moved).await.is_err(), "{mode}: the sandbox lives");
+        assert!(n2.add(&moved).await.is_err(), "{mode}: the sandbox runs");
         n1.del(&pod).await;
         agent.settle().await;
         assert_eq!(n2.add(&moved).await.unwrap(), again, "{mode}: its node says that it is gone");
@@ -248,7 +255,7 @@ async fn a_pod_is_not_attached_to_a_stickyip_that_has_other_addresses_than_it_li
         ask(&case, &node, &pod, address).await;
         agent.settle().await;
         assert_eq!(answer(&case, address).await.0, ClaimPhase::Granted);
-        // Another was faster with the name, and is gone by now.
+        // Another pod got the name first, and is gone by now.
         claims(&case).delete(&address.to_string(), &Default::default()).await.unwrap();
         let other: IpAddr = parts(&case)[2].hosts().next().unwrap().into();
         let claim = json!({"metadata": {"name": other.to_string()}, "spec": {"address": other, "phase": "Granted",
@@ -261,6 +268,6 @@ async fn a_pod_is_not_attached_to_a_stickyip_that_has_other_addresses_than_it_li
         }
         let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
         let attachment = api.get("db-0").await.unwrap().status.and_then(|status| status.attachment);
-        assert_eq!(attachment, None, "{mode}: {} lives with {address}", pod.pod);
+        assert_eq!(attachment, None, "{mode}: {} runs with {address}", pod.pod);
     }
 }

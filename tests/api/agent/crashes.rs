@@ -1,5 +1,5 @@
-//! An agent that ends before or after every write, to the API server and to the disk, counted and not listed by hand; and
-//! whoever comes next.
+//! An agent that ends before or after every write, to the API server and to the disk, counted and not listed
+//! by hand; and the process that comes next.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::support::cilium::{assert_in_one_pool, cilium_nodes, owned};
 use crate::support::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies, sticky_pod};
 
 const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
-/// Enough for everything that needs two looks, and for what follows from it.
+/// Enough for everything that needs two checks, and for what follows from it.
 const LOOKS: usize = 4;
 
 struct Stage {
@@ -46,12 +46,12 @@ impl Stage {
     }
 
     /// Ends an agent at its n-th write; whether there is such a write.
-    async fn ends(&self, looks: usize, number: usize, after: bool) -> bool {
-        ends_at(&self.settings, &self.access, looks, number, after).await
+    async fn ends(&self, steps: usize, number: usize, after: bool) -> bool {
+        ends_at(&self.settings, &self.access, steps, number, after).await
     }
 
-    /// What holds whenever nobody is in the middle of anything.
-    async fn look(&self) {
+    /// What holds whenever no action is half done.
+    async fn check(&self) {
         let nodes = cilium_nodes(&self.case).await;
         assert_in_one_pool(&nodes);
         assert_in_step(&self.case, &[&self.n1, &self.n2]).await;
@@ -90,27 +90,28 @@ impl Stage {
         }
         self.next = self.next.anew();
         self.next.settle().await;
-        self.look().await;
+        self.check().await;
         assert!(self.n1.store().decisions().unwrap().is_empty());
         assert!(self.n1.in_use().is_empty(), "{:?}", self.n1.in_use());
     }
 }
 
-/// Who goes on after the agent has ended while it prepared a pod.
+/// Which process continues after the agent has ended while it prepared a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// The agent starts again; then the ADD comes.
     Agent,
     /// The ADD comes at once, and no agent at all.
     Add,
-    /// The pod is deleted and made anew on the other node, and no agent comes before its ADD.
+    /// The pod is deleted and created again on the other node, and no agent acts before its ADD.
     Gone,
 }
 
 async fn every_end_of_preparing(bound: bool) {
     let mut stage = Stage::new().await;
     let mut writes = 0;
-    // Who has an address already can lose it in two ways; that nothing is left of a pod that went is seen on a new one.
+    // A pod that has an address can lose it in two ways; that nothing is left of an ended pod is seen on a
+    // new one.
     let every: &[Next] =
         if bound { &[Next::Agent, Next::Add] } else { &[Next::Agent, Next::Add, Next::Gone] };
     for &next in every {
@@ -145,12 +146,12 @@ async fn every_end_of_preparing(bound: bool) {
                         let moved = stage.pod(&name, &stage.n2).await;
                         let address = stage.n2.add(&moved).await.unwrap();
                         assert!(expected.is_none_or(|expected| expected == address));
-                        stage.look().await;
+                        stage.check().await;
                         stage.n2.del(&moved).await;
                     }
                 }
                 if next != Next::Gone {
-                    stage.look().await;
+                    stage.check().await;
                     stage.n1.del(&first).await;
                 }
                 stage.clear(&name).await;
@@ -188,7 +189,7 @@ enum Midst {
 }
 
 #[tokio::test]
-async fn letting_go_that_ends_at_any_write_is_done_by_the_next_agent() {
+async fn a_release_that_crashes_at_any_write_is_finished_by_the_next_agent() {
     let mut stage = Stage::new().await;
     let good = stage.n1.kubeconfig();
     for midst in [Midst::Withdrawing, Midst::Telling, Midst::Ending] {
@@ -218,11 +219,11 @@ async fn letting_go_that_ends_at_any_write_is_done_by_the_next_agent() {
                 let ended = stage.ends(LOOKS, writes + 1, after).await;
                 stage.next = stage.next.anew();
                 stage.next.settle().await;
-                stage.look().await;
+                stage.check().await;
                 // The next pod, elsewhere, has the same address.
                 let moved = stage.pod(&name, &stage.n2).await;
                 assert_eq!(stage.n2.add(&moved).await.unwrap(), address);
-                stage.look().await;
+                stage.check().await;
                 stage.n2.del(&moved).await;
                 stage.clear(&name).await;
                 if !ended {
@@ -245,13 +246,13 @@ async fn a_refill_that_crashes_at_any_write_leaves_no_entry_without_its_record()
             let settings = settings(&n1, &access.kubeconfig(), "crd", FEW);
             let before = cilium_nodes(&case).await.remove(0).spec.ipam.pool;
             let ended = ends_at(&settings, &access, LOOKS, number, after).await;
-            let marked = |key: &String| {
-                let mut looks = n1.store().walk().unwrap().into_iter();
-                looks.any(|look| look.address.to_string() == *key && look.record.unwrap().is_unowned())
+            let is_unowned = |key: &String| {
+                let mut records = n1.store().address_files().unwrap().into_iter();
+                records.any(|found| found.address.to_string() == *key && found.record.unwrap().is_unowned())
             };
             let pool = cilium_nodes(&case).await.remove(0).spec.ipam.pool;
             for key in pool.keys().filter(|key| !before.contains_key(*key)) {
-                assert!(marked(key), "{key} was offered before it was marked");
+                assert!(is_unowned(key), "the entry of {key} was written before its record");
             }
             // A new sticky pod before the next agent comes: nothing that is in the pool by then.
             let first = sandbox(&sticky_pod(&case, "db-0", &n1.name, json!({})).await);
@@ -262,7 +263,7 @@ async fn a_refill_that_crashes_at_any_write_leaves_no_entry_without_its_record()
             assert_eq!(pool.len(), 4, "{pool:?}");
             assert_eq!(pool[&address.to_string()].owner, format!("{}/db-0", case.namespace()));
             for (key, entry) in &pool {
-                assert_eq!(marked(key), entry.owner.is_empty(), "{key}");
+                assert_eq!(is_unowned(key), entry.owner.is_empty(), "{key}");
             }
             if !ended {
                 assert!(number > 5, "only {number} writes were seen");

@@ -1,4 +1,4 @@
-//! The agent in `crd` mode: what its CiliumNode shows, and what it offers to anybody.
+//! The agent in `crd` mode: what its CiliumNode publishes, and its unowned pool entries.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -38,9 +38,9 @@ async fn pod(case: &Case<'_>, name: &str, node: &TestNode) -> Sandbox {
     sandbox(&sticky_pod(case, name, &node.name, json!({})).await)
 }
 
-fn marks(node: &TestNode) -> BTreeSet<IpAddr> {
-    let looks = node.store().walk().unwrap().into_iter();
-    looks.filter(|look| look.record.as_ref().unwrap().is_unowned()).map(|look| look.address).collect()
+fn unowned_records(node: &TestNode) -> BTreeSet<IpAddr> {
+    let records = node.store().address_files().unwrap().into_iter();
+    records.filter(|found| found.record.as_ref().unwrap().is_unowned()).map(|found| found.address).collect()
 }
 
 #[tokio::test]
@@ -56,13 +56,13 @@ async fn a_prepared_pod_has_its_key_before_its_add_and_loses_it_with_its_del() {
     let proxy = cut_off(&case, &mut node);
     assert_eq!(node.add(&first).await.unwrap(), address);
     agent.settle().await;
-    assert_eq!(owned(&cilium_nodes(&case).await, &owner).len(), 1, "a live pod keeps its key");
+    assert_eq!(owned(&cilium_nodes(&case).await, &owner).len(), 1, "a running pod keeps its pool entry");
     delete_pod(&case, "db-0").await;
     node.del(&first).await;
     drop(proxy);
     assert_eq!(owned(&cilium_nodes(&case).await, &owner).len(), 1, "the API server was away");
     agent.settle().await;
-    assert!(owned(&cilium_nodes(&case).await, &owner).is_empty(), "the note was told");
+    assert!(owned(&cilium_nodes(&case).await, &owner).is_empty(), "the pending update was sent");
     assert_eq!(attached(&case).await, None);
     assert_in_step(&case, &[&node]).await;
 }
@@ -72,7 +72,7 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
-    // Claimed by somebody, and not reserved here: it must not be offered.
+    // Claimed, and not reserved here: it must not become an unowned entry.
     let next: IpAddr = node.range().hosts().nth(1).unwrap().into();
     let api: Api<AddressClaim> = Api::all(case.client());
     let claim = json!({"metadata": {"name": next.to_string()}, "spec": {"address": next, "phase": "Granted",
@@ -83,7 +83,7 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
     let offered = unowned(&case, &node).await;
     assert!(offered.len() == 4 && offered.is_superset(&given), "{offered:?}");
     assert!(!offered.contains(&next), "{next} is claimed");
-    assert_eq!(marks(&node), offered, "everything that is offered is marked");
+    assert_eq!(unowned_records(&node), offered, "every unowned entry is recorded");
     // Cilium gives two of them to pods: two more are offered, and no more than the upper watermark.
     let used: serde_json::Map<String, Value> =
         offered.iter().take(3).map(|ip| (ip.to_string(), json!({"owner": "x/y"}))).collect();
@@ -167,7 +167,7 @@ async fn a_stale_entry_goes_once_cilium_has_no_endpoint_and_a_foreign_entry_stay
     let address = node.add(&first).await.unwrap();
     node.del(&first).await;
     delete_pod(&case, "db-0").await;
-    // Left behind by somebody, with an endpoint that still stands.
+    // Left by another program, with an endpoint that still exists.
     let stranger = node.range().hosts().nth(30).unwrap();
     let keys = json!({address.to_string(): {"owner": owner}, stranger.to_string(): {"owner": "shop/cart"}});
     let routes = [node.range().to_string(), format!("{address}/32")];
@@ -204,7 +204,7 @@ async fn an_address_away_from_home_has_a_route_as_long_as_it_is_away() {
     }
     assert!(cilium_node_of(&case, &n2).await.spec.ipam.pod_cidrs.contains(&route), "prepared with its route");
     assert_eq!(n2.add(&away).await.unwrap(), address);
-    // Taken out by hand, it is put there again.
+    // Removed by hand, it is published again.
     patch_node(&case, &n2.name, json!({"spec": {"ipam": {"podCIDRs": [two.to_string()]}}})).await;
     agents[1].settle().await;
     assert!(cilium_node_of(&case, &n2).await.spec.ipam.pod_cidrs.contains(&route));
@@ -237,11 +237,11 @@ async fn a_pin_in_another_nodes_block_is_granted_by_that_agent_unless_it_is_unow
         let error = n2.add(&asker).await.unwrap_err();
         let asked = claims(&case).await;
         let asked = asked.iter().find(|claim| claim.spec.address == pin);
-        let asked = asked.unwrap_or_else(|| panic!("nobody asks: {error}"));
+        let asked = asked.unwrap_or_else(|| panic!("there is no claim: {error}"));
         assert_eq!(asked.spec.phase, ClaimPhase::Requested);
         home.settle().await;
         let added = n2.add(&asker).await;
         assert_eq!(added.is_ok(), granted, "{added:?}");
     }
-    assert!(n1.store().walk().unwrap().iter().any(|look| look.address == free), "kept at home");
+    assert!(n1.store().address_files().unwrap().iter().any(|look| look.address == free), "kept at home");
 }

@@ -1,4 +1,5 @@
-//! What the agent does for pods: decisions before their ADD, notes that are told, claims that are answered.
+//! What the agent does for pods: decisions before their ADD, pending updates that are sent, claims that are
+//! answered.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,9 +8,9 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
-use sticky_ipam::cni::{Attachment, ContainerId, IfName, PodIdentity};
+use sticky_ipam::names::{Attachment, ContainerId, IfName, PodIdentity};
 use sticky_ipam::policy::lifetime::retention::Keep;
-use sticky_ipam::store::Claimant;
+use sticky_ipam::store::ClaimantKey;
 
 use crate::support::agent::Stepped;
 use crate::support::agent::{attached, case, cut_off, parts};
@@ -115,7 +116,7 @@ async fn a_pod_that_was_not_sticky_is_judged_again_as_long_as_it_waits() {
         assert_eq!(
             decided(&lives),
             Some(false),
-            "{mode}: it lives with {ordinary}, and is the controller's to mark"
+            "{mode}: it runs with {ordinary}, and the controller adopts it"
         );
     }
 }
@@ -143,10 +144,7 @@ async fn a_plain_pod_that_becomes_sticky_while_cilium_adds_it_is_left_alone() {
     let (added, ()) = tokio::join!(node.add(&late), meanwhile);
     added.unwrap();
     agent.settle().await;
-    assert!(
-        stickies(&case).await.is_empty(),
-        "it has an address of Cilium's, and is the controller's to mark"
-    );
+    assert!(stickies(&case).await.is_empty(), "it has an address of Cilium's, and the controller adopts it");
 }
 
 #[tokio::test]
@@ -180,7 +178,7 @@ async fn a_pod_whose_predecessor_still_runs_here_is_decided_when_it_has_gone() {
     let old = pod(&case, "db-0", &node).await;
     agent.step().await;
     let address = node.add(&old).await.unwrap();
-    // Forcibly deleted: its sandbox lives on for a while.
+    // Forcibly deleted: its sandbox still runs for a while.
     let new = pod(&case, "db-0", &node).await;
     agent.step().await;
     assert!(node.store().decisions().unwrap().is_empty(), "the old sandbox has the address");
@@ -225,8 +223,8 @@ async fn a_new_sandbox_made_without_the_api_server_keeps_its_address_as_the_old_
     let again = Sandbox { container: format!("{}-again", first.container), ..first.clone() };
     assert_eq!(node.add(&again).await.unwrap(), address);
     node.del(&first).await;
-    let told = node.pending_updates();
-    assert_eq!(told.len(), 2, "{told:?}");
+    let pending = node.pending_updates();
+    assert_eq!(pending.len(), 2, "{pending:?}");
     agent.step().await;
     assert_eq!(attached(&case).await, Some(again.container.clone()));
     assert!(node.pending_updates().is_empty());
@@ -264,8 +262,8 @@ async fn a_claim_on_this_nodes_address_is_granted_or_refused_with_the_claimants_
     assert!(answer(used).spec.reason.as_deref().unwrap().contains("web"), "{answers:?}");
     assert_eq!(answer(gateway).spec.phase, ClaimPhase::Refused);
     let elsewhere = answers.iter().find(|claim| claim.spec.sticky_ref.name == "d").unwrap();
-    assert_eq!(elsewhere.spec.phase, ClaimPhase::Requested, "another node's to answer");
-    // What was granted is kept from everybody on this node.
+    assert_eq!(elsewhere.spec.phase, ClaimPhase::Requested, "another node answers it");
+    // What was granted is not given to any other pod of this node.
     let mut given = Vec::new();
     for number in 0..70 {
         let pod = case.pod(&format!("p{number}"), &[], Some(&node.name)).await;
@@ -282,11 +280,12 @@ async fn what_was_granted_is_not_freed_by_the_refused_walk_that_had_reserved_it_
     let address: IpAddr = node.range().hosts().nth(40).unwrap().into();
     let (container, interface) = (ContainerId::new("refused").unwrap(), IfName::new("eth0").unwrap());
     let walk = Attachment { container, interface };
-    let claimant = Claimant::bound(case.namespace(), "db-0", &walk.interface);
+    let claimant = ClaimantKey::new(case.namespace(), "db-0", &walk.interface);
     let refused = PodIdentity::new(case.namespace(), "db-0", Some("u")).unwrap();
     let store = node.store();
     store.lock().unwrap().reserve(address, &claimant, &refused, &walk, None, &[]).unwrap();
-    // It has found no claim on what it reserved; before it lets go, its claimant's next pod asks from another node.
+    // It has found no claim on what it reserved; before it releases that, its claimant's next pod claims it
+    // from another node.
     ask(&case, address, &node.name, "db-0").await;
     agent.step().await;
     assert_eq!(claims(&case).await[0].spec.phase, ClaimPhase::Granted);
@@ -299,7 +298,7 @@ async fn an_earlier_attempts_address_that_is_unowned_now_is_not_prepared() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let mut agent = Stepped::new(&case, &node, "crd", &[]).await;
-    // It stands in the pool unowned; who claimed it once had it reserved, and the store was lost since.
+    // It is unowned in the pool; its claimant had it reserved once, and the store was lost since.
     let offered: IpAddr = node.range().hosts().last().unwrap().into();
     ask(&case, offered, &node.name, "db-0").await;
     let api: Api<AddressClaim> = Api::all(case.client());

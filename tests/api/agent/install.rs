@@ -13,7 +13,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
 use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, PartState};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
-use sticky_ipam::cni::NetworkName;
+use sticky_ipam::names::NetworkName;
 use sticky_ipam::policy::mode::PluginMode;
 
 use crate::support::api_server::access::Access;
@@ -200,7 +200,7 @@ async fn a_restarted_agent_keeps_a_good_token_and_replaces_one_that_is_refused()
     restarted.install_once(&[]).await.unwrap();
     assert_eq!(inodes(), before);
     assert_eq!(state(&restarted).renewals, 0);
-    // The account is made anew: its old tokens are worth nothing, long before their time.
+    // The account is created again: its old tokens are not valid any more, long before they expire.
     delete_account(&case).await;
     remake_account(&case).await;
     let old = host.text();
@@ -358,7 +358,7 @@ async fn with_an_expired_token_an_add_says_what_to_do_and_with_a_renewed_one_it_
     let mut node = TestNode::ready(&case, "n1", case.range()).await;
     case.shipped_roles().await;
     let bound = case.bound_to(&node.name).await;
-    // As old as this it still lives, so what is wrong with the next one is its age alone.
+    // At this age it is still valid, so only the age of the next one is wrong.
     node.by(&case.token_of_before(ACCOUNT, Some(bound.clone()), 60).await);
     let first = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
     let address = node.add(&first).await.unwrap();
@@ -366,9 +366,9 @@ async fn with_an_expired_token_an_add_says_what_to_do_and_with_a_renewed_one_it_
     node.by(&case.token_of_before(ACCOUNT, Some(bound.clone()), 2 * 3600).await);
     let second = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
     let error = node.add(&second).await.unwrap_err();
-    let told = error["msg"].as_str().unwrap();
-    assert!(error["code"] == 11 && told.contains("expired") && told.contains("renews them"), "{error}");
-    assert!(told.contains(node.kubeconfig().to_str().unwrap()), "{error}");
+    let message = error["msg"].as_str().unwrap();
+    assert!(error["code"] == 11 && message.contains("expired") && message.contains("renews them"), "{error}");
+    assert!(message.contains(node.kubeconfig().to_str().unwrap()), "{error}");
     assert!(node.in_use().is_empty());
     node.by(&case.token(ACCOUNT, Some(bound)).await);
     assert_eq!(node.add(&second).await.unwrap(), address);
@@ -376,7 +376,7 @@ async fn with_an_expired_token_an_add_says_what_to_do_and_with_a_renewed_one_it_
 }
 
 #[tokio::test]
-async fn the_server_takes_every_manifest_as_it_stands() {
+async fn the_server_accepts_every_manifest_as_it_is() {
     let case = ApiServer::shared().await.case().await;
     let params = PatchParams { dry_run: true, ..PatchParams::apply("test").force() }.validation_strict();
     for file in ["rbac.yaml", "admission.yaml", "agent.yaml", "controller.yaml"] {

@@ -1,4 +1,4 @@
-//! What nobody ended is freed by the agent, on the second look and after a live one; what holds is left alone.
+//! The agent releases what no DEL ended, on the second check and after a live read; what is in use stays.
 
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ async fn a_sandbox_gone_without_a_del_is_released_on_the_second_check_without_it
     delete_pod(&case, "db-0").await;
     delete_pod(&case, "web").await;
     agent.step().await;
-    assert_eq!(node.in_use().len(), 3, "one look is no proof");
+    assert_eq!(node.in_use().len(), 3, "one check is no proof");
     agent.settle().await;
     assert_eq!(node.in_use().len(), 1);
     assert_eq!(attached(&case).await, None);
@@ -55,7 +55,7 @@ async fn an_attachment_whose_add_crashed_half_way_is_released_once_its_pod_is_go
     assert_eq!(attached(&case).await, Some(first.container.clone()), "its pod exists and may come again");
     delete_pod(&case, "db-0").await;
     agent.step().await;
-    assert_eq!(attached(&case).await, Some(first.container.clone()), "one look is no proof");
+    assert_eq!(attached(&case).await, Some(first.container.clone()), "one check is no proof");
     agent.settle().await;
     assert_eq!(attached(&case).await, None);
     assert_in_step(&case, &[&node]).await;
@@ -75,17 +75,17 @@ async fn a_reservation_without_a_claim_goes_and_one_with_a_claim_stays() {
     delete_pod(&case, "lost-0").await;
     delete_pod(&case, "kept-0").await;
     agent.settle().await;
-    let left: Vec<_> = node.store().walk().unwrap().into_iter().map(|look| look.address).collect();
+    let left: Vec<_> = node.store().address_files().unwrap().into_iter().map(|look| look.address).collect();
     assert_eq!(left, [address]);
     // Recycled: the StickyIP and its claim go, and with them the last record.
     let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
     api.delete("kept-0", &Default::default()).await.unwrap();
     agent.settle().await;
-    assert_eq!(node.store().walk().unwrap().len(), 1, "its claim stands");
+    assert_eq!(node.store().address_files().unwrap().len(), 1, "its claim stands");
     let claims: Api<AddressClaim> = Api::all(case.client());
     claims.delete(&address.to_string(), &Default::default()).await.unwrap();
     agent.settle().await;
-    assert!(node.store().walk().unwrap().is_empty());
+    assert!(node.store().address_files().unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -101,12 +101,12 @@ async fn what_is_remembered_of_an_address_from_elsewhere_goes_with_its_pod() {
     assert_eq!(n2.add(&away).await.unwrap(), address);
     n2.del(&away).await;
     agent.settle().await;
-    assert_eq!(n2.store().walk().unwrap().len(), 1, "for its pod's next sandbox");
+    assert_eq!(n2.store().address_files().unwrap().len(), 1, "for its pod's next sandbox");
     delete_pod(&case, "db-0").await;
     agent.settle().await;
-    assert!(n2.store().walk().unwrap().is_empty());
+    assert!(n2.store().address_files().unwrap().is_empty());
     assert_eq!(stickies(&case).await.len(), 1);
-    assert_eq!(n1.store().walk().unwrap().len(), 1, "its home keeps it");
+    assert_eq!(n1.store().address_files().unwrap().len(), 1, "its home keeps it");
 }
 
 #[tokio::test]
@@ -168,7 +168,8 @@ async fn an_address_that_a_pod_has_left_for_its_pin_is_kept_as_long_as_it_is_cla
     assert_eq!(node.add(&second).await.unwrap(), another);
     assert!(claims(&case).await.iter().any(|claim| claim.spec.address == old), "it rests, or will");
     node.assert_claims_of_its_block_are_reserved(&case).await;
-    // Lost from the store, it comes back to it, also while its StickyIP lives here with another.
+    // Lost from the store, it is recorded again, also while a sandbox here has its StickyIP with another
+    // address.
     std::fs::remove_file(node.folder().join("net").join(old.to_string())).unwrap();
     agent.settle().await;
     let given = fill(&case, &node, "web").await;
@@ -181,7 +182,7 @@ async fn an_address_that_a_pod_has_left_for_its_pin_is_kept_as_long_as_it_is_cla
     assert_eq!(node.add(&third).await.unwrap(), old);
     node.assert_claims_of_its_block_are_reserved(&case).await;
     assert!(fill(&case, &node, "more").await.is_empty());
-    // Once nobody claims what it has left, anybody may have it.
+    // Once it is not claimed any more, any pod may have it.
     let claims: Api<AddressClaim> = Api::all(case.client());
     claims.delete(&another.to_string(), &Default::default()).await.unwrap();
     agent.settle().await;

@@ -28,7 +28,7 @@ async fn asked(case: &Case<'_>) -> Option<String> {
     pods.get("db-0").await.unwrap().metadata.annotations.unwrap_or_default().get(MAC).cloned()
 }
 
-async fn told(case: &Case<'_>) -> Vec<String> {
+async fn mac_events(case: &Case<'_>) -> Vec<String> {
     let events: Api<Event> = Api::namespaced(case.client(), case.namespace());
     let listed = events.list(&ListParams::default()).await.unwrap().into_iter();
     let of_it = listed.filter(|event| event.reason.as_deref() == Some("MacNotKept"));
@@ -80,7 +80,7 @@ async fn with_keep_mac_the_next_pod_has_the_same_mac_on_any_node_and_without_it_
         assert_eq!(again == mac, keep);
         assert_eq!(recorded(&case).await, Some(again));
         assert_eq!(asked(&case).await, keep.then_some(mac));
-        assert!(told(&case).await.is_empty());
+        assert!(mac_events(&case).await.is_empty());
         assert_in_step(&case, &[&n1, &n2]).await;
     }
 }
@@ -102,7 +102,7 @@ async fn annotations_of_pod_and_namespace_count_and_a_pods_own_mac_is_left_alone
     let wishes = pod(&case, &node, json!({MAC: wish})).await;
     assert_eq!(starts(&node, &mut agent, &wishes).await, wish);
     assert_eq!(recorded(&case).await.as_deref(), Some(wish), "what it asked for is recorded");
-    assert!(told(&case).await.is_empty());
+    assert!(mac_events(&case).await.is_empty());
 }
 
 #[tokio::test]
@@ -114,8 +114,8 @@ async fn a_pod_not_prepared_in_time_gets_an_event_about_its_mac_and_the_kept_one
     agent.settle().await;
     let other = node.cilium().mac(&early.container);
     assert_ne!(other, mac);
-    let told = told(&case).await;
-    assert!(told.len() == 1 && told[0].contains(&mac) && told[0].contains(&other), "{told:?}");
+    let events = mac_events(&case).await;
+    assert!(events.len() == 1 && events[0].contains(&mac) && events[0].contains(&other), "{events:?}");
     assert_eq!(recorded(&case).await, Some(mac.clone()));
     ends(&case, &node, &mut agent, &early).await;
     let next = pod(&case, &node, json!({})).await;

@@ -1,10 +1,10 @@
-//! What is told late of an older sandbox, while the pod's next one comes.
+//! Pending updates of an older sandbox that are sent late, while the pod's next one starts.
 
 use std::time::Duration;
 
 use serde_json::json;
-use sticky_ipam::cni::{Attachment, ContainerId, IfName};
-use sticky_ipam::store::{Claimant, PendingUpdate, Told};
+use sticky_ipam::names::{Attachment, AttachmentId, ContainerId, IfName};
+use sticky_ipam::store::{ClaimantKey, PendingUpdate, PendingUpdateKind};
 
 use crate::support::agent::Stepped;
 use crate::support::agent::{attached, case, cut_off, parts};
@@ -18,20 +18,21 @@ fn attachment(sandbox: &Sandbox) -> Attachment {
     Attachment { container: ContainerId::new(&sandbox.container).unwrap(), interface: interface() }
 }
 
-/// What a DEL leaves that could not tell the API server: an older sandbox of the pod, which was prepared, has ended.
+/// The pending update of a DEL that could not reach the API server: an older sandbox of the pod, which was
+/// prepared, has ended.
 fn put_pending_update(node: &TestNode, old: &Sandbox) {
     let store = node.store();
-    let note = PendingUpdate {
-        what: Told::Ended,
+    let update = PendingUpdate {
+        kind: PendingUpdateKind::Ended,
         container: old.container.clone(),
         interface: "eth0".into(),
         namespace: Some(old.namespace.clone()),
         name: Some(old.pod.clone()),
-        attachment_id: Some(format!("prepared-{}", old.uid)),
+        attachment_id: Some(AttachmentId::Prepared(old.uid.clone())),
         uid: Some(old.uid.clone()),
         at: store.now().clone(),
     };
-    store.lock().unwrap().put_pending_update(&attachment(old), &note).unwrap();
+    store.lock().unwrap().put_pending_update(&attachment(old), &update).unwrap();
 }
 
 #[tokio::test]
@@ -45,7 +46,7 @@ async fn a_pending_update_of_an_older_sandbox_leaves_the_next_ones_decision_alon
     let prepared = Some(format!("prepared-{}", old.uid));
     assert_eq!(attached(&case).await, prepared);
     put_pending_update(&node, &old);
-    // One step: after more of them it would be prepared anew.
+    // One step: after more of them it would be prepared again.
     agent.step().await;
     assert_eq!(attached(&case).await, prepared, "the next sandbox's attachment was taken for the old one's");
     assert!(node.pending_updates().is_empty());
@@ -61,7 +62,8 @@ async fn a_pending_update_of_an_older_sandbox_leaves_the_next_ones_decision_alon
     assert_eq!(attached(&case).await, None);
 }
 
-/// The API server comes back while an ADD has given it up: the agent has seen that no sandbox lives and is about to detach.
+/// The API server comes back while an ADD has given it up: the agent has seen that no sandbox runs and is
+/// about to detach.
 #[tokio::test]
 async fn an_add_without_the_api_server_waits_for_the_release_of_its_pods_older_sandbox() {
     let case = case().await;
@@ -71,19 +73,19 @@ async fn an_add_without_the_api_server_waits_for_the_release_of_its_pods_older_s
     let address = node.add(&old).await.unwrap();
     let proxy = cut_off(&case, &mut node);
     node.del(&old).await;
-    let claimant = Claimant::bound(case.namespace(), "db-0", &interface());
+    let claimant = ClaimantKey::new(case.namespace(), "db-0", &interface());
     let store = node.store();
     let pool_lock = store.pool_lock(&claimant, Duration::from_secs(5)).unwrap();
     let detaching = async {
-        // As long as the detach is under way, nobody lives by what the node remembers.
-        let mut looks = 0;
-        while looks < 20 {
+        // As long as the detach runs, no sandbox starts with what the node has recorded.
+        let mut checks = 0;
+        while checks < 20 {
             tokio::time::sleep(Duration::from_millis(25)).await;
-            looks += usize::from(node.is_adding(&new));
+            checks += usize::from(node.is_adding(&new));
             assert!(node.in_use().is_empty(), "{:?}", node.in_use());
         }
         let mut locked = store.lock().unwrap();
-        locked.clear_attachment(&claimant, &[&old.container]).unwrap();
+        locked.clear_attachment(&claimant, &[old.container.as_str().into()]).unwrap();
         locked.commit().unwrap();
         drop(pool_lock);
     };

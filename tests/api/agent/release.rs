@@ -1,5 +1,5 @@
-//! Addresses that were kept for a StickyIP and that it does not have any more: they become anybody's whole, key and record, and
-//! nobody takes one back while that is done.
+//! Addresses that were kept for a StickyIP and that it does not have any more: entry and record become
+//! unowned together, and no pod gets one back while that is done.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, mpsc};
@@ -8,10 +8,10 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use sticky_ipam::cluster::objects::ClaimPhase;
-use sticky_ipam::cluster::protocol::adopted;
 use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
-use sticky_ipam::cni::{Attachment, ContainerId, IfName, PodIdentity};
-use sticky_ipam::store::{Claimant, Keep, NodeTime, Phase, Record, StickyBinding};
+use sticky_ipam::names::{Attachment, AttachmentId, ContainerId, IfName, PodIdentity, StickyKey};
+use sticky_ipam::policy::lifetime::retention::Retention;
+use sticky_ipam::store::{ClaimantKey, NodeTime, Record, RecordState, StickyBinding};
 use tokio::sync::oneshot;
 
 use crate::support::agent::fill;
@@ -23,19 +23,19 @@ use crate::support::node::{TestNode, delete_pod, sandbox, stickies, sticky_pod};
 use crate::support::running_pod::{FEW, LOOKS, answer, ask, claims, node_of, running};
 use crate::support::workloads::deployed;
 
-async fn key(case: &Case<'_>, node: &TestNode, address: IpAddr) -> Option<PoolEntry> {
+async fn pool_entry(case: &Case<'_>, node: &TestNode, address: IpAddr) -> Option<PoolEntry> {
     let nodes: Api<CiliumNode> = Api::all(case.client());
     nodes.get(&node.name).await.unwrap().spec.ipam.pool.get(&address.to_string()).cloned()
 }
 
 fn at(node: &TestNode, address: IpAddr) -> Option<Record> {
-    node.store().lock().unwrap().at(address).unwrap().map(|stored| stored.record)
+    node.store().lock().unwrap().find_by_address(address).unwrap().map(|stored| stored.record)
 }
 
 fn put(node: &TestNode, record: &Record) {
     let store = node.store();
     let mut locked = store.lock().unwrap();
-    let old = locked.at(record.addresses[0]).unwrap();
+    let old = locked.find_by_address(record.addresses[0]).unwrap();
     locked.put(record, old.as_ref()).unwrap();
     locked.commit().unwrap();
 }
@@ -45,8 +45,8 @@ fn attachment(container: &str) -> Attachment {
     Attachment { container: ContainerId::new(container).unwrap(), interface }
 }
 
-/// Longer ago than the agent waits between its two looks, which a test does not wait: a record that is written anew tells by its
-/// moment, in whole seconds.
+/// Longer ago than the agent waits between its two checks, which a test does not wait for: a record that is
+/// written again differs by its time, in whole seconds.
 fn long_ago(node: &TestNode) -> NodeTime {
     let now = node.store().now().clone();
     NodeTime::new(now.wall() - 60, 0, now.boot())
@@ -54,14 +54,14 @@ fn long_ago(node: &TestNode) -> NodeTime {
 
 /// What is kept for a StickyIP that had these addresses, last with a pod that is gone.
 fn kept(case: &Case<'_>, node: &TestNode, addresses: &[IpAddr], sticky: &str, pod: &str) -> Record {
-    let claimant = Claimant::bound(case.namespace(), sticky, &attachment("old").interface);
+    let claimant = ClaimantKey::new(case.namespace(), sticky, &attachment("old").interface);
     let pod = PodIdentity::new(case.namespace(), pod, Some("gone")).unwrap();
     Record::reserved(addresses.to_vec(), &claimant, Some(pod), &attachment("old"), &long_ago(node))
 }
 
-/// Anybody's: Cilium may give it to any pod, and nobody here keeps it.
-async fn assert_anybodys(case: &Case<'_>, node: &TestNode, address: IpAddr) {
-    assert_eq!(key(case, node, address).await, Some(PoolEntry::default()), "{address}");
+/// Unowned: Cilium may give it to any pod, and no record here keeps it.
+async fn assert_unowned(case: &Case<'_>, node: &TestNode, address: IpAddr) {
+    assert_eq!(pool_entry(case, node, address).await, Some(PoolEntry::default()), "{address}");
     assert!(at(node, address).is_some_and(|record| record.is_unowned()), "{:?}", at(node, address));
 }
 
@@ -83,14 +83,14 @@ async fn an_adoption_whose_pod_ended_before_it_was_granted_leaves_no_owner_behin
     let next = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
     agent.step().await;
     assert_eq!(owned(&cilium_nodes(&case).await, &owner).len(), 1, "its successor's alone");
-    assert_anybodys(&case, &node, address).await;
+    assert_unowned(&case, &node, address).await;
     node.cilium().catch_up();
     agent.settle().await;
     let its_own = node.add(&next).await.unwrap();
     assert_ne!(its_own, address);
     agent.settle().await;
     assert_eq!(owned(&cilium_nodes(&case).await, &owner), [(node.name.clone(), its_own)]);
-    assert_anybodys(&case, &node, address).await;
+    assert_unowned(&case, &node, address).await;
     let ordinary = sandbox(&case.pod("web", &[], Some(&node.name)).await);
     assert_ne!(node.add(&ordinary).await.unwrap(), its_own);
 }
@@ -120,13 +120,17 @@ async fn an_address_left_with_an_owner_is_unowned_again_wherever_the_agent_crash
             let pinned = json!({"sticky-ipam.io/ips": pin.to_string()});
             let pod = sandbox(&sticky_pod(&case, &name, &node.name, pinned).await);
             node.cilium().catch_up();
-            // The old key has the same owner, and Cilium gives it; the plugin would try until its time is over.
+            // The old entry has the same owner, and Cilium gives it; the plugin would try until its time is
+            // over.
             let _ = node.add(&pod).await;
-            assert!(at(&node, address).is_some_and(|record| record.is_left()), "else the test shows nothing");
+            assert!(
+                at(&node, address).is_some_and(|record| record.state == RecordState::Superseded),
+                "else the test shows nothing"
+            );
             let ended = ends_at(&settings, &access, LOOKS, number, after).await;
             next = next.anew();
             next.settle().await;
-            assert_anybodys(&case, &node, address).await;
+            assert_unowned(&case, &node, address).await;
             assert!(owned(&cilium_nodes(&case).await, &owner).iter().all(|(_, key)| *key == pin));
             delete_pod(&case, &name).await;
             node.del(&pod).await;
@@ -144,13 +148,13 @@ async fn a_kept_address_that_cilium_may_have_given_out_is_not_taken_back() {
     let case = case().await;
     let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
     let address = anybodys(&case, &node).await;
-    // The agent ended between the key and the record.
+    // The agent ended between the entry and the record.
     put(&node, &kept(&case, &node, &[address], "db-0", "db-0"));
     let pod = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
     assert_ne!(node.add(&pod).await.unwrap(), address);
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
     agent.settle().await;
-    assert_anybodys(&case, &node, address).await;
+    assert_unowned(&case, &node, address).await;
 }
 
 #[tokio::test]
@@ -170,10 +174,14 @@ async fn no_entry_of_a_record_loses_its_owner_while_cilium_has_another_of_its_ad
     node.cilium().put_endpoint("another", hidden);
     agent.settle().await;
     assert_eq!(at(&node, shown), Some(record), "Cilium has an endpoint with {hidden}");
-    assert_eq!(key(&case, &node, shown).await.unwrap().owner, owner, "a kept address beside an unowned key");
+    assert_eq!(
+        pool_entry(&case, &node, shown).await.unwrap().owner,
+        owner,
+        "a kept address beside an unowned entry"
+    );
     node.cilium().end_endpoint("another");
     agent.settle().await;
-    assert_anybodys(&case, &node, shown).await;
+    assert_unowned(&case, &node, shown).await;
     assert_eq!(at(&node, hidden), None);
 }
 
@@ -184,20 +192,19 @@ async fn a_record_without_sandbox_is_released_though_cilium_gave_its_address_to_
     let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
     agent.settle().await;
     let address = anybodys(&case, &node).await;
-    // The agent ended when it had written the record of a pod that had just let go.
+    // The agent ended when it had written the record of a pod that had just released the address.
     let gone = PodIdentity::new(case.namespace(), "db-0", Some("gone")).unwrap();
     let binding = StickyBinding {
-        namespace: case.namespace().to_owned(),
-        name: "db-0".to_owned(),
-        container: adopted("gone"),
+        key: StickyKey { namespace: case.namespace().to_owned(), name: "db-0".to_owned() },
+        attachment_id: Some(AttachmentId::Adopted("gone".into())),
     };
     let record = Record {
         addresses: vec![address],
         attachment: attachment("gone"),
-        phase: Phase::Attached,
+        state: RecordState::Attached,
         netns: None,
         pod: Some(gone),
-        keep: Keep::Forever,
+        retention: Some(Retention::FOREVER),
         binding: Some(binding),
         since: node.store().now().clone(),
     };
@@ -209,11 +216,11 @@ async fn a_record_without_sandbox_is_released_though_cilium_gave_its_address_to_
     let its_own = node.add(&next).await.unwrap();
     assert_ne!(its_own, address);
     agent.settle().await;
-    assert_anybodys(&case, &node, address).await;
+    assert_unowned(&case, &node, address).await;
     assert_eq!(node.in_use(), [(its_own, next.container)]);
 }
 
-/// Halts a verb before its first write of the protocol until it is told to go on.
+/// Halts a verb before its first write of the protocol until the test continues it.
 struct Halt {
     arrived: Mutex<Option<oneshot::Sender<()>>>,
     go_on: Mutex<mpsc::Receiver<()>>,
@@ -237,13 +244,13 @@ async fn what_an_add_takes_back_for_its_slot_is_not_freed_under_it() {
         let node = TestNode::ready(&case, "n1", range).await;
         let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
         let address = IpAddr::from(range.hosts().last().unwrap());
-        // What a pod of the slot had that is gone, and nobody claims.
+        // What an ended pod of the slot had, and what is not claimed.
         let record = kept(&case, &node, &[address], "web-0", "web-old");
-        let claimant = Claimant::bound(case.namespace(), "web-0", &record.attachment.interface);
+        let claimant = ClaimantKey::new(case.namespace(), "web-0", &record.attachment.interface);
         put(
             &node,
             &match is_left {
-                true => Record::left(address, &claimant, &record.attachment, &long_ago(&node)),
+                true => Record::superseded(address, &claimant, &record.attachment, &long_ago(&node)),
                 false => record,
             },
         );
@@ -257,8 +264,8 @@ async fn what_an_add_takes_back_for_its_slot_is_not_freed_under_it() {
             pods.patch("web-new", &PatchParams::default(), &Patch::Merge(pin)).await.unwrap();
         }
         let (arrived, comes) = oneshot::channel();
-        let (go_on, told) = mpsc::channel();
-        let halt = Arc::new(Halt { arrived: Mutex::new(Some(arrived)), go_on: Mutex::new(told) });
+        let (go_on, continued) = mpsc::channel();
+        let halt = Arc::new(Halt { arrived: Mutex::new(Some(arrived)), go_on: Mutex::new(continued) });
         let add = {
             let pod = sandbox(&pod);
             let node = &node;

@@ -1,5 +1,5 @@
-//! The agent with its watches: readiness, a watch that lags, a server that has forgotten where the watches were, tokens
-//! that are refused, an object that cannot be read.
+//! The agent with its watches: readiness, a watch that lags, a server that has forgotten where the watches
+//! were, tokens that are refused, an object that cannot be read.
 
 use std::time::Duration;
 
@@ -35,9 +35,9 @@ async fn an_agent_becomes_ready_prepares_on_an_event_and_shows_what_it_did() {
     assert!(comes_true(SOON, || async { decided(&node, &first.uid) }).await);
     let page = tokio::task::spawn_blocking(move || page(address, "/metrics").unwrap()).await.unwrap();
     for part in [
-        "decisions_prepared_total{what=\"sticky\"} 1",
+        "decisions_prepared_total{kind=\"sticky\"} 1",
         "pool_addresses{family=\"IPv4\",state=\"Free\"} 8",
-        "api_requests_total{what=\"GET\"}",
+        "api_requests_total{method=\"GET\"}",
         "last_success_timestamp_seconds",
     ] {
         assert!(page.contains(part), "{part} is not in {page}");
@@ -59,7 +59,7 @@ async fn an_agent_whose_watch_lags_releases_nothing_that_another_node_has_by_now
     assert!(comes_true(SOON, || async { decided(&n1, &first.uid) }).await);
     let own = stickies(&case).await[0].spec.addresses[0];
     proxy.set(Weather::AnswersHeld);
-    // Somebody vouches that the node is off; its pod is made anew elsewhere.
+    // The taint says that the node is off; its pod is created again on another node.
     let nodes: Api<Node> = Api::all(case.client());
     let taint =
         json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}});
@@ -92,7 +92,7 @@ async fn what_changed_while_no_watch_ran_is_listed_again_when_the_server_is_back
     let before = pod(&case, "db-0", &node).await;
     assert!(comes_true(SOON, || async { decided(&node, &before.uid) }).await);
     proxy.set(Weather::Reset);
-    // While nobody watches one pod goes and another comes; a server that starts anew remembers no events.
+    // While nothing watches, one pod ends and another starts; a server that restarts has no old events.
     delete_pod(&case, "db-0").await;
     let after = pod(&case, "db-1", &node).await;
     server.restart().await;
@@ -119,7 +119,7 @@ async fn refused_credentials_are_read_again_until_they_are_good() {
     let _agent = Loose::start(AgentSettings { client, ..settings });
     let refused = comes_true(SOON, || async {
         let asked = tokio::task::spawn_blocking(move || page(address, "/metrics")).await.unwrap();
-        asked.is_some_and(|text| text.contains("errors_total{what=\"watch\"}"))
+        asked.is_some_and(|text| text.contains("errors_total{action=\"watch\"}"))
     });
     assert!(refused.await);
     assert!(!is_ready(address).await);
@@ -162,9 +162,9 @@ async fn an_object_that_cannot_be_read_is_reported_and_ends_no_watch() {
     let first = pod(&case, "db-0", &node).await;
     assert!(comes_true(SOON, || async { decided(&node, &first.uid) }).await);
     let events: Api<Event> = Api::namespaced(case.client(), "default");
-    let told = comes_true(SOON, || async {
+    let reported = comes_true(SOON, || async {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         all.iter().any(|event| event.involved_object.name.as_deref() == Some("10.9.9.9"))
     });
-    assert!(told.await);
+    assert!(reported.await);
 }

@@ -1,4 +1,5 @@
-//! Adoption of a running cluster on a real API server: what is written, what is refused, wherever it ends, and the way back.
+//! Adoption of a running cluster on a real API server: what is written, what is refused, wherever it ends,
+//! and the way back.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -10,14 +11,15 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
+use sticky_ipam::cluster::protocol::apply::{NoObserver, SentWrite, WriteObserver};
 use sticky_ipam::controller::commands::adopt::{AdoptReport, AdoptRequest, adopt, follow};
 use sticky_ipam::controller::flags::BackTo;
-use sticky_ipam::controller::writer::{Overseer, Unwatched, Writer};
+use sticky_ipam::controller::writer::Writer;
 
 use crate::support::api_server::access::Access;
 use crate::support::api_server::case::Case;
 use crate::support::api_server::{ApiServer, comes_true};
-use crate::support::duty::{EndAt, apply, bare_node, settings};
+use crate::support::duty::{EndControllerAt, apply, bare_node, settings};
 use crate::support::node::ended_by_the_witness;
 
 const DRY: AdoptRequest = AdoptRequest { apply: false, back: None, free: 4 };
@@ -69,12 +71,12 @@ async fn sticky(case: &Case<'_>, name: &str, address: &str) {
     apply(stickies, object).await;
 }
 
-async fn writer(case: &Case<'_>, overseer: Box<dyn Overseer>) -> Writer {
-    Writer::new(case.admin().client().await, PathBuf::from("the test's"), overseer)
+async fn writer(case: &Case<'_>, observer: Box<dyn WriteObserver>) -> Writer {
+    Writer::new(case.admin().client().await, PathBuf::from("the test's"), observer)
 }
 
 async fn run(case: &Case<'_>, order: AdoptRequest) -> (AdoptReport, usize) {
-    let writer = writer(case, Box::new(Unwatched)).await;
+    let writer = writer(case, Box::new(NoObserver)).await;
     let flags = settings(case, &["--cilium-ipam=cluster-pool"]);
     (adopt(&writer, &flags, order).await.unwrap(), writer.count())
 }
@@ -145,8 +147,9 @@ struct Latecomer {
     namespace: String,
 }
 
-impl Overseer for Latecomer {
-    fn after(&self, what: &str) {
+impl WriteObserver for Latecomer {
+    fn after(&self, _: usize, write: SentWrite<'_>) {
+        let what = write.description();
         if what != "patch CiliumNode n1" {
             return;
         }
@@ -172,8 +175,9 @@ struct Rival {
     patches: Mutex<Vec<Value>>,
 }
 
-impl Overseer for Rival {
-    fn before(&self, what: &str) {
+impl WriteObserver for Rival {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        let what = write.description();
         if what != "patch CiliumNode n1" {
             return;
         }
@@ -224,7 +228,7 @@ async fn a_pod_that_starts_while_agents_restart_is_added_to_its_nodes_pool_alone
     let before = pool(&case, "n1").await;
     // The operator has written the new mode, and restarts one agent after the other.
     mode(&case, "crd").await;
-    let (writer, flags) = (writer(&case, Box::new(Unwatched)).await, settings(&case, &[]));
+    let (writer, flags) = (writer(&case, Box::new(NoObserver)).await, settings(&case, &[]));
     let starting = async {
         running(case.client(), case.namespace(), "late", "n1", "10.1.1.99").await;
         let is_there = || async { pool(&case, "n1").await.get("10.1.1.99").is_some() };
@@ -278,7 +282,7 @@ async fn wherever_it_ends_it_is_finished_by_running_it_again() {
             node(&case, node_number).await;
         }
         running(case.client(), case.namespace(), "web", "n2", "10.1.2.5").await;
-        let writer = writer(&case, EndAt::boxed(number, number % 2 == 0)).await;
+        let writer = writer(&case, EndControllerAt::boxed(number, number % 2 == 0)).await;
         let flags = settings(&case, &[]);
         let ended = ended_by_the_witness(async {
             adopt(&writer, &flags, APPLY).await.unwrap();

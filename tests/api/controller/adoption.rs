@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
-use sticky_ipam::controller::writer::Overseer;
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::policy::lifetime::retention::Keep;
 
 use crate::support::controller::{Desk, HURRIED, rounds, until, while_at_work};
@@ -33,7 +33,7 @@ impl Desk {
 
 fn attachment(sticky: &StickyIP) -> Option<(String, String)> {
     let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
-    Some((attachment.node.clone(), attachment.container_id.clone()))
+    Some((attachment.node.clone(), attachment.attachment_id.to_string()))
 }
 
 #[tokio::test]
@@ -146,9 +146,9 @@ type Written = Arc<Mutex<Vec<String>>>;
 /// Keeps the words of every write.
 struct Recorder(Written);
 
-impl Overseer for Recorder {
-    fn before(&self, what: &str) {
-        self.0.lock().unwrap().push(what.to_owned());
+impl WriteObserver for Recorder {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        self.0.lock().unwrap().push(write.description().to_owned());
     }
 }
 

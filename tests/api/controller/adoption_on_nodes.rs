@@ -1,4 +1,5 @@
-//! Marking end to end: the controller asks, the node's agent grants what the pod has, and the pod's end and its next
+//! Marking end to end: the controller asks, the node's agent grants what the pod has, and the pod's end and
+//! its next
 //! incarnation go the usual way.
 
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ const FLAGS: &[&str] =
 const FEW: &[&str] = &["--ip-rate-num", "3", "--max-allocated-ip", "8"];
 
 fn attached(sticky: &StickyIP) -> Option<String> {
-    Some(sticky.status.as_ref()?.attachment.as_ref()?.container_id.clone())
+    Some(sticky.status.as_ref()?.attachment.as_ref()?.attachment_id.to_string())
 }
 
 /// Steps the agent while the controller works, until the condition holds.
@@ -129,7 +130,7 @@ async fn where_the_store_knows_it_an_adopted_pods_record_outlives_its_del() {
         node.del(&first).await;
         assert_eq!(attached(&stickies(&desk.case).await[0]), None, "by the DEL, at once");
         assert!(node.in_use().is_empty());
-        assert_eq!(node.store().walk().unwrap().len(), 1, "kept for its next pod");
+        assert_eq!(node.store().address_files().unwrap().len(), 1, "kept for its next pod");
         let next = sandbox(&desk.pod("db-0", &node.name, Some(&set), json!({})).await);
         assert_eq!(node.add(&next).await.unwrap(), address);
         agent.settle().await;
@@ -195,14 +196,20 @@ async fn an_address_that_another_pod_has_is_refused_and_the_pod_gets_an_event() 
     let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
     assert!(pool.values().all(|entry| entry.owner.is_empty()), "{pool:?}");
     let told = desk.told("AdoptionFailed").await.join("; ");
-    assert!(told.contains("/other has it") && told.contains("/plain (container"), "{told}");
+    assert!(
+        told.contains("cilium-agent has it for case")
+            && told.contains("/other")
+            && told.contains("/plain (container"),
+        "{told}"
+    );
 }
 
 fn deployment() -> Value {
     json!({"apiVersion": "test.example/v1", "kind": "Fleet", "name": "web", "uid": "f", "controller": true})
 }
 
-/// A running sticky pod of the Deployment, whose address came from Cilium (`crd`) or from the plugin before it was sticky.
+/// A running sticky pod of the Deployment, whose address came from Cilium (`crd`) or from the plugin before
+/// it was sticky.
 async fn runs_unmarked(desk: &Desk, node: &TestNode, name: &str) -> (Sandbox, IpAddr) {
     let owner = deployment();
     let (pod, address) = match node.cilium {

@@ -1,10 +1,11 @@
-//! etcd has compacted away what happened while nobody watched: the watches of agent and controller are told 410.
+//! etcd has compacted away what happened while nobody watched: the watches of agent and controller are told
+//! 410.
 
 use futures_util::StreamExt;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::controller::writer::Unwatched;
+use sticky_ipam::cluster::protocol::apply::NoObserver;
 use tokio::sync::OnceCell;
 
 use crate::support::agent::Loose;
@@ -24,7 +25,7 @@ fn set(name: &str) -> Value {
 /// The container id that is attached; none if there is no StickyIP, or nobody is attached to it.
 async fn attached(desk: &Desk, name: &str) -> Option<String> {
     let sticky = desk.stickies().get_opt(name).await.unwrap()?;
-    Some(sticky.status?.attachment?.container_id)
+    Some(sticky.status?.attachment?.attachment_id.to_string())
 }
 
 async fn moves(desk: &Desk, name: &str) -> usize {
@@ -63,14 +64,15 @@ async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
     desk.stateful_set("ends", 1).await;
     desk.retained("ends-0", &desk.address(71), set("ends"), json!({})).await;
     let client = desk.case.admin().through(&proxy).client().await;
-    let context = desk.context_with(client, HURRIED, Box::new(Unwatched));
+    let context = desk.context_with(client, HURRIED, Box::new(NoObserver));
     let (mut before, mut coming, mut marked) = (0, String::new(), String::new());
     while_at_work(&context, async {
         until("a decision", || async { decided(&node, &going) }).await;
         until("a look at each workload", || async { rounds(&context, "recycling") > 1 }).await;
         let known = version(&desk).await;
         proxy.set(Weather::Reset);
-        // Nobody watches: for the agent a pod goes and another comes; for the controller two workloads are gone, and a pod runs.
+        // Nobody watches: for the agent a pod goes and another comes; for the controller two workloads are
+        // gone, and a pod runs.
         delete_pod(&desk.case, "going-0").await;
         coming = desk.pod("coming-0", &node.name, None, json!({})).await.metadata.uid.unwrap();
         desk.delete_set("ends").await;
@@ -114,11 +116,11 @@ async fn history_that_was_compacted_away_is_listed_again_and_nothing_is_lost() {
         assert_eq!(moves(&desk, name).await, 1, "{name} was attached more than once");
     }
     let told = context.metrics.page();
-    for part in ["recycled_total{what=\"WorkloadGone\"} 2", "controller_marked_total 1"] {
+    for part in ["sticky_ips_released_total{reason=\"WorkloadGone\"} 2", "controller_pods_adopted_total 1"] {
         assert!(told.contains(part), "{part} is not in {told}");
     }
     let told = tokio::task::spawn_blocking(move || page(pages, "/metrics").unwrap()).await.unwrap();
-    for part in ["decisions_prepared_total{what=\"sticky\"} 2", "decisions_withdrawn_total 1"] {
+    for part in ["decisions_prepared_total{kind=\"sticky\"} 2", "decisions_withdrawn_total 1"] {
         assert!(told.contains(part), "{part} is not in {told}");
     }
     assert_in_step(&desk.case, &[&node]).await;

@@ -23,7 +23,7 @@ impl Desk {
     /// Attaches a pod of the StickyIP's name.
     pub async fn attached(&self, name: &str, node: &str, uid: &str) {
         let status = json!({"status": {"phase": "Attached", "attachment": {"node": node, "podName": name,
-            "podUid": uid, "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
+            "podUid": uid, "attachmentId": "c", "since": "2026-01-01T00:00:00Z"}}});
         self.stickies().patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
@@ -74,7 +74,8 @@ async fn keys_and_routes_of_a_dead_node_go_once_the_address_lives_elsewhere() {
         until("the key's end", || async { desk.cilium_node("dead").await.spec.ipam.pool.len() == 2 }).await;
         let left = desk.cilium_node("dead").await.spec.ipam;
         assert_eq!(left.pod_cidrs, ["10.250.0.0/24"]);
-        assert!(left.pool.contains_key(&home) && left.pool.contains_key("10.250.0.9"), "nothing else was touched");
+        assert!(left.pool.contains_key(&home) && left.pool.contains_key("10.250.0.9"), "nothing else was \
+            touched");
         until("the event", || async { !desk.told("RemovedFromDeadNode").await.is_empty() }).await;
     })
     .await;

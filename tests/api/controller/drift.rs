@@ -1,4 +1,5 @@
-//! The drift audit on a real API server: a metric, an event and a condition; and the command with its exit status.
+//! The drift audit on a real API server: a metric, an event and a condition; and the command with its exit
+//! status.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -13,7 +14,7 @@ use sticky_ipam::controller::duty::Duty;
 use crate::support::api_server::ApiServer;
 use crate::support::api_server::case::Case;
 use crate::support::crash::ended_by_the_witness;
-use crate::support::duty::{Desk, EndAt, apply, bare_node, case, cilium_node};
+use crate::support::duty::{Desk, EndControllerAt, apply, bare_node, case, cilium_node};
 
 async fn condition(case: &Case<'_>, name: &str) -> Option<(String, String)> {
     let nodes: Api<Node> = Api::all(case.client());
@@ -44,7 +45,7 @@ async fn nodes_that_disagree_get_an_event_and_a_condition_that_goes_when_they_ag
     let of_first = reasons(&case, &first).await;
     assert!(of_first.contains("RangeOfAnotherNode") && of_first.contains("RangesDisagree"), "{of_first:?}");
     let page = desk.context.metrics.page();
-    let counted = r#"sticky_ipam_controller_drift{reason="RangeOfAnotherNode",breaks="BGP"} 2"#;
+    let counted = r#"sticky_ipam_controller_drift_findings{reason="RangeOfAnotherNode",breaks="BGP"} 2"#;
     assert!(page.contains(counted), "{page}");
 
     // The same again writes nothing.
@@ -84,7 +85,7 @@ async fn an_audit_that_ends_at_any_write_is_finished_by_the_next() {
             let (one, other) = (format!("one-{after}-{number}"), format!("other-{after}-{number}"));
             let one = node(&case, &one, "10.5.120.0/24", "10.5.121.0/24").await;
             let other = node(&case, &other, "10.5.121.0/24", "10.5.120.0/24").await;
-            let first = Desk::watched(&case, FLAGS, EndAt::boxed(number, after)).await;
+            let first = Desk::watched(&case, FLAGS, EndControllerAt::boxed(number, after)).await;
             first.look().await;
             let mut audit = DriftAudit::new(&first.context.metrics);
             let ended = ended_by_the_witness(async {

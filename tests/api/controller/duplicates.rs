@@ -28,7 +28,7 @@ async fn round(desk: &Desk<'_>, duty: &mut Duplicates) -> String {
     desk.look().await;
     assert_eq!(duty.round(&desk.context, Vec::new()).await.failures, 0);
     let page = desk.context.metrics.page();
-    let line = page.lines().rfind(|line| line.starts_with("sticky_ipam_controller_doubled_addresses "));
+    let line = page.lines().rfind(|line| line.starts_with("sticky_ipam_controller_duplicate_addresses "));
     line.unwrap().rsplit(' ').next().unwrap().to_owned()
 }
 

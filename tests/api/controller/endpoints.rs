@@ -1,4 +1,5 @@
-//! The keeper of CiliumEndpoints on a real API server: a nudge, a deletion that hangs, a leftover, a wrong one, a disagreement; with an end
+//! The keeper of CiliumEndpoints on a real API server: a nudge, a deletion that hangs, a leftover, a wrong
+//! one, a disagreement; with an end
 //! at any write, and with conflicts on each.
 
 use std::collections::BTreeMap;
@@ -10,17 +11,17 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumEndpoint;
 use sticky_ipam::cluster::objects::StickyIP;
+use sticky_ipam::cluster::protocol::apply::{NoObserver, SentWrite, WriteObserver};
 use sticky_ipam::controller::duties::endpoints::{Endpoints, NUDGED};
 use sticky_ipam::controller::duty::{Duty, RoundResult};
 use sticky_ipam::controller::index::Kind;
 use sticky_ipam::controller::queue::Key;
-use sticky_ipam::controller::writer::{Overseer, Unwatched};
 use sticky_ipam::policy::endpoint::EndpointTimeouts;
 use sticky_ipam::policy::mode::CiliumMode;
 
 use crate::support::api_server::access::Access;
 use crate::support::api_server::case::Case;
-use crate::support::duty::{Desk, EndAt, apply, case, node};
+use crate::support::duty::{Desk, EndControllerAt, apply, case, node};
 use crate::support::node::ended_by_the_witness;
 
 /// Nobody waits.
@@ -64,7 +65,7 @@ async fn bound(case: &Case<'_>, name: &str, node: &str, uid: &str, address: &str
     let stickies: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
     apply(stickies.clone(), sticky).await;
     let attached = json!({"status": {"phase": "Attached", "attachment": {"node": node, "podName": name, "podUid": uid,
-        "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
+        "attachmentId": "c", "since": "2026-01-01T00:00:00Z"}}});
     stickies.patch_status(name, &PatchParams::default(), &Patch::Merge(attached)).await.unwrap();
 }
 
@@ -119,14 +120,14 @@ async fn a_nudge_that_is_not_written_does_not_count() {
     let rules = json!([{"apiGroups": ["", "cilium.io", "sticky-ipam.io"], "resources": ["*"], "verbs": ["get", "list", "watch"]},
                        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]);
     let poor = case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
-    let mut desk = Desk::with(&case, poor.client().await, &[], Box::new(Unwatched));
+    let mut desk = Desk::with(&case, poor.client().await, &[], Box::new(NoObserver));
     let mut keeper = duty(&desk);
     for _ in 0..HURRIED.nudges {
         desk.look().await;
         assert_eq!(keeper.full_round(&desk.context, Vec::new()).await.failures, 1);
     }
     assert!(told(&case).await.is_empty(), "nothing was written, so nothing is told");
-    assert!(!desk.context.metrics.page().contains(r#"endpoint_deeds_total{what="nudged"}"#));
+    assert!(!desk.context.metrics.page().contains(r#"endpoint_actions_total{action="nudged"}"#));
     desk = Desk::new(&case, &[]).await;
     for value in ["1", "2", "3", "3"] {
         round(&desk, &mut keeper).await;
@@ -218,7 +219,7 @@ async fn a_disagreement_is_reported_once() {
     round(&desk, &mut keeper).await;
     assert_eq!(desk.context.writer.count(), before, "it was told");
     let page = desk.context.metrics.page();
-    let counted = r#"sticky_ipam_controller_endpoint_disagreements_total{what="PoolLacksStickyIP"} 1"#;
+    let counted = r#"sticky_ipam_controller_endpoint_disagreements_total{reason="PoolLacksStickyIP"} 1"#;
     assert!(page.contains(counted), "{page}");
 }
 
@@ -271,7 +272,7 @@ async fn a_sticky_pods_endpoint_with_a_foreign_address_is_deleted_as_it_was_read
     };
     assert_eq!(there().await, ["db-1", "plain"], "of a pod that is not sticky nobody can say who is right");
     assert!(told(&case).await.contains(&"EndpointReplaced".to_owned()));
-    let counted = r#"sticky_ipam_controller_endpoint_deeds_total{what="replaced"} 1"#;
+    let counted = r#"sticky_ipam_controller_endpoint_actions_total{action="replaced"} 1"#;
     assert!(desk.context.metrics.page().contains(counted));
     // Whoever writes it wrong again is not fought.
     endpoint(&case, "db-0", Some(&sticky), "10.0.0.9", json!([])).await;
@@ -313,7 +314,7 @@ async fn a_keeper_that_ends_at_any_write_is_followed_by_one_that_finishes() {
         let mut number = 1;
         loop {
             prepare(&case, &name).await;
-            let desk = Desk::watched(&case, &[], EndAt::boxed(number, after)).await;
+            let desk = Desk::watched(&case, &[], EndControllerAt::boxed(number, after)).await;
             let mut keeper = duty(&desk);
             let ended = ended_by_the_witness(async {
                 round(&desk, &mut keeper).await;
@@ -338,8 +339,9 @@ struct Meddler {
     met: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
-impl Overseer for Meddler {
-    fn before(&self, what: &str) {
+impl WriteObserver for Meddler {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        let what = write.description();
         let words: Vec<&str> = what.split([' ', '/']).collect();
         let (kind, name) = match words[..] {
             ["patch" | "delete", kind, _, name] => (kind.to_owned(), name.to_owned()),
@@ -385,7 +387,7 @@ async fn conflicts_on_each_of_the_keepers_writes_delay_and_change_nothing() {
     let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
     let mut keeper = duty(&desk);
     round(&desk, &mut keeper).await;
-    assert!(!desk.context.metrics.page().contains("endpoint_deeds_total{"), "each write met a conflict");
+    assert!(!desk.context.metrics.page().contains("endpoint_actions_total{"), "each write met a conflict");
     round(&desk, &mut keeper).await;
     assert!(is_done(&case).await);
     let met = met.lock().unwrap().clone();

@@ -1,7 +1,7 @@
-//! A restart between any two writes, conflicts on each write, watches that break off, two controllers at once.
+//! A restart between any two writes, conflicts on each write, watches that break off, two controllers at
+//! once.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::StreamExt;
@@ -9,9 +9,9 @@ use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
+use sticky_ipam::cluster::protocol::apply::{NoObserver, SentWrite, WriteObserver};
 use sticky_ipam::controller::context::Context;
 use sticky_ipam::controller::run;
-use sticky_ipam::controller::writer::Overseer;
 use sticky_ipam::policy::lifetime::retention::Keep;
 
 use crate::support::api_server::Weather;
@@ -20,40 +20,11 @@ use crate::support::api_server::proxy::Proxy;
 use crate::support::controller::fleet;
 use crate::support::controller::steal;
 use crate::support::controller::{Desk, HURRIED, rounds, until, while_at_work};
-use crate::support::node::{assert_in_step, ended_by, sticky_pool};
+use crate::support::duty::EndControllerAt;
+use crate::support::node::{assert_in_step, ended_by_the_witness, sticky_pool};
 
 fn set(name: &str) -> Value {
     json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name})
-}
-
-const ENDED: &str = "ended by the witness";
-
-/// Ends the controller before its n-th write, or after the n-th that was sent.
-struct EndAt {
-    number: usize,
-    after: bool,
-    seen: AtomicUsize,
-}
-
-impl EndAt {
-    fn count(&self) {
-        if self.seen.fetch_add(1, Ordering::SeqCst) + 1 == self.number {
-            std::panic::panic_any(ENDED);
-        }
-    }
-}
-
-impl Overseer for EndAt {
-    fn before(&self, _: &str) {
-        if !self.after {
-            self.count();
-        }
-    }
-    fn after(&self, _: &str) {
-        if self.after {
-            self.count();
-        }
-    }
 }
 
 /// One address to let go and one pod to mark.
@@ -85,7 +56,8 @@ async fn with_others() -> (Desk, Value) {
     (desk, operator)
 }
 
-/// One of each other duty: a time that runs, an annotation, an owner, a dead node's key and route, an attachment to a node that
+/// One of each other duty: a time that runs, an annotation, an owner, a dead node's key and route, an
+/// attachment to a node that
 /// is gone, and a pod to mark with an address that its node is to grant.
 async fn prepare_others(desk: &Desk, operator: &Value, mark: &str, n: u8) {
     let address = |which: u8| desk.address(10 + 5 * n + which);
@@ -137,7 +109,8 @@ async fn others_are_done(desk: &Desk, mark: &str, n: u8) -> bool {
         && desk.claims().await.len() == desk.names().await.len()
 }
 
-/// Ends a controller at each of its writes, before and after; what is prepared for it must come to its end by the next one.
+/// Ends a controller at each of its writes, before and after; what is prepared for it must come to its end by
+/// the next one.
 async fn ends_at_any_write(
     desk: &Desk,
     flags: &[&str],
@@ -151,9 +124,9 @@ async fn ends_at_any_write(
         loop {
             let mark = format!("{after}-{number}");
             prepare(&mark, round).await;
-            let overseer = Box::new(EndAt { number, after, seen: AtomicUsize::new(0) });
-            let first = desk.context_with(desk.case.client(), flags, overseer);
-            let ended = ended_by(ENDED, async {
+            let observer = EndControllerAt::boxed(number, after);
+            let first = desk.context_with(desk.case.client(), flags, observer);
+            let ended = ended_by_the_witness(async {
                 while_at_work(&first, until("the end", || async { is_done(&mark, round).await })).await;
             })
             .await;
@@ -192,7 +165,8 @@ async fn one_that_ends_at_any_write_of_its_other_duties_is_followed_by_one_that_
     ends_at_any_write(&desk, PATIENT, 9, prepare, is_done).await;
 }
 
-/// The writes that rest on what was read: everything but creations, events and what is said of nodes and pools.
+/// The writes that rest on what was read: everything but creations, events and what is said of nodes and
+/// pools.
 const WITH_PRECONDITION: &[&str] = &[
     "delete StickyIP",
     "quarantine claim",
@@ -211,7 +185,8 @@ const MARK_CONFLICT: &str = "mark conflict";
 /// How often each of them meets a conflict.
 const MEDDLED: usize = 3;
 
-/// Writes the object that is about to be written, so that its precondition fails, the first times of each kind of write.
+/// Writes the object that is about to be written, so that its precondition fails, the first times of each
+/// kind of write.
 struct Meddler {
     access: Access,
     namespace: String,
@@ -225,8 +200,9 @@ impl Meddler {
     }
 }
 
-impl Overseer for Meddler {
-    fn before(&self, what: &str) {
+impl WriteObserver for Meddler {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        let what = write.description();
         let Some(kind) = WITH_PRECONDITION.iter().find(|kind| what.starts_with(**kind)) else { return };
         let times = {
             let mut met = self.met.lock().unwrap();
@@ -269,9 +245,9 @@ async fn conflicts_on_each_write_delay_and_change_nothing() {
     let (desk, operator) = with_others().await;
     prepare(&desk, "a", 0).await;
     prepare_others(&desk, &operator, "b", 0).await;
-    let overseer = Meddler::of(&desk);
-    let met = Arc::clone(&overseer.met);
-    let context = desk.context_with(desk.case.client(), PATIENT, Box::new(overseer));
+    let observer = Meddler::of(&desk);
+    let met = Arc::clone(&observer.met);
+    let context = desk.context_with(desk.case.client(), PATIENT, Box::new(observer));
     // `is_done` counts claims, among which are those of the others.
     let both = || async { others_are_done(&desk, "b", 0).await && is_done(&desk, "a").await };
     while_at_work(&context, until("the end in spite of it", both)).await;
@@ -287,10 +263,10 @@ async fn conflicts_on_each_write_delay_and_change_nothing() {
 async fn a_stolen_address_is_reported_though_others_write_at_the_same_time() {
     let desk = Desk::take().await;
     steal(&desk).await;
-    let overseer = Meddler::of(&desk);
-    let met = Arc::clone(&overseer.met);
+    let observer = Meddler::of(&desk);
+    let met = Arc::clone(&observer.met);
     let flags = [HURRIED, &["--adopt-running=false"]].concat();
-    let context = desk.context_with(desk.case.client(), &flags, Box::new(overseer));
+    let context = desk.context_with(desk.case.client(), &flags, Box::new(observer));
     while_at_work(&context, async {
         until("the mark in spite of it", || async {
             desk.stickies().get("thief").await.unwrap().status.unwrap().phase == Some(StickyPhase::Conflict)
@@ -308,7 +284,7 @@ async fn watches_that_break_off_are_taken_up_again() {
     sticky_pool(&desk.case, desk.case.range()).await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;
-    let context = desk.context_with(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
+    let context = desk.context_with(client, HURRIED, Box::new(NoObserver));
     while_at_work(&context, async {
         for n in 0..3u8 {
             let mark = format!("r{n}");
@@ -328,8 +304,8 @@ struct Turns {
     to: Arc<Mutex<Option<Weather>>>,
 }
 
-impl Overseer for Turns {
-    fn before(&self, _: &str) {
+impl WriteObserver for Turns {
+    fn before(&self, _: usize, _: SentWrite<'_>) {
         if let Some(weather) = self.to.lock().unwrap().take() {
             self.proxy.set(weather);
         }
@@ -353,7 +329,8 @@ async fn a_server_that_does_not_answer_in_time_loses_and_duplicates_nothing() {
         desk.context_with(client, HURRIED, Box::new(Turns { proxy: proxy.clone(), to: to.clone() }));
     while_at_work(&context, async {
         until("a first round", || async { rounds(&context, "repair") > 0 }).await;
-        // Lost: the write happens, and its writer never knows. Held: it happens, and its writer waits until its time is over. Cut
+        // Lost: the write happens, and its writer never knows. Held: it happens, and its writer waits until
+        // its time is over. Cut
         // off, politely or not: it does not happen.
         let all = [Weather::AnswersLost, Weather::AnswersHeld, Weather::Blackhole, Weather::Reset];
         for (n, weather) in (0u8..).zip(all) {
@@ -385,8 +362,8 @@ async fn refused_writes_are_tried_again_until_they_are_allowed() {
          "verbs": ["get", "list", "watch", "create", "patch", "update"]},
     ]);
     let poor = desk.case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
-    let unwatched = Box::new(sticky_ipam::controller::writer::Unwatched);
-    let context = desk.context_with(poor.client().await, HURRIED, unwatched);
+    let observer = Box::new(NoObserver);
+    let context = desk.context_with(poor.client().await, HURRIED, observer);
     while_at_work(&context, async {
         until("two refusals", || async { failures(&context) > 1 }).await;
         assert_eq!(desk.names().await, ["gone-0"]);
@@ -413,7 +390,7 @@ async fn a_server_that_has_lost_its_history_is_listed_again() {
     let desk = Desk::take().await;
     let proxy = desk.case.proxy();
     let client = desk.case.admin().through(&proxy).client().await;
-    let context = desk.context_with(client, HURRIED, Box::new(sticky_ipam::controller::writer::Unwatched));
+    let context = desk.context_with(client, HURRIED, Box::new(NoObserver));
     while_at_work(&context, async {
         until("a first round", || async { rounds(&context, "repair") > 0 }).await;
         let known = desk.stickies().list(&ListParams::default()).await.unwrap().metadata.resource_version;

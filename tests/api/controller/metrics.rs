@@ -1,4 +1,5 @@
-//! What `/metrics` of the program says after known actions: names, help, values. And a controller without a lease.
+//! What `/metrics` of the program says after known actions: names, help, values. And a controller without a
+//! lease.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -37,7 +38,8 @@ async fn the_page_says_what_stands_and_what_was_done() {
     for node in ["n1", "n2"] {
         desk.node(node).await;
     }
-    // A block of the flags' pool, in which an address is claimed, three keys that are anybody's, of which one is given out, and one
+    // A block of the flags' pool, in which an address is claimed, three keys that are anybody's, of which one
+    // is given out, and one
     // that is somebody's.
     let keys = json!({"10.250.0.1": {}, "10.250.0.2": {}, "10.250.0.3": {}, "10.250.0.4": {"owner": "x/y"}});
     desk.make_cilium_node("n1", json!({"podCIDRs": ["10.250.0.0/24"], "pool": keys})).await;
@@ -74,9 +76,9 @@ async fn the_page_says_what_stands_and_what_was_done() {
     // A /14 of 1024 blocks, but for the five that the two pools name.
     comes(&only, r#"sticky_ipam_controller_pool_size{pool="cluster-pool"}"#, 1019.0).await;
     comes(&only, r#"sticky_ipam_controller_pool_used{pool="cluster-pool"}"#, 1.0).await;
-    comes(&only, "sticky_ipam_controller_doubled_addresses", 0.0).await;
+    comes(&only, "sticky_ipam_controller_duplicate_addresses", 0.0).await;
     comes(&only, r#"sticky_ipam_controller_queue_depth{duty="gauges"}"#, 0.0).await;
-    let forecast = r#"sticky_ipam_controller_pool_exhaustion_hours{pool="kept"}"#;
+    let forecast = r#"sticky_ipam_controller_pool_exhaustion_seconds{pool="kept"}"#;
     assert_eq!(value(&only, forecast).await, None, "it does not fill");
 
     // Somebody who wakes those that look after pods.
@@ -94,25 +96,25 @@ async fn the_page_says_what_stands_and_what_was_done() {
     // Another block of the flags' pool.
     desk.make_cilium_node("n2", json!({"podCIDRs": ["10.250.1.0/24"]})).await;
     comes(&only, r#"sticky_ipam_controller_pool_used{pool="cluster-pool"}"#, 2.0).await;
-    let of_flags = r#"sticky_ipam_controller_pool_exhaustion_hours{pool="cluster-pool"}"#;
+    let of_flags = r#"sticky_ipam_controller_pool_exhaustion_seconds{pool="cluster-pool"}"#;
     until("its forecast", || async { value(&only, of_flags).await.is_some_and(|hours| hours > 0.0) }).await;
 
     // A move to another node, as whoever attaches writes it down.
     let moved = json!({"status": {"handovers": [{"from": "n1", "to": "n2", "reason": "the old node is gone",
         "at": "2026-02-01T00:00:00Z"}]}});
     desk.stickies().patch_status("db-0", &PatchParams::default(), &Patch::Merge(moved)).await.unwrap();
-    comes(&only, r#"sticky_ipam_controller_handovers_total{what="the old node is gone"}"#, 1.0).await;
+    comes(&only, r#"sticky_ipam_controller_handovers_total{reason="the old node is gone"}"#, 1.0).await;
 
     // One a second may go: of several the rest waits, and then none.
     for n in 1..=4 {
         desk.retained(&format!("gone-{n}"), &desk.address(n), gone(), json!({})).await;
     }
-    let waiting = "sticky_ipam_controller_recycle_waiting";
+    let waiting = "sticky_ipam_controller_releases_waiting";
     until("some that wait", || async { value(&only, waiting).await.is_some_and(|many| many >= 1.0) }).await;
     until("their end", || async { desk.names().await.len() == 3 }).await;
     comes(&only, waiting, 0.0).await;
-    comes(&only, r#"sticky_ipam_controller_recycled_total{what="WorkloadGone"}"#, 4.0).await;
-    comes(&only, "sticky_ipam_controller_quarantined", 4.0).await;
+    comes(&only, r#"sticky_ipam_controller_sticky_ips_released_total{reason="WorkloadGone"}"#, 4.0).await;
+    comes(&only, "sticky_ipam_controller_quarantined_addresses", 4.0).await;
 
     let (_, page) = only.page("/metrics").await.unwrap();
     let duties = [
@@ -135,14 +137,14 @@ async fn the_page_says_what_stands_and_what_was_done() {
         ("leader_election_status", "1 while this process leads"),
         ("cilium_ipam_available_ips", "Addresses of a node's CiliumNode pool"),
         ("sticky_ipam_controller_handovers", "Moves of an address to another node"),
-        ("sticky_ipam_controller_queue_depth", "Objects that a duty has yet to look at"),
-        ("sticky_ipam_controller_recycle_waiting", "StickyIPs proven to be let go"),
+        ("sticky_ipam_controller_queue_depth", "Objects that wait for a duty"),
+        ("sticky_ipam_controller_releases_waiting", "StickyIPs whose release is due"),
         ("sticky_ipam_controller_block_used_addresses", "Claimed addresses of a node's blocks"),
         ("sticky_ipam_controller_block_addresses", "Addresses of a node's blocks"),
-        ("sticky_ipam_controller_doubled_addresses", "Addresses that more than one live pod shows"),
+        ("sticky_ipam_controller_duplicate_addresses", "Addresses that more than one live pod has"),
         ("sticky_ipam_controller_pool_size", "Addresses of a Sticky pool"),
         ("sticky_ipam_controller_pool_used", "Claimed addresses of a Sticky pool"),
-        ("sticky_ipam_controller_pool_exhaustion_hours", "Hours until a pool is full"),
+        ("sticky_ipam_controller_pool_exhaustion_seconds", "Time until a pool is full"),
     ] {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name}: {page}");
     }

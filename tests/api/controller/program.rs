@@ -56,7 +56,12 @@ async fn of_two_replicas_one_leads_and_the_other_follows_after_a_stop_or_a_crash
             ["_total", "_bucket", "_sum", "_count"].iter().fold(name, |name, end| name.trim_end_matches(end));
         assert!(page.contains(&format!("# HELP {family} ")), "{name} has no help");
     }
-    assert!(page.contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1"), "{page}");
+    // Counted after the API server has answered the deletion, which the list above may show earlier.
+    let released = "sticky_ipam_controller_sticky_ips_released_total{reason=\"WorkloadGone\"} 1";
+    until("the count of what was released", || async {
+        third.page("/metrics").await.is_some_and(|(_, page)| page.contains(released))
+    })
+    .await;
 }
 
 /// The container of the guide's Deployment, whose flags and variables are taken over, as it stands there.

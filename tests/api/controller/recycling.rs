@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
-use sticky_ipam::controller::commands::list_once::survey;
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::controller::commands::list_once::list_cluster;
 use sticky_ipam::controller::duties::retention::RetentionSync;
 use sticky_ipam::controller::duty::Duty;
 use sticky_ipam::controller::index::Kind;
 use sticky_ipam::controller::queue::Key;
-use sticky_ipam::controller::writer::Overseer;
 use sticky_ipam::policy::lifetime::retention::{Keep, Retention};
 use sticky_ipam::runtime::cache::CacheEvent;
 
@@ -43,7 +43,10 @@ async fn a_deleted_workloads_addresses_are_released_and_those_of_an_existing_one
     })
     .await;
     assert!(
-        context.metrics.page().contains("sticky_ipam_controller_recycled_total{what=\"WorkloadGone\"} 1")
+        context
+            .metrics
+            .page()
+            .contains("sticky_ipam_controller_sticky_ips_released_total{reason=\"WorkloadGone\"} 1")
     );
 }
 
@@ -211,9 +214,9 @@ async fn a_time_to_live_runs_from_the_last_sight_of_the_pod() {
 #[derive(Clone, Default)]
 struct Scribe(Arc<Mutex<Vec<String>>>);
 
-impl Overseer for Scribe {
-    fn before(&self, what: &str) {
-        self.0.lock().unwrap().push(what.to_owned());
+impl WriteObserver for Scribe {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        self.0.lock().unwrap().push(write.description().to_owned());
     }
 }
 
@@ -354,7 +357,8 @@ async fn what_pod_and_namespace_say_about_retention_is_written_to_the_binding() 
         })
         .await;
         assert_eq!(retention("odd").await, json!({"keep": "WithWorkload", "onScaleDown": "Retain"}));
-        let word = "released 5400 s after its pod was last seen; after a scale-down released at once: by its pod's annotation, instead of: released 5400 s after its pod was last seen";
+        let word = "released 5400 s after its pod was last seen; after a scale-down released at once: by its \
+            pod's annotation, instead of: released 5400 s after its pod was last seen";
         until("the event", || async { !desk.told("RetentionSet").await.is_empty() }).await;
         assert_eq!(desk.told("RetentionSet").await, [word], "what the flags say of all is not told of each");
     })
@@ -424,7 +428,7 @@ async fn a_pod_seen_after_its_stickyip_gets_the_flags_retention_written() {
     let node = TestNode::ready(&desk.case, "n1", desk.case.range()).await;
     node.add(&sandbox(&desk.pod("db-0", &node.name, None, json!({})).await)).await.unwrap();
     let context = desk.context(&["--retention=Forever"]);
-    let (index, _) = survey(&context.writer).await.unwrap();
+    let (index, _) = list_cluster(&context.writer).await.unwrap();
     *context.index() = index;
     let name = format!("{}/db-0", desk.case.namespace());
     let [pod, sticky] = [Kind::Pod, Kind::StickyIP].map(|kind| vec![Key::new(kind, name.clone())]);

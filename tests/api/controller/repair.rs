@@ -1,4 +1,5 @@
-//! The repair loop inside the controller: violations are cured or told with both names, and a claim rests its time.
+//! The repair loop inside the controller: violations are cured or told with both names, and a claim rests its
+//! time.
 
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyPhase};
@@ -65,7 +66,7 @@ async fn a_claim_is_quarantined_for_the_whole_time() {
     while_at_work(&context, async {
         until("the rest", || async { desk.claims().await[0].spec.phase == ClaimPhase::Quarantined }).await;
         until("the metric", || async {
-            context.metrics.page().contains("sticky_ipam_controller_quarantined 1")
+            context.metrics.page().contains("sticky_ipam_controller_quarantined_addresses 1")
         })
         .await;
         let so_far = rounds(&context, "repair");

@@ -62,7 +62,7 @@ async fn a_stickyip_that_cannot_be_read_is_reported_once_and_blocks_no_other_wor
         })
         .await;
         let page = context.metrics.page();
-        assert!(page.contains("sticky_ipam_controller_objects_skipped_total{what=\"StickyIP\"}"), "{page}");
+        assert!(page.contains("sticky_ipam_controller_objects_skipped_total{kind=\"StickyIP\"}"), "{page}");
     }
     let told = told().await;
     assert_eq!(told.len(), 1, "two controllers, and two changes: {told:?}");

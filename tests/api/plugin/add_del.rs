@@ -10,7 +10,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
-use sticky_ipam::store::Told;
+use sticky_ipam::store::PendingUpdateKind;
 
 use crate::support::api_server::case::Case;
 use crate::support::api_server::proxy::Proxy;
@@ -244,7 +244,7 @@ async fn two_nodes_race_for_one_slot_and_the_loser_takes_the_next() {
             .into_iter()
             .filter_map(|sticky| {
                 let attachment = sticky.status?.attachment?;
-                Some((sticky.metadata.name?, attachment.container_id))
+                Some((sticky.metadata.name?, attachment.attachment_id.to_string()))
             })
             .collect();
         slots.sort();
@@ -335,7 +335,7 @@ async fn a_late_del_of_an_old_container_frees_nothing() {
     n1.del(&old).await;
     n2.del(&old).await;
     let attachment = stickies(&case).await.remove(0).status.unwrap().attachment.unwrap();
-    assert_eq!(attachment.container_id, new.container);
+    assert_eq!(attachment.attachment_id.to_string(), new.container);
     assert_eq!(n2.in_use(), [(address, new.container.clone())]);
     n2.check(&new).await.unwrap();
     assert_eq!(code(&n1.check(&old).await.unwrap_err()), 3);
@@ -415,7 +415,7 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
         node.del(&first).await;
         let pending_updates = node.pending_updates();
         assert!(
-            pending_updates.iter().any(|note| note.what == Told::Ended
+            pending_updates.iter().any(|note| note.kind == PendingUpdateKind::Ended
                 && note.container == first.container
                 && note.name.as_deref() == Some("db-0")),
             "{pending_updates:?}"
@@ -426,7 +426,7 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
         assert!(
             node.pending_updates()
                 .iter()
-                .any(|note| note.what == Told::Attached && note.container == again.container)
+                .any(|note| note.kind == PendingUpdateKind::Attached && note.container == again.container)
         );
         node.del(&again).await;
         // A pod of which this node knows nothing.
@@ -456,8 +456,8 @@ async fn a_check_fails_if_the_api_server_says_that_none_or_another_is_attached()
     node.add(&first).await.unwrap();
     node.check(&first).await.unwrap();
     let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
-    let other = json!({"node": "elsewhere", "podName": "db-0", "podUid": "u", "containerId": "another", "since": "2026-01-01T00:00:00Z"});
-    for (attachment, said) in [(other, "another"), (Value::Null, "nobody")] {
+    let other = json!({"node": "elsewhere", "podName": "db-0", "podUid": "u", "attachmentId": "another", "since": "2026-01-01T00:00:00Z"});
+    for (attachment, said) in [(other, "another"), (Value::Null, "no container")] {
         let patch = Patch::Merge(json!({"status": {"attachment": attachment}}));
         api.patch_status("db-0", &PatchParams::default(), &patch).await.unwrap();
         let error = node.check(&first).await.unwrap_err();
@@ -482,7 +482,7 @@ async fn a_late_del_after_an_outage_takes_nothing_from_the_sandbox_that_took_its
     // The runtime repeats itself, and the API server knows the attachment by the first one's name still.
     node.del(&first).await;
     let attachment = stickies(&case).await.remove(0).status.unwrap().attachment;
-    assert!(attachment.is_some_and(|attachment| attachment.container_id == first.container));
+    assert!(attachment.is_some_and(|attachment| attachment.attachment_id.to_string() == first.container));
     assert_eq!(node.in_use(), [(address, again.container.clone())]);
     node.del(&again).await;
     assert!(stickies(&case).await.remove(0).status.unwrap().attachment.is_none());

@@ -8,8 +8,8 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP};
-use sticky_ipam::cni::PodIdentity;
-use sticky_ipam::store::{Decision, NodeTime, PreparedSticky, Told};
+use sticky_ipam::names::{AttachmentId, PodIdentity};
+use sticky_ipam::store::{Decision, NodeTime, PendingUpdateKind, PreparedSticky};
 
 use crate::support::agent::Stepped;
 use crate::support::api_server::case::Case;
@@ -218,9 +218,9 @@ async fn an_unowned_address_is_never_claimed() {
 
 /// Does what the agent does before an ADD: attaches, shows, and leaves the decision.
 async fn prepare(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: IpAddr) {
-    let attachment_id = Decision::attachment_id(&sandbox.uid);
+    let attachment_id = AttachmentId::Prepared(sandbox.uid.clone());
     let attachment = json!({"node": node.name, "podName": sandbox.pod, "podUid": sandbox.uid,
-                            "containerId": attachment_id, "since": "2026-01-01T00:00:00Z"});
+                            "attachmentId": attachment_id, "since": "2026-01-01T00:00:00Z"});
     let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
     let patch = Patch::Merge(json!({"status": {"phase": "Attached", "attachment": attachment}}));
     api.patch_status(&sandbox.pod, &PatchParams::default(), &patch).await.unwrap();
@@ -240,7 +240,7 @@ async fn prepare(case: &Case<'_>, node: &TestNode, sandbox: &Sandbox, address: I
         attachment_id,
     };
     let decision = Decision::about(&identity, Some(sticky), "test", store.now().clone()).unwrap();
-    store.lock().unwrap().prepare(&decision).unwrap();
+    store.lock().unwrap().put_decision(&decision).unwrap();
 }
 
 async fn a_prepared_decision(case: Case<'_>, mut n1: TestNode) {
@@ -264,7 +264,10 @@ async fn a_prepared_decision(case: Case<'_>, mut n1: TestNode) {
     // With the server away the note says under which name it is known.
     n1.del(&second).await;
     let note = n1.pending_updates().pop().unwrap();
-    assert_eq!((note.what, note.attachment_id), (Told::Ended, Some(Decision::attachment_id(&second.uid))));
+    assert_eq!(
+        (note.kind, note.attachment_id),
+        (PendingUpdateKind::Ended, Some(AttachmentId::Prepared(second.uid.clone())))
+    );
     n1.by_file(good);
     // The runtime repeats itself, and the note tells what the first one could not.
     n1.del(&second).await;
@@ -284,7 +287,7 @@ async fn a_prepared_decision(case: Case<'_>, mut n1: TestNode) {
     let plain = sandbox(&case.pod("web", &[("sticky", "yes")], Some(&n1.name)).await);
     let identity = PodIdentity::new(&plain.namespace, &plain.pod, Some(&plain.uid)).unwrap();
     let decision = Decision::about(&identity, None, "test", NodeTime::new(1, 1, "another boot")).unwrap();
-    n1.store().lock().unwrap().prepare(&decision).unwrap();
+    n1.store().lock().unwrap().put_decision(&decision).unwrap();
     n1.by_file(closed);
     assert_ne!(n1.add(&plain).await.unwrap(), address);
     let before = n1.pending_updates().len();
@@ -408,7 +411,7 @@ async fn gc_and_status_know_of_the_cluster() {
     n1.status(&first).await.unwrap();
     n1.gc(&first).await.unwrap();
     let note = n1.pending_updates().pop().unwrap();
-    assert_eq!((note.what, note.container), (Told::Ended, first.container.clone()));
+    assert_eq!((note.kind, note.container), (PendingUpdateKind::Ended, first.container.clone()));
     assert!(n1.in_use().is_empty());
     n1.by_file("/nowhere/kubeconfig".into());
     assert_eq!(code(&n1.status(&first).await.unwrap_err()), 50);

@@ -49,7 +49,7 @@ async fn both_addresses_stay_with_the_pod_over_restarts_and_nodes() {
         node.del(&pod).await;
     }
     assert_eq!(stickies(&case).await.remove(0).spec.addresses.len(), 2);
-    assert_eq!(claims(&case).await.len(), 2, "one a family");
+    assert_eq!(claims(&case).await.len(), 2, "one per family");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn an_address_beside_the_stickyips_only_one_is_free_once_the_pod_has_moved
         let moved = sandbox(&sticky_pod(&case, "db-0", &n1.name, json!({})).await);
         assert_eq!(n1.add(&moved).await.unwrap(), address);
         agent.settle().await;
-        let left: Vec<_> = n2.store().walk().unwrap().into_iter().map(|look| look.address).collect();
+        let left: Vec<_> = n2.store().address_files().unwrap().into_iter().map(|look| look.address).collect();
         let of_its_block: Vec<_> = [address].into_iter().filter(|_| !of_a_pool).collect();
         assert_eq!(left, of_its_block, "of a pool: {of_a_pool}");
         n2.assert_nothing_reserved_without_claim(&case).await;

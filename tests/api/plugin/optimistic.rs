@@ -1,5 +1,6 @@
-//! A pod that comes back to its node is attached by the state in which the node's own DEL left its StickyIP, before anything is read.
-//! Whatever changed in between, the attachment stands only if it is the one that the reads call for.
+//! A pod that comes back to its node is attached by the state in which the node's own DEL left its StickyIP,
+//! before anything is read. Whatever changed in between, the attachment stands only if it is the one that the
+//! reads call for.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimName, StickyIP};
 use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
-use sticky_ipam::cni::PodIdentity;
+use sticky_ipam::names::PodIdentity;
 use sticky_ipam::store::Decision;
 
 use crate::support::agent::cut_off;
@@ -72,7 +73,7 @@ impl Stage {
 
     async fn attached(&self, name: &str) -> Option<String> {
         let found = self.stickies().get_opt(name).await.unwrap()?;
-        Some(found.status?.attachment?.container_id)
+        Some(found.status?.attachment?.attachment_id.to_string())
     }
 
     /// A pod that had an address on the first node, and came to its end.
@@ -338,7 +339,8 @@ async fn an_attachment_applied_despite_an_error_answer_is_undone_for_a_plain_pod
     let bound = stage.case.bound_to(&stage.n1.name).await;
     let access = stage.case.token(&format!("plugin-{}", stage.n1.name), Some(bound)).await;
     let own = stage.n1.kubeconfig();
-    // Answered once with an error, and asked again by the client itself; or told as it is. One of the first requests is the attachment.
+    // Answered once with an error, and asked again by the client itself; or told as it is. One of the first
+    // requests is the attachment.
     for status in [504, 500] {
         for from in 1..=5 {
             for meanwhile in [Meanwhile::NotSticky, Meanwhile::Nothing] {
@@ -383,7 +385,7 @@ async fn a_del_detaches_what_a_crashed_optimistic_add_attached_to_a_now_plain_po
     let store = stage.n1.store();
     let decision = Decision::about(&pod, None, "test", store.now().clone()).unwrap();
     let mut locked = store.lock().unwrap();
-    locked.prepare(&decision).unwrap();
+    locked.put_decision(&decision).unwrap();
     locked.commit().unwrap();
     stage.n1.del(&ended).await;
     assert_eq!(stage.attached("db-0").await, None);
@@ -412,7 +414,8 @@ async fn a_server_of_no_help_is_in_doubt_once_and_then_one_that_was_not_asked() 
     let bound = stage.case.bound_to(&stage.n1.name).await;
     let access = stage.case.token(&format!("plugin-{}", stage.n1.name), Some(bound)).await;
     let own = stage.n1.kubeconfig();
-    // It is not ready, however often it is asked; or it fails at all that is asked first, and is well again for the look at what came of it.
+    // It is not ready, however often it is asked; or it fails at all that is asked first, and is well again
+    // for the look at what came of it.
     for (status, to) in [(503, usize::MAX), (500, 4)] {
         let name = format!("e-{status}");
         let address = stage.had(&name).await;

@@ -132,7 +132,7 @@ async fn a_pod_gets_what_its_labels_and_annotations_ask_for_or_is_left_alone() {
             Gets::LeftAlone,
         ),
         ("trunk", json!({"labels": {"sticky": "yes", "dbbranch": "contest-7"}}), Gets::Kept),
-        ("two-for-one", json!({"annotations": ours(stage.list(&[11, 12]))}), Gets::Refused("one a family")),
+        ("two-for-one", json!({"annotations": ours(stage.list(&[11, 12]))}), Gets::Refused("one per family")),
     ];
     // As the template of a StatefulSet gives it to every pod.
     let list = stage.list(&[20, 21]);

@@ -49,7 +49,8 @@ async fn patch_attachment(access: &Access, case: &Case<'_>, attachment: &Value) 
     verdict(stickies.patch_status("db-0", &PatchParams::default(), &Patch::Merge(patch)).await)
 }
 
-/// Has an identity write an attachment, by an update of the status and by a patch; the server's words if it may not.
+/// Has an identity write an attachment, by an update of the status and by a patch; the server's words if it
+/// may not.
 async fn write_attachment(access: &Access, case: &Case<'_>, attachment: &Value) -> Result<(), String> {
     let stickies: Api<StickyIP> = Api::namespaced(access.client().await, case.namespace());
     let mut object = stickies.get("db-0").await.unwrap();
@@ -108,7 +109,7 @@ async fn a_nodes_token_attaches_to_its_own_node_and_ends_no_others_attachment() 
     // This policy may come into force later than the other.
     let changed = || {
         let mut other = attached.clone();
-        other["containerId"] = "another".into();
+        other["attachmentId"] = "another".into();
         other
     };
     let in_force = comes_true(SOON, || async { patch_attachment(&thief, &case, &changed()).await.is_err() });

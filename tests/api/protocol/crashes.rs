@@ -1,4 +1,5 @@
-//! A verb that ends before or after every write to the API server, counted and not listed by hand, and whoever comes next.
+//! A verb that ends before or after every write to the API server, counted and not listed by hand, and
+//! whoever comes next.
 
 use std::net::IpAddr;
 
@@ -108,7 +109,7 @@ impl Stage {
             stickies(case).await.into_iter().find(|sticky| sticky.metadata.name.as_deref() == Some(name));
         let own = own.unwrap();
         assert_eq!(own.spec.addresses, [address]);
-        assert_eq!(own.status.unwrap().attachment.unwrap().container_id, sandbox.container);
+        assert_eq!(own.status.unwrap().attachment.unwrap().attachment_id.to_string(), sandbox.container);
         node.assert_nothing_reserved_without_claim(case).await;
         node.del(&sandbox).await;
         let own =
@@ -137,8 +138,8 @@ async fn every_crash_of_a_first_add(from: From) {
                 stage.go_on(next, &name, &first, None).await;
                 number += 1;
             }
-            // Bind, claim, attach; claim, bind, seal, attach where only the node may claim. Away from home, or where Cilium picks, it
-            // is shown.
+            // Bind, claim, attach; claim, bind, seal, attach where only the node may claim. Away from home,
+            // or where Cilium picks, it is shown.
             let writes = if from == From::Cilium { 5 } else { 4 };
             assert_eq!(number, writes + 1, "{next:?}");
         }
@@ -171,7 +172,8 @@ enum Ends {
     Del,
 }
 
-/// Every write of the ADD and the DEL of a pod that has its address already. `writes` is how many each of them sends.
+/// Every write of the ADD and the DEL of a pod that has its address already. `writes` is how many each of
+/// them sends.
 async fn every_crash_of_a_bound_pod(from: From, nexts: &[Next], writes: [(Ends, usize); 3]) {
     let stage = Stage::new(from).await;
     for next in nexts {
@@ -210,7 +212,8 @@ async fn every_crash_of_a_bound_pod(from: From, nexts: &[Next], writes: [(Ends, 
 
 #[tokio::test]
 async fn an_add_or_del_of_a_bound_pod_that_crashes_at_any_write_loses_no_address() {
-    // A move attaches by what this node remembers, in vain, and by what it read; it shows the route and tells two events.
+    // A move attaches by what this node remembers, in vain, and by what it read; it shows the route and tells
+    // two events.
     let writes = [(Ends::Add, 1), (Ends::Move, 5), (Ends::Del, 1)];
     every_crash_of_a_bound_pod(From::Block, &ALL, writes).await;
 }

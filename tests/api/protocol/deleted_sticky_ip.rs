@@ -1,4 +1,5 @@
-//! A StickyIP that a person deletes while its pod lives: the claimant's next pod elsewhere waits, whoever else is at work on it.
+//! A StickyIP that a person deletes while its pod lives: the claimant's next pod elsewhere waits, whoever
+//! else is at work on it.
 
 use kube::api::Api;
 use serde_json::json;

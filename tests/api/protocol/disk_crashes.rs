@@ -1,5 +1,5 @@
-//! ADD and DEL of a sticky pod that end before or after every change to the node's disk, counted and not listed by hand; and
-//! whoever comes next. What ends at a write to the API server is in `crashes`.
+//! ADD and DEL of a sticky pod that end before or after every change to the node's disk, counted and not
+//! listed by hand; and whoever comes next. What ends at a write to the API server is in `crashes`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use kube::api::Api;
 use serde_json::json;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::store::Decision;
+use sticky_ipam::names::AttachmentId;
 
 use crate::support::agent::Stepped;
 use crate::support::agent::{case, parts};
@@ -51,8 +51,8 @@ impl Ends {
 enum Next {
     /// The runtime ends the sandbox by DEL and makes a new one for the same pod.
     Runtime,
-    /// The pod is deleted and its sandbox gone, and nobody says DEL: only the agent and the repair loop come. The DEL comes when the
-    /// next pod of the name lives.
+    /// The pod is deleted and its sandbox gone, and nobody says DEL: only the agent and the repair loop come.
+    /// The DEL comes when the next pod of the name lives.
     LateDel,
 }
 
@@ -89,7 +89,8 @@ impl Stage {
         all.find(|sticky| sticky.metadata.name.as_deref() == Some(name))
     }
 
-    /// Ends a verb at its n-th change to the disk, and lets the next one go on. Whether there is such a change.
+    /// Ends a verb at its n-th change to the disk, and lets the next one go on. Whether there is such a
+    /// change.
     async fn round(&mut self, ends: Ends, next: Next, number: usize, after: bool) -> bool {
         let name = format!("{ends:?}-{next:?}").to_lowercase();
         let mut expected = None;
@@ -125,7 +126,8 @@ impl Stage {
                     cilium.end_endpoint(&dead.container);
                 }
                 self.agent = self.agent.anew();
-                // Twice: what was half done the agent finishes with its first look under the lock, and then has something new to look at.
+                // Twice: what was half done the agent finishes with its first look under the lock, and then
+                // has something new to look at.
                 self.agent.settle().await;
                 self.agent.settle().await;
                 mend(&self.case).await;
@@ -153,13 +155,13 @@ impl Stage {
         let own = self.sticky(&living.pod).await.unwrap();
         assert_eq!(own.spec.addresses, [address], "{what}");
         let attachment = own.status.unwrap().attachment.unwrap();
-        let names = [living.container.clone(), Decision::attachment_id(&living.uid)];
-        assert!(names.contains(&attachment.container_id), "{what}: {attachment:?}");
+        let names = [living.container.clone(), AttachmentId::Prepared(living.uid.clone()).to_string()];
+        assert!(names.contains(&attachment.attachment_id.to_string()), "{what}: {attachment:?}");
         if let Some(cilium) = &self.node.cilium {
             let only = BTreeMap::from([(living.container.clone(), address)]);
             assert_eq!(cilium.endpoints(), only, "{what}");
         }
-        for look in self.node.store().walk().unwrap() {
+        for look in self.node.store().address_files().unwrap() {
             let record = look.record.unwrap();
             let of_dead = record.attachment.container.as_str() == dead.container;
             assert!(!of_dead, "{what}: a record of the dead sandbox: {record:?}");
@@ -189,8 +191,8 @@ impl Stage {
         assert_shown(&self.case, self.node.cilium.is_some()).await;
     }
 
-    /// The store's files agree, and none is left over. A file that never got its names may lie there until the next change, a draft
-    /// until the DEL of its sandbox.
+    /// The store's files agree, and none is left over. A file that never got its names may lie there until
+    /// the next change, a draft until the DEL of its sandbox.
     fn assert_sound(&self, what: &str) {
         let store = self.node.store();
         let wrong: Vec<_> = store.verify().unwrap().into_iter().filter(|finding| finding.wrong).collect();
@@ -199,13 +201,14 @@ impl Stage {
         assert_eq!(drafts.count(), 0, "{what}: a draft is left");
     }
 
-    /// The StickyIP is deleted, so that the next round starts as this one did. The node keeps nothing of it then.
+    /// The StickyIP is deleted, so that the next round starts as this one did. The node keeps nothing of it
+    /// then.
     async fn forget(&mut self, name: &str, what: &str) {
         let own: Api<StickyIP> = Api::namespaced(self.case.client(), self.case.namespace());
         own.delete(name, &Default::default()).await.unwrap();
         mend(&self.case).await;
         self.agent.settle().await;
-        let walked = self.node.store().walk().unwrap().into_iter().filter_map(|look| look.record);
+        let walked = self.node.store().address_files().unwrap().into_iter().filter_map(|look| look.record);
         let kept: Vec<_> = walked.filter(|record| record.binding.is_some()).collect();
         assert_eq!(kept, [], "{what}");
     }
@@ -214,7 +217,8 @@ impl Stage {
 async fn every_end(mode: &str, pool: bool) {
     let mut stage = Stage::new(mode, pool).await;
     for ends in Ends::ALL {
-        // To the files, after one change is before the next: what lies between two is at the API server, and a DEL finds it there.
+        // To the files, after one change is before the next: what lies between two is at the API server, and
+        // a DEL finds it there.
         for (next, after) in [(Next::Runtime, false), (Next::Runtime, true), (Next::LateDel, false)] {
             let mut changes = 0;
             while stage.round(ends, next, changes + 1, after).await {

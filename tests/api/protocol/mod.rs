@@ -1,4 +1,5 @@
-//! What plugin, agent and controller promise each other: through crashes, outages, wrong clocks and manual changes.
+//! What plugin, agent and controller promise each other: through crashes, outages, wrong clocks and manual
+//! changes.
 
 mod admission;
 mod clocks;

@@ -1,4 +1,5 @@
-//! The repair loop on a real API server: every fault cured, at every point where it may end, and against pods on their way.
+//! The repair loop on a real API server: every fault cured, at every point where it may end, and against pods
+//! on their way.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -50,7 +51,7 @@ async fn sticky(case: &Case<'_>, name: &str, address: IpAddr) -> String {
 async fn attach(case: &Case<'_>, name: &str) {
     let api: Api<StickyIP> = Api::namespaced(case.client(), case.namespace());
     let status = json!({"status": {"phase": "Attached", "attachment": {"node": "n1", "podName": name,
-        "podUid": "u", "containerId": "c", "since": "2026-01-01T00:00:00Z"}}});
+        "podUid": "u", "attachmentId": "c", "since": "2026-01-01T00:00:00Z"}}});
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 

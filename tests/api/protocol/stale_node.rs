@@ -1,4 +1,5 @@
-//! What a node remembers, and what its CiliumNode shows, once the API server knows otherwise: it counts no more.
+//! What a node remembers, and what its CiliumNode shows, once the API server knows otherwise: it counts no
+//! more.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};

@@ -151,7 +151,7 @@ pub fn bound(hand: &mut Hand, namespace: &str, number: usize) {
     let uid = pod(hand, namespace, &name, &node, "db", json!({LABEL: "yes", "app": "db"}));
     run(hand, namespace, &name, address);
     let since = "2026-01-01T00:00:00Z";
-    let attachment = json!({"node": node, "podName": name, "podUid": uid, "containerId": format!("{number:064x}"), "since": since});
+    let attachment = json!({"node": node, "podName": name, "podUid": uid, "attachmentId": format!("{number:064x}"), "since": since});
     let handover = json!({"from": "", "to": node, "reason": "the address was free", "at": since});
     let status =
         json!({"phase": "Attached", "lastSeen": since, "attachment": attachment, "handovers": [handover]});

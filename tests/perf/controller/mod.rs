@@ -32,11 +32,11 @@ use crate::support::api_server::case::Case;
 
 /// What the table is about.
 pub const ABOUT: &str = "\
-    One controller as it is shipped, with the shipped roles, an etcd, which has every write on the disk, and a\n\
-    kube-apiserver on the loopback, all on this machine. 10,000 pods run on 100 nodes, each with its binding; 2,000\n\
-    more bindings are kept for a workload without pods. Times are taken by a separate watch, median (99th\n\
-    percentile) in milliseconds. `--proof-gap=0s`, so that a measured time includes no waiting;\n\
-    `--recycle-rate=5000`. There are no CiliumEndpoints.";
+    One controller as it is shipped, with the shipped roles, an etcd, which has every write on the disk,\n\
+    and a kube-apiserver on the loopback, all on this machine. 10,000 pods run on 100 nodes, each with\n\
+    its binding; 2,000 more bindings are kept for a workload without pods. Times are taken by a separate\n\
+    watch, median (99th percentile) in milliseconds. `--proof-gap=0s`, so that a measured time includes\n\
+    no waiting; `--recycle-rate=5000`. There are no CiliumEndpoints.";
 
 /// Bindings with a pod that runs.
 const BINDINGS: usize = 10_000;
@@ -148,7 +148,8 @@ const OF_SINGLE: usize = 20_000;
 /// A part of the bench, on a controller that runs.
 type Part<'a> = fn(&Stage<'a>, &mut Replica, &Watch) -> Vec<Row>;
 
-/// Processor time at a moment, in seconds: etcd's and the API server's, the controller's, and the bench's own.
+/// Processor time at a moment, in seconds: etcd's and the API server's, the controller's, and the bench's
+/// own.
 struct Spent {
     at: Instant,
     server: f64,
@@ -171,7 +172,8 @@ impl Spent {
         });
         let sent = sent.collect::<String>();
         println!(
-            "  {wall:.1} s; processor: controller {controller:.2} s, API server and etcd {server:.2} s, the bench {bench:.2} s{sent}"
+            "  {wall:.1} s; processor: controller {controller:.2} s, API server and etcd {server:.2} s, the \
+             bench {bench:.2} s{sent}"
         );
     }
 }
@@ -430,7 +432,7 @@ impl Stage<'_> {
             load::pool(&mut hand, name, "NodeBlocks", std::slice::from_ref(range));
         }
         replica.until("all blocks", |replica| {
-            let given = replica.metric("block_steps_total{what=\"given\"}").unwrap_or_default();
+            let given = replica.metric("block_actions_total{action=\"assigned\"}").unwrap_or_default();
             given >= NODES as f64
         });
         // What was given is held; the nodes are written after that.

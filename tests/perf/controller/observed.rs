@@ -9,7 +9,8 @@ use futures_util::StreamExt;
 use kube::api::{Api, ListParams, WatchEvent};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
-use sticky_ipam::cluster::objects::{AddressClaim, StickyIP, StickyKey};
+use sticky_ipam::cluster::objects::{AddressClaim, StickyIP};
+use sticky_ipam::names::StickyKey;
 use tokio::sync::oneshot;
 
 use crate::support::api_server::access::Access;

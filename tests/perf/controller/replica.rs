@@ -58,7 +58,7 @@ impl Replica {
 
     /// Requests of this sort.
     pub fn requests(&self, what: &str) -> f64 {
-        self.metric(&format!("api_requests_total{{what=\"{what}\"}}")).unwrap_or_default()
+        self.metric(&format!("api_requests_total{{method=\"{what}\"}}")).unwrap_or_default()
     }
 
     /// Requests that write: all but those about its lease.
@@ -79,11 +79,12 @@ impl Replica {
         }
     }
 
-    /// How long it took from the arrival of the lists until every duty had looked at everything once, in seconds.
+    /// How long it took from the arrival of the lists until every duty had looked at everything once, in
+    /// seconds.
     pub fn in_step(&mut self) -> f64 {
         let mut took = None;
         self.until("being in step", |replica| {
-            took = replica.metric("in_step_seconds").filter(|took| *took > 0.0);
+            took = replica.metric("initial_sync_seconds").filter(|took| *took > 0.0);
             took.is_some()
         });
         took.expect("it was waited for")
@@ -106,7 +107,7 @@ impl Replica {
     pub fn rounds(&self) -> String {
         let page = self.page("/metrics").unwrap_or_default();
         let of = |part: &str| {
-            let start = format!("sticky_ipam_controller_reconcile_seconds_{part}{{duty=\"");
+            let start = format!("sticky_ipam_controller_reconcile_duration_seconds_{part}{{duty=\"");
             let lines = page
                 .lines()
                 .filter_map(|line| line.strip_prefix(&start)?.split_once("\"} "))

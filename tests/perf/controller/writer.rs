@@ -1,5 +1,5 @@
-//! A hand that makes objects: one connection, plain requests, answers read no further than needed. What the bench does takes the processor
-//! from what it measures.
+//! A hand that makes objects: one connection, plain requests, answers read no further than needed. What the
+//! bench does takes the processor from what it measures.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

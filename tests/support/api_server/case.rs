@@ -1,7 +1,8 @@
 //! What one test has of a shared server: a namespace, unique names, addresses, identities, proxies.
 //!
-//! Cluster-scoped objects are seen by every test of the binary. A test names them by `unique` and takes addresses from its
-//! own `range`; a test of something that acts on all objects of a kind takes a server of its own.
+//! Cluster-scoped objects are seen by every test of the binary. A test names them by `unique` and takes
+//! addresses from its own `range`; a test of something that acts on all objects of a kind takes a server of
+//! its own.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -79,8 +80,8 @@ impl<'a> Case<'a> {
         self.server.user("nobody", None, &self.namespace)
     }
 
-    /// The agent of a node: a service account of this test with the agent's roles and a token bound to the Node, which
-    /// is created if it is not there.
+    /// The agent of a node: a service account of this test with the agent's roles and a token bound to the
+    /// Node, which is created if it is not there.
     pub async fn agent(&self, node: &str) -> Access {
         self.of_node("agent", node, roles::agent(node)).await
     }
@@ -116,8 +117,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Creates everything of a manifest under packaging/ but for workloads, with this test's namespaces in the place of its own and names
-    /// of its own for what is cluster-scoped.
+    /// Creates everything of a manifest under packaging/ but for workloads, with this test's namespaces in
+    /// the place of its own and names of its own for what is cluster-scoped.
     pub async fn shipped(&self, manifest: &str) {
         for mut object in roles::manifest(manifest) {
             if object["kind"] == "Deployment" {
@@ -237,8 +238,8 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Every question by a field or label is answered by reading all objects of the kind, so what a test leaves on the shared server
-/// makes those after it slower.
+/// Every question by a field or label is answered by reading all objects of the kind, so what a test leaves
+/// on the shared server makes those after it slower.
 impl Drop for Case<'_> {
     fn drop(&mut self) {
         if !self.server.is_shared() {
@@ -253,7 +254,8 @@ impl Drop for Case<'_> {
     }
 }
 
-/// Takes away what is read by such questions: pods, StickyIPs and claims of a namespace, and the nodes that bear its label.
+/// Takes away what is read by such questions: pods, StickyIPs and claims of a namespace, and the nodes that
+/// bear its label.
 async fn leave(client: &kube::Client, namespace: &str) {
     let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     let every = ListParams::default();

@@ -1,4 +1,5 @@
-//! Fresh certificates for one server: its authority, its own name, its clients, and the service accounts' key pair.
+//! Fresh certificates for one server: its authority, its own name, its clients, and the service accounts' key
+//! pair.
 //!
 //! Nothing here outlives the server's folder, and nothing is read from the machine.
 

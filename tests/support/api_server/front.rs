@@ -1,8 +1,8 @@
-//! A stand-in in front of the API server that ends TLS, passes requests on as they are, and answers chosen ones with an error of the
-//! server's shape.
+//! A stand-in in front of the API server that ends TLS, passes requests on as they are, and answers chosen
+//! ones with an error of the server's shape.
 //!
-//! It speaks the first version of HTTP alone, so that requests have an order, and passes on what is asked with a token. Watches it
-//! cannot: an answer is passed on when it is whole.
+//! It speaks the first version of HTTP alone, so that requests have an order, and passes on what is asked
+//! with a token. Watches it cannot: an answer is passed on when it is whole.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,8 +1,8 @@
 //! The processes of one server and the folder they live in, held so that they go when the test process goes.
 //!
 //! A test binary has no place to clean up: statics are not dropped, and SIGKILL asks nobody. So a small shell
-//! (`keeper.sh`) is the parent of etcd and kube-apiserver; its standard input is a pipe from here, and the kernel
-//! closes that pipe whatever ends us. It must never signal a process that it did not start itself.
+//! (`keeper.sh`) is the parent of etcd and kube-apiserver; its standard input is a pipe from here, and the
+//! kernel closes that pipe whatever ends us. It must never signal a process that it did not start itself.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader, Write};
@@ -129,7 +129,8 @@ impl Drop for Keeper {
         let conversation = self.conversation.get_mut().ok().and_then(Option::take);
         if let Some(Conversation { mut shell, orders, answers }) = conversation {
             drop((orders, answers));
-            // Its exit is the end of its processes and of the folder; a failure here must not hide the test's own.
+            // Its exit is the end of its processes and of the folder; a failure here must not hide the test's
+            // own.
             let _ = shell.wait();
         }
     }

@@ -2,13 +2,15 @@
 # Keeps the processes of one API tier and its folder.
 #
 # Usage: keeper.sh FOLDER, with one order a line on standard input and one answer a line on standard output:
-#   start NAME          runs the words of FOLDER/NAME.argv (NUL-separated), logs to FOLDER/logs/NAME.log; answers its pid
+# start NAME runs the words of FOLDER/NAME.argv (NUL-separated), logs to FOLDER/logs/NAME.log; answers its pid
 #   running NAME        answers yes or no
 #   signal SIGNAL NAME  answers ok or gone; after STOP not before every thread stands still
 #   stop NAME           kills and waits; answers ok
 #
-# The end of standard input is the end of the test process, however it came: everything is killed and the folder
-# removed. Should the keeper itself be killed, its children go with it (pdeathsig); the folder is swept by the next start.
+# The end of standard input is the end of the test process, however it came: everything is killed and the
+# folder
+# removed. Should the keeper itself be killed, its children go with it (pdeathsig); the folder is swept by the
+# next start.
 set -euo pipefail
 
 folder=$1
@@ -65,7 +67,8 @@ leave() {
 trap leave EXIT
 # A reader that is gone is the end of the test process too.
 trap 'exit 0' PIPE
-# The end of input alone ends the keeper. The kernel sends HUP to a group that lost its parent while a member is paused,
+# The end of input alone ends the keeper. The kernel sends HUP to a group that lost its parent while a member
+# is paused,
 # which would otherwise end the keeper in the middle of clearing up.
 trap '' HUP INT TERM
 

@@ -1,7 +1,7 @@
 //! The API tier: a real etcd and kube-apiserver for tests, without privileges.
 //!
-//! `ApiServer::shared().await.case().await` is how nearly every test begins. It must never touch anything but the
-//! loopback, its own folder and the processes it started.
+//! `ApiServer::shared().await.case().await` is how nearly every test begins. It must never touch anything but
+//! the loopback, its own folder and the processes it started.
 
 pub mod access;
 pub mod case;

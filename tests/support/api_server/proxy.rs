@@ -1,7 +1,7 @@
 //! A TCP proxy in front of the API server that can be slow, rude or silent.
 //!
-//! Each test makes its own, so that no test disturbs another. It carries bytes and knows nothing of TLS or HTTP, and it
-//! must never change one.
+//! Each test makes its own, so that no test disturbs another. It carries bytes and knows nothing of TLS or
+//! HTTP, and it must never change one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -25,12 +25,13 @@ pub enum Weather {
     Slow(Duration),
     /// Present connections are reset, and so is every new one.
     Reset,
-    /// Nothing passes. As on a real link nothing is lost for good either: TCP's patience delivers it once healed.
+    /// Nothing passes. As on a real link nothing is lost for good either: TCP's patience delivers it once
+    /// healed.
     Blackhole,
     /// Requests pass, answers are held back until healed: a watch that lags while the world moves on.
     AnswersHeld,
-    /// Requests pass, and the answer's first byte resets the connection: the write happened, the writer does not know.
-    /// The handshake of a new connection is such an answer: set it once the client has one open.
+    /// Requests pass, and the answer's first byte resets the connection: the write happened, the writer does
+    /// not know. The handshake of a new connection is such an answer: set it once the client has one open.
     AnswersLost,
 }
 

@@ -46,8 +46,8 @@ fn shipped(name: &str) -> Vec<PolicyRule> {
     role.rules.expect("it has rules")
 }
 
-/// The same for an account of one node alone: of Cilium's nodes it writes its own. Shipped accounts are shared, and
-/// packaging/admission.yaml sees to that there.
+/// The same for an account of one node alone: of Cilium's nodes it writes its own. Shipped accounts are
+/// shared, and packaging/admission.yaml sees to that there.
 fn of_node(mut rules: Vec<PolicyRule>, node: &str) -> Vec<PolicyRule> {
     let mut narrowed = Vec::new();
     for rule in &mut rules {

@@ -1,6 +1,8 @@
-//! One etcd and one kube-apiserver on the loopback: started in a folder of their own, stopped, paused, restarted.
+//! One etcd and one kube-apiserver on the loopback: started in a folder of their own, stopped, paused,
+//! restarted.
 //!
-//! etcd listens on sockets inside the folder. The API server's port is held by a bound socket of ours for as long
+//! etcd listens on sockets inside the folder. The API server's port is held by a bound socket of ours for as
+//! long
 //! as the server lives, so that no other process can take it, not even between a stop and a restart.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -41,7 +43,8 @@ pub struct ApiServer {
 static SHARED: OnceCell<ApiServer> = OnceCell::const_new();
 
 impl ApiServer {
-    /// The server that all tests of this binary share, started by the first that asks. Never stop or pause it.
+    /// The server that all tests of this binary share, started by the first that asks. Never stop or pause
+    /// it.
     pub async fn shared() -> &'static Self {
         SHARED.get_or_init(Self::start).await
     }
@@ -144,7 +147,8 @@ impl ApiServer {
         self.keeper.stop(API_SERVER);
     }
 
-    /// Starts it after a stop (or instead of the running one), on the same port and the same data, and waits until ready.
+    /// Starts it after a stop (or instead of the running one), on the same port and the same data, and waits
+    /// until ready.
     pub async fn restart(&self) {
         self.stop();
         let program = tools::group("kubernetes").join("bin").join(API_SERVER);
@@ -246,7 +250,8 @@ fn arguments(program: &Path, folder: &Path, address: SocketAddr, flags: &[String
         format!("--bind-address={}", address.ip()),
         format!("--secure-port={}", address.port()),
         "--permit-port-sharing=true".to_owned(),
-        // No endpoints of its own service: nobody comes by the service's address, and the loopback would be refused.
+        // No endpoints of its own service: nobody comes by the service's address, and the loopback would be
+        // refused.
         format!("--advertise-address={}", address.ip()),
         "--endpoint-reconciler-type=none".to_owned(),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),

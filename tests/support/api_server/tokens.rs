@@ -1,5 +1,5 @@
-//! Tokens of another time: what a service account's token would be, had it been given out earlier. Signed by the server's own key, so that
-//! nothing but its times is wrong with it.
+//! Tokens of another time: what a service account's token would be, had it been given out earlier. Signed by
+//! the server's own key, so that nothing but its times is wrong with it.
 
 use k8s_openapi::ByteString;
 use rcgen::{KeyPair, SigningKey};

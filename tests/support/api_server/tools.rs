@@ -1,4 +1,5 @@
-//! Where the third-party programs are. It never builds and never skips: what is missing is named with its cure.
+//! Where the third-party programs are. It never builds and never skips: what is missing is named with its
+//! cure.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! The peer: whereabouts v0.8.0, unmodified, run as a runtime would run it, with its addresses in the API server.
+//! The peer: whereabouts v0.8.0, unmodified, run as a runtime would run it, with its addresses in the API
+//! server.
 
 use std::io::Write;
 use std::net::IpAddr;

@@ -1,7 +1,8 @@
-//! The lab's API server for tests that look often: a client on a thread of its own that has entered the fabric's network.
+//! The lab's API server for tests that look often: a client on a thread of its own that has entered the
+//! fabric's network.
 //!
-//! The API server listens in the fabric only, so a client of this process reaches it from there alone. Everything else of the
-//! process stays where it is.
+//! The API server listens in the fabric only, so a client of this process reaches it from there alone.
+//! Everything else of the process stays where it is.
 
 use std::fs::File;
 use std::future::Future;
@@ -88,7 +89,8 @@ impl ApiServer {
         Self { shared: Arc::new(Thread { handle, end: Some(end), thread: Some(thread) }), client }
     }
 
-    /// The client, for use within `run` and `spawn` only: elsewhere it would look for the server in another network.
+    /// The client, for use within `run` and `spawn` only: elsewhere it would look for the server in another
+    /// network.
     pub fn client(&self) -> kube::Client {
         self.client.clone()
     }
@@ -226,7 +228,8 @@ impl ApiServer {
         self.ready_after(namespace, pod, &old.uid)
     }
 
-    /// Waits until `count` pods with the label `app` are Ready and no other is left; their names and what they have.
+    /// Waits until `count` pods with the label `app` are Ready and no other is left; their names and what
+    /// they have.
     pub fn all_ready(&self, namespace: &str, app: &str, count: usize) -> Vec<(String, Seen)> {
         let (namespace, selector) = (namespace.to_owned(), format!("app={app}"));
         self.eventually(&format!("{count} pods {selector} in {namespace}"), move |client| {

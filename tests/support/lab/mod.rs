@@ -1,6 +1,7 @@
 //! The handle that tests have on the lab: bring up the one they need, act on it, wait for what they expect.
 //!
-//! Everything goes through `tests/lab/lab`, as for people. Nothing here sleeps for a fixed time to be safe: it waits for a condition.
+//! Everything goes through `tests/lab/lab`, as for people. Nothing here sleeps for a fixed time to be safe:
+//! it waits for a condition.
 
 pub mod api;
 pub mod reach;
@@ -14,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for anything that is bound to happen. Generous: a loaded machine is slow, and only failures pay for it.
+/// How long a test waits for anything that is bound to happen. Generous: a loaded machine is slow, and only
+/// failures pay for it.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at a condition.
 const GLANCE: Duration = Duration::from_millis(200);
@@ -30,7 +32,8 @@ static MACHINE: Mutex<Option<Flavour>> = Mutex::new(None);
 pub enum Flavour {
     /// Cilium alone, addresses from CiliumNode pools.
     Stock,
-    /// cilium-cni calls our plugin. Pods of the namespace `keeps` are sticky; a node has `RANGE_SIZE` addresses.
+    /// cilium-cni calls our plugin. Pods of the namespace `keeps` are sticky; a node has `RANGE_SIZE`
+    /// addresses.
     Delegated,
     /// ptp with our plugin, then cilium-cni; else as `Delegated`.
     Chained,
@@ -40,13 +43,15 @@ pub enum Flavour {
     Kubernetes,
     /// As `Stock`, with both families.
     DualStack,
-    /// All of ours, with agents and the cluster's policy: pods with the label `sticky: yes` keep their addresses over nodes.
+    /// All of ours, with agents and the cluster's policy: pods with the label `sticky: yes` keep their
+    /// addresses over nodes.
     Ours(Mode),
     /// The same with both families.
     OursDualStack(Mode),
     /// The same in `crd` with native routing and direct routes between the nodes.
     OursNative,
-    /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint routes: hosts need them
+    /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint
+    /// routes: hosts need them
     /// to reach what is of no node's first block.
     Controllers,
 }
@@ -59,10 +64,12 @@ pub enum Mode {
     Chained,
 }
 
-/// How long an address rests in the lab of [`Flavour::Controllers`]: long enough that a pod starts within it on a loaded machine.
+/// How long an address rests in the lab of [`Flavour::Controllers`]: long enough that a pod starts within it
+/// on a loaded machine.
 pub const QUARANTINE: Duration = Duration::from_secs(20);
 
-/// What the controllers of [`Flavour::Controllers`] are told. Few addresses a second, so that a mass delete takes its time.
+/// What the controllers of [`Flavour::Controllers`] are told. Few addresses a second, so that a mass delete
+/// takes its time.
 pub const CONTROLLER_FLAGS: [&str; 6] = [
     "--quarantine=20s",
     "--proof-gap=2s",
@@ -312,7 +319,8 @@ impl Lab {
         self.address(namespace, pod)
     }
 
-    /// One pod pings another's address. Eventual: the other node learns of an address a moment after the pod runs.
+    /// One pod pings another's address. Eventual: the other node learns of an address a moment after the pod
+    /// runs.
     pub fn pings(&self, namespace: &str, pod: &str, address: &str) {
         let ping = if address.contains(':') { "ping6" } else { "ping" };
         eventually(&format!("{namespace}/{pod} to reach {address}"), || {

@@ -1,4 +1,5 @@
-//! The workloads of the scenarios. Their pods end within a second and say nothing of a node, so that they can move.
+//! The workloads of the scenarios. Their pods end within a second and say nothing of a node, so that they can
+//! move.
 
 use serde_json::{Value, json};
 
@@ -28,8 +29,9 @@ pub fn spec(node: Option<&str>) -> Value {
     spec
 }
 
-/// The same, with kubelet asking by HTTP and by TCP. It is Ready only when both have reached it: the TCP one once at first, because kubelet
-/// asks nothing else until a container has started. Later its failure starts the container anew, which `Seen::restarts` tells.
+/// The same, with kubelet asking by HTTP and by TCP. It is Ready only when both have reached it: the TCP one
+/// once at first, because kubelet asks nothing else until a container has started. Later its failure starts
+/// the container anew, which `Seen::restarts` tells.
 pub fn probed_spec() -> Value {
     let mut spec = spec(None);
     let container = &mut spec["containers"][0];

@@ -9,7 +9,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
-use sticky_ipam::controller::writer::Overseer;
+use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
 use sticky_ipam::policy::mode::BlockLocation;
 
 use super::{block, blocks_of, duty, settle};
@@ -23,8 +23,9 @@ struct Meddler {
     route: String,
 }
 
-impl Overseer for Meddler {
-    fn before(&self, what: &str) {
+impl WriteObserver for Meddler {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        let what = write.description();
         if !what.starts_with("patch CiliumNode") {
             return;
         }
@@ -67,8 +68,9 @@ struct Toucher {
 const TOUCHED: usize = 2;
 const OF_BLOCKS: [&str; 4] = ["patch CiliumNode", "patch Lease", "delete Lease", "patch status of IPPool"];
 
-impl Overseer for Toucher {
-    fn before(&self, what: &str) {
+impl WriteObserver for Toucher {
+    fn before(&self, _: usize, write: SentWrite<'_>) {
+        let what = write.description();
         let Some(kind) = OF_BLOCKS.into_iter().find(|kind| what.starts_with(kind)) else { return };
         let times = {
             let mut met = self.met.lock().unwrap();

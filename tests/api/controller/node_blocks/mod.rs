@@ -1,4 +1,5 @@
-//! Node blocks on a real API server: given once, whoever else gives, wherever a controller ends; returned with a proof.
+//! Node blocks on a real API server: given once, whoever else gives, wherever a controller ends; returned
+//! with a proof.
 
 mod conflicts;
 
@@ -19,7 +20,7 @@ use sticky_ipam::runtime::cache::CacheEvent;
 
 use crate::support::api_server::case::Case;
 use crate::support::duty::{
-    Desk, EndAt, apply, bare_node, case, cilium_node, claim, locks, node, pool, ranges, remove_node,
+    Desk, EndControllerAt, apply, bare_node, case, cilium_node, claim, locks, node, pool, ranges, remove_node,
 };
 use crate::support::node::ended_by_the_witness;
 
@@ -62,7 +63,8 @@ fn blocks_of(case: &Case<'_>) -> Value {
     json!({"cidrs": [case.range().to_string()], "use": "NodeBlocks", "blockSize": {"ipv4": 28}})
 }
 
-/// No address is with two nodes, every block that stands is locked for its node, and every lock's block stands.
+/// No address is with two nodes, every block that stands is locked for its node, and every lock's block
+/// stands.
 async fn assert_in_step(case: &Case<'_>, nodes: usize) {
     let ranges = ranges(case).await;
     let all: Vec<(ipnet::IpNet, &str)> = ranges
@@ -119,7 +121,7 @@ async fn wherever_a_controller_ends_no_block_is_lost_or_given_twice() {
                 node(&case, &format!("x-{after}-{number}"), json!({}), &[]).await,
                 node(&case, &format!("y-{after}-{number}"), json!({}), &[]).await,
             ];
-            let desk = Desk::watched(&case, &[], EndAt::boxed(number, after)).await;
+            let desk = Desk::watched(&case, &[], EndControllerAt::boxed(number, after)).await;
             let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
             let ended = ended_by_the_witness(settle(&desk, &mut blocks)).await;
             given(&case).await;
@@ -134,7 +136,8 @@ async fn wherever_a_controller_ends_no_block_is_lost_or_given_twice() {
             }
             number += 1;
         }
-        // Two locks and two writes on nodes with an event each, one lock that goes, two writes of the pool's status at least.
+        // Two locks and two writes on nodes with an event each, one lock that goes, two writes of the pool's
+        // status at least.
         assert!(number > 7, "{number}");
     }
 }
@@ -306,7 +309,7 @@ async fn a_lease_that_cannot_be_read_keeps_its_block_is_reported_and_blocks_no_n
         let message = event.message.clone().unwrap();
         assert!(message.contains(name) && message.contains("corrected or deleted"), "{message}");
     }
-    assert!(desk.context.metrics.page().contains(r#"block_troubles{what="Unreadable"} 2"#));
+    assert!(desk.context.metrics.page().contains(r#"block_problems{reason="Unreadable"} 2"#));
     // As the event says: what nobody has is free then, and what stands on a node gets its lock.
     let leases: Api<Lease> = Api::namespaced(case.client(), &case.block_namespace());
     for name in &torn {
@@ -342,14 +345,14 @@ async fn a_pool_that_is_gone_is_not_counted_any_more() {
     let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     let counted = |what: &str| {
-        let line = format!("sticky_ipam_controller_{what}{{what=\"{}\"}}", case.unique("p"));
+        let line = format!("sticky_ipam_controller_{what}{{pool=\"{}\"}}", case.unique("p"));
         desk.context.metrics.page().contains(&line)
     };
-    assert!(counted("blocks") && counted("blocks_given"));
+    assert!(counted("blocks") && counted("blocks_allocated"));
     let pools: Api<IPPool> = Api::all(case.client());
     pools.delete(&case.unique("p"), &DeleteParams::default()).await.unwrap();
     settle(&desk, &mut blocks).await;
-    assert!(!counted("blocks") && !counted("blocks_given"));
+    assert!(!counted("blocks") && !counted("blocks_allocated"));
 }
 
 #[tokio::test]
@@ -436,7 +439,7 @@ async fn a_node_that_gets_no_block_has_an_event_with_the_reason_and_is_counted()
     assert!(told(&first, "BlockContested") || told(&rival, "BlockContested"));
     let page = desk.context.metrics.page();
     for reason in ["PoolsFull", "NoPoolForNode", "BlockContested"] {
-        let line = format!("sticky_ipam_controller_block_troubles{{what=\"{reason}\"}} 1");
+        let line = format!("sticky_ipam_controller_block_problems{{reason=\"{reason}\"}} 1");
         assert!(page.contains(&line), "{line}: {page}");
     }
 }

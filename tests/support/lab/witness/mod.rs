@@ -1,15 +1,17 @@
-//! Who had which address when: watches pods, CiliumEndpoints and CiliumNode pools, and tells afterwards of every address
-//! that two had at the same time.
+//! Who had which address when: watches pods, CiliumEndpoints and CiliumNode pools, and tells afterwards of
+//! every address that two had at the same time.
 //!
-//! Time is the API server's own, the revision of its store, in which every change of every object has its place. So an overlap is
-//! told exactly, however late events arrive here.
+//! Time is the API server's own, the revision of its store, in which every change of every object has its
+//! place. So an overlap is told exactly, however late events arrive here.
 //!
-//! A pod that is ending has its address until its status says that all of its containers have terminated: kubelet writes that after it has
-//! stopped the sandbox, so after DEL. Or until its CiliumEndpoint is deleted: Cilium's agent does that when DEL has taken the
-//! endpoint down, and then the address may be another's before kubelet has written anything. (Seen with fifty pods at once: a plain pod's
-//! endpoint removed at 27.05 s, another's made with its address at 27.30 s, shown at revision 4695, the old pod's status at 29.5 s, revision
-//! 4756.) Of a pod that was deleted by force the API server tells no more than that it is gone, whatever still runs: that is
-//! for a test to look at on the node.
+//! A pod that is ending has its address until its status says that all of its containers have terminated:
+//! kubelet writes that after it has stopped the sandbox, so after DEL. Or until its CiliumEndpoint is
+//! deleted: Cilium's agent does that when DEL has taken the endpoint down, and then the address may be
+//! another's before kubelet has written anything. (Seen with fifty pods at once: a plain pod's endpoint
+//! removed at 27.05 s, another's made with its address at 27.30 s, shown at revision 4695, the old pod's
+//! status at 29.5 s, revision
+//! 4756.) Of a pod that was deleted by force the API server tells no more than that it is gone, whatever
+//! still runs: that is for a test to look at on the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -236,7 +238,8 @@ fn revision(object: &impl kube::ResourceExt) -> Revision {
     object.resource_version().and_then(|text| text.parse().ok()).expect("a revision")
 }
 
-/// Has kubelet said that nothing of the pod runs any more? Of a pod that nobody deleted it would run its containers anew in the same sandbox.
+/// Has kubelet said that nothing of the pod runs any more? Of a pod that nobody deleted it would run its
+/// containers anew in the same sandbox.
 fn has_ended(pod: &Pod) -> bool {
     let Some(status) = &pod.status else { return false };
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
