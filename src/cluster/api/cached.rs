@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::net::IpAddr;
 
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, GetParams};
 use serde::de::DeserializeOwned;
@@ -39,24 +40,21 @@ pub async fn annotations(api: &Connection, namespace: &str) -> Result<BTreeMap<S
     Ok(read.and_then(|found| found.metadata.annotations).unwrap_or_default())
 }
 
-/// The claims on these addresses; none if one does not exist or cannot be read: the live read reports the
-/// error.
+/// The claims on these addresses; none if one is missing or unreadable: the live read reports the error.
 pub async fn claims(api: &Connection, addresses: &BTreeSet<IpAddr>) -> Option<ClaimsByAddress> {
     let all: Api<AddressClaim> = Api::all(api.client());
-    let mut claims = ClaimsByAddress::new();
-    for read in futures_util::future::join_all(addresses.iter().map(async |address| {
+    let reads = addresses.iter().map(async |address| {
         let what = format!("get AddressClaim {address}");
         object(api, &what, &all, &ClaimName::of(*address).to_string()).await
-    }))
-    .await
-    {
+    });
+    let mut claims = ClaimsByAddress::new();
+    for read in join_all(reads).await {
         let claim = read.ok()?.filter(|claim| claim.validation_error().is_none())?;
         claims.insert(claim.spec.address, ClaimView::from(&claim));
     }
     Some(claims)
 }
 
-/// Whether nothing is attached to this StickyIP.
 pub fn is_free(sticky: &StickyIP) -> bool {
     sticky.status.as_ref().is_none_or(|status| status.attachment.is_none())
 }

@@ -12,82 +12,35 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use thiserror::Error;
 use tokio::time::Instant;
 
-use crate::cluster::api::connection::Wire;
+use crate::cluster::api::connection::{self, Wire};
 
 /// How often a read is tried when the connection breaks. A server that is away refuses at once; waiting for
 /// it longer is the runtime's business, which comes again.
 const TRIES: u32 = 3;
-/// Between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
+const UNKNOWN_KIND: &str =
+    "it does not know this kind; apply packaging/crds (CiliumNodes are of Cilium's own making)";
 
-/// Why a request to the API server failed.
 #[derive(Debug, Error)]
 pub enum ApiError {
-    /// There is no usable kubeconfig.
     #[error("cannot use the kubeconfig {}: {why}; on a node its agent writes it", path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The credentials are not accepted.
+    Kubeconfig { path: PathBuf, why: String },
     #[error(
         "the API server does not accept the credentials of {} (expired, or of a deleted account): cannot \
-         {what}; the \
-         agent of this node renews them",
+         {what}; the agent of this node renews them",
         path.display()
     )]
-    Unauthorized {
-        /// What was asked.
-        what: String,
-        /// The kubeconfig.
-        path: PathBuf,
-    },
-    /// The credentials do not allow it.
+    Unauthorized { what: String, path: PathBuf },
     #[error("the credentials of {} do not allow to {what}: {why}; grant it by a role", path.display())]
-    Forbidden {
-        /// The verb and the resource.
-        what: String,
-        /// The kubeconfig.
-        path: PathBuf,
-        /// The server's message.
-        why: String,
-    },
-    /// The server cannot be reached, or breaks off.
+    Forbidden { what: String, path: PathBuf, why: String },
     #[error("cannot {what}: the API server is away: {why}")]
-    Away {
-        /// What was asked.
-        what: String,
-        /// What happened to the connection.
-        why: String,
-    },
-    /// The time is over.
+    Away { what: String, why: String },
     #[error("cannot {what}: the API server did not answer within {timeout:?} (sticky.cluster.timeout)")]
-    TooLate {
-        /// What was asked.
-        what: String,
-        /// The time that was given.
-        timeout: Duration,
-    },
-    /// The server says no for another reason.
+    TooLate { what: String, timeout: Duration },
     #[error("cannot {what}: the API server answered {code}: {why}")]
-    Refused {
-        /// What was asked.
-        what: String,
-        /// The status.
-        code: u16,
-        /// The server's message.
-        why: String,
-    },
-    /// The object is there and cannot be read, or the answer is none.
+    Refused { what: String, code: u16, why: String },
     #[error("cannot {what}: the answer cannot be read: {why}; correct or delete the object")]
-    Unreadable {
-        /// What was asked.
-        what: String,
-        /// What is wrong.
-        why: String,
-    },
+    Unreadable { what: String, why: String },
 }
 
 impl ApiError {
@@ -99,9 +52,7 @@ impl ApiError {
             Self::Kubeconfig { .. } | Self::Unauthorized { .. } | Self::Forbidden { .. } => false,
         }
     }
-}
 
-impl ApiError {
     /// Whether the server says that the object of this name is not there. A kind that it does not serve right
     /// now, of which it says 404 as well, is something else.
     pub(crate) fn says_gone(&self, name: &str) -> bool {
@@ -148,10 +99,8 @@ impl Connection {
             Some(read) => read,
             None => Kubeconfig::read_from(kubeconfig).map_err(|error| broken(with_causes(&error)))?,
         };
-        let proxied = read
-            .clusters
-            .iter()
-            .any(|named| named.cluster.as_ref().is_some_and(|cluster| cluster.proxy_url.is_some()));
+        let mut clusters = read.clusters.iter().filter_map(|named| named.cluster.as_ref());
+        let proxied = clusters.any(|cluster| cluster.proxy_url.is_some());
         let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
         let mut config = config.map_err(|error| broken(with_causes(&error)))?;
         if !proxied {
@@ -160,18 +109,15 @@ impl Connection {
         }
         config.connect_timeout = Some(timeout);
         config.read_timeout = Some(timeout);
-        let (client, wire) =
-            crate::cluster::api::connection::client(config).map_err(|error| broken(with_causes(&error)))?;
+        let (client, wire) = connection::client(config).map_err(|error| broken(with_causes(&error)))?;
         Ok(Self { wire, ..Self::with_client(client, kubeconfig, timeout) })
     }
 
     /// Waits, within the time that is left, for a connection that is being opened, and returns whether there
     /// is one. If it fails, the first request gets the error.
     pub async fn settled(&self) -> bool {
-        match &self.wire {
-            Some(wire) => tokio::time::timeout_at(self.deadline, wire.settled()).await.unwrap_or(false),
-            None => false,
-        }
+        let Some(wire) = &self.wire else { return false };
+        tokio::time::timeout_at(self.deadline, wire.settled()).await.unwrap_or(false)
     }
 
     /// The same around a client that is there already.
@@ -196,10 +142,9 @@ impl Connection {
         what: &str,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, ApiError> {
-        match tokio::time::timeout_at(self.deadline, request).await {
-            Ok(answer) => answer.map_err(|error| self.explain(what, &error)),
-            Err(_) => Err(self.too_late(what)),
-        }
+        let answer =
+            tokio::time::timeout_at(self.deadline, request).await.map_err(|_| self.too_late(what))?;
+        answer.map_err(|error| self.explain(what, &error))
     }
 
     /// Reads, and tries again when the connection breaks.
@@ -208,17 +153,15 @@ impl Connection {
         what: &str,
         request: impl Fn() -> F,
     ) -> Result<T, ApiError> {
-        let mut tries = 0;
-        loop {
-            tries += 1;
+        for _ in 1..TRIES {
             match self.once(what, request()).await {
-                Err(ApiError::Away { .. }) if tries < TRIES => self.pause(what, PAUSE).await?,
+                Err(ApiError::Away { .. }) => self.pause(what, PAUSE).await?,
                 answer => return answer,
             }
         }
+        self.once(what, request()).await
     }
 
-    /// Waits a little.
     pub async fn pause(&self, what: &str, time: Duration) -> Result<(), ApiError> {
         if Instant::now() + time >= self.deadline {
             return Err(self.too_late(what));
@@ -234,27 +177,23 @@ impl Connection {
     fn explain(&self, what: &str, error: &kube::Error) -> ApiError {
         let (what, path) = (what.to_owned(), self.kubeconfig.clone());
         match error {
-            kube::Error::Api(status) => match status.code {
-                401 => ApiError::Unauthorized { what, path },
-                403 => ApiError::Forbidden { what, path, why: status.message.clone() },
-                // Not an object that is missing: no such path.
-                404 if status.message.contains("page not found") => ApiError::Refused {
-                    what,
-                    code: 404,
-                    why: "it does not know this kind; apply packaging/crds (CiliumNodes are of Cilium's own \
-                        making)"
-                        .into(),
-                },
-                code => ApiError::Refused { what, code, why: status.message.clone() },
-            },
-            kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => {
-                ApiError::Unreadable { what, why: with_causes(error) }
+            kube::Error::Api(status) => {
+                let why = status.message.clone();
+                match status.code {
+                    401 => ApiError::Unauthorized { what, path },
+                    403 => ApiError::Forbidden { what, path, why },
+                    // Not an object that is missing: no such path.
+                    404 if why.contains("page not found") => {
+                        ApiError::Refused { what, code: 404, why: UNKNOWN_KIND.into() }
+                    }
+                    code => ApiError::Refused { what, code, why },
+                }
             }
             kube::Error::Auth(_) => ApiError::Unauthorized { what, path },
             kube::Error::Service(_) | kube::Error::HyperError(_) => {
                 ApiError::Away { what, why: with_causes(error) }
             }
-            other => ApiError::Unreadable { what, why: with_causes(other) },
+            _ => ApiError::Unreadable { what, why: with_causes(error) },
         }
     }
 }
@@ -262,13 +201,11 @@ impl Connection {
 /// An error with everything behind it, each part once: the reason is mostly the last one.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            let _ = write!(text, ": {inner_text}");
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            let _ = write!(text, ": {cause}");
         }
-        cause = inner.source();
     }
     text
 }

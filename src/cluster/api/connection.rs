@@ -27,7 +27,6 @@ use tower::retry::RetryLayer;
 use tower::util::option_layer;
 use tower::{BoxError, Layer, Service};
 
-/// What TLS calls the second version of HTTP.
 const HTTP_2: &[u8] = b"h2";
 
 /// A client that asks over one connection, which is opened at once, while the asker sees to other things.
@@ -91,7 +90,6 @@ impl Target {
     }
 }
 
-/// An open connection.
 enum Line {
     /// Of those behind a balancer that knows no better: one request after the other.
     One(http1::SendRequest<Body>),

@@ -12,12 +12,12 @@ use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
-use kube::api::{Api, ObjectMeta, PostParams};
+use kube::api::{Api, ObjectMeta};
 use sha2::{Digest, Sha256};
 
 use crate::cluster::api::client::ApiError;
-use crate::cluster::objects::{IPPool, Skipped, StickyIP};
-use crate::cluster::protocol::apply::{ApiWriter, FIELD_MANAGER, SentWrite};
+use crate::cluster::objects::{HandoverRecord, IPPool, Skipped, StickyIP};
+use crate::cluster::protocol::apply::{ApiWriter, FIELD_MANAGER, SentWrite, post_params};
 use crate::policy::selection::facts::PodFacts;
 
 /// How long sending an event may delay a verb.
@@ -27,19 +27,14 @@ const LONGEST_MESSAGE: usize = 1024;
 /// The longest start of an event's name that is an object's.
 const LONGEST_NAME: usize = 200;
 
-/// An event to send.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
     pub about: ObjectReference,
-    /// The reason, for programs.
     pub reason: &'static str,
-    /// The message, for operators.
     pub message: String,
-    /// Something is wrong.
     pub warning: bool,
 }
 
-/// An object as an event names it.
 fn reference(
     api_version: &str,
     kind: &str,
@@ -57,22 +52,18 @@ fn reference(
     }
 }
 
-/// A pod, as an event names it.
 pub fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
     reference("v1", "Pod", Some(namespace), name, Some(uid))
 }
 
-/// A node, as an event names it.
 pub fn node(name: &str, uid: &str) -> ObjectReference {
     reference("v1", "Node", None, name, Some(uid))
 }
 
-/// A StickyIP, as an event names it.
 pub(crate) fn sticky_ip(object: &StickyIP) -> ObjectReference {
     of_object(object)
 }
 
-/// A pool, as an event names it.
 pub fn pool(object: &IPPool) -> ObjectReference {
     of_object(object)
 }
@@ -82,12 +73,9 @@ fn of_object<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
     ObjectReference { resource_version: None, ..object.object_ref(&()) }
 }
 
-/// An object that could not be read, as an event names it.
 pub fn skipped(object: &Skipped) -> ObjectReference {
-    let (namespace, name) = match object.name.split_once('/') {
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (None, object.name.as_str()),
-    };
+    let split = object.name.split_once('/');
+    let (namespace, name) = split.map_or((None, &*object.name), |(namespace, name)| (Some(namespace), name));
     let api_version = match object.kind.as_str() {
         "Pod" => "v1",
         kind if kind.starts_with("Cilium") => "cilium.io/v2",
@@ -107,23 +95,18 @@ pub(crate) fn move_message(before: Option<&StickyIP>, object: &StickyIP) -> Opti
     let attachment = status.attachment.as_ref()?;
     let last = status.handovers.first()?;
     let just_now = last.at == attachment.since && last.to == attachment.node;
-    let moved = just_now && !last.from.is_empty() && last.from != last.to;
+    if !just_now || last.from.is_empty() || last.from == last.to {
+        return None;
+    }
     let addresses: Vec<String> = object.spec.addresses.iter().map(ToString::to_string).collect();
-    moved.then(|| {
-        let pod = &attachment.pod_name;
-        format!(
-            "{} moved from node {} to node {} with pod {pod}: {}",
-            addresses.join(", "),
-            last.from,
-            last.to,
-            last.reason
-        )
-    })
+    let (addresses, pod) = (addresses.join(", "), &attachment.pod_name);
+    let HandoverRecord { from, to, reason, .. } = last;
+    Some(format!("{addresses} moved from node {from} to node {to} with pod {pod}: {reason}"))
 }
 
 /// Sends an event on the StickyIP and on the pod if the address came from another node.
 pub(crate) async fn emit_move_events(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     before: Option<&StickyIP>,
     object: &StickyIP,
     facts: &PodFacts,
@@ -132,7 +115,7 @@ pub(crate) async fn emit_move_events(
     let pod = pod(&facts.namespace, &facts.name, &facts.uid);
     for about in [sticky_ip(object), pod] {
         let event = NewEvent { about, reason: "AddressMoved", message: message.clone(), warning: false };
-        send(api_writer, &event).await;
+        send(writer, &event).await;
     }
 }
 
@@ -146,8 +129,7 @@ impl NewEvent {
         format!("{}.{digest}", &object[..object.floor_char_boundary(LONGEST_NAME)])
     }
 
-    /// The namespace of the event: that of its object, or the one that Kubernetes uses for cluster-scoped
-    /// objects.
+    /// That of its object, or the one that Kubernetes uses for cluster-scoped objects.
     fn namespace(&self) -> &str {
         self.about.namespace.as_deref().unwrap_or("default")
     }
@@ -175,22 +157,20 @@ impl NewEvent {
 }
 
 /// Sends it within a short time. Returns whether it exists now.
-pub async fn send(api_writer: &mut ApiWriter<'_>, event: &NewEvent) -> bool {
-    let api = api_writer.api().clone();
+pub async fn send(writer: &mut ApiWriter<'_>, event: &NewEvent) -> bool {
+    let api = writer.api().clone();
     let events: Api<Event> = Api::namespaced(api.client(), event.namespace());
     let (name, object) = (event.name(), event.object());
-    let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let what = format!("create Event {name}");
     let create = async {
+        let params = post_params();
         let sent = api.once(&what, events.create(&params, &object));
-        match tokio::time::timeout(PATIENCE, sent).await {
-            Ok(answer) => answer.map(|_| ()),
-            Err(_) => Err(ApiError::TooLate { what: what.clone(), timeout: PATIENCE }),
-        }
+        let too_late = |_| Err(ApiError::TooLate { what: what.clone(), timeout: PATIENCE });
+        tokio::time::timeout(PATIENCE, sent).await.unwrap_or_else(too_late)
     };
-    match api_writer.observed(SentWrite::Event(&name), create).await {
+    match writer.observed(SentWrite::Event(&name), create).await {
         // It exists already.
-        Ok(()) | Err(ApiError::Refused { code: 409, .. }) => true,
+        Ok(_) | Err(ApiError::Refused { code: 409, .. }) => true,
         Err(error) => {
             tracing::warn!(%error, reason = event.reason, message = event.message, "cannot send an event");
             false

@@ -12,13 +12,12 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ObjectMeta, PostParams};
+use kube::api::{Api, ObjectMeta, PostParams, ResourceExt};
 use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::cluster::api::client::{ApiError, Connection};
 
-/// The times of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTimes {
     /// How long a lease that is not renewed stays valid.
@@ -39,34 +38,23 @@ impl Default for LeaseTimes {
     }
 }
 
-/// Times that contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadLeaseTimes {
     /// A leader would go on after another has begun.
     #[error("the renew deadline {renew:?} must be shorter than the lease duration {lease:?}")]
-    RenewTooLong {
-        /// The renew deadline.
-        renew: Duration,
-        lease: Duration,
-    },
+    RenewTooLong { renew: Duration, lease: Duration },
     /// A leader would have one try only.
     #[error(
         "the retry period {retry:?} must be more than zero and shorter than the renew deadline {renew:?}"
     )]
-    RetryTooLong {
-        /// The retry period.
-        retry: Duration,
-        /// The renew deadline.
-        renew: Duration,
-    },
+    RetryTooLong { retry: Duration, renew: Duration },
     /// The Lease object counts in seconds.
     #[error("the lease duration {0:?} must be at least one second")]
     TooShort(Duration),
 }
 
 impl LeaseTimes {
-    /// Checks that the times fit each other.
-    /// Errors: names both times that do not.
+    /// Errors: two times do not fit each other.
     pub fn check(self) -> Result<Self, BadLeaseTimes> {
         let Self { lease_duration: lease, renew_deadline: renew, retry_period: retry } = self;
         if lease < Duration::from_secs(1) {
@@ -82,26 +70,21 @@ impl LeaseTimes {
     }
 }
 
-/// A Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeaseState {
     /// Who holds it; empty if it was released.
     pub holder: Option<String>,
     /// The state that it was read in: uid and resourceVersion.
     pub version: String,
-    /// How long it is valid.
     pub duration: Duration,
 }
 
-/// What to write next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaseAction {
     /// There is no Lease: create it, which fails if another replica does.
     Create,
-    /// Take it over.
     Take,
     Renew,
-    /// Another replica holds it.
     Wait,
 }
 
@@ -116,12 +99,10 @@ pub(crate) struct ElectionCandidate {
 }
 
 impl ElectionCandidate {
-    /// A candidate that has seen nothing yet.
     pub(crate) fn new(me: impl Into<String>, lease_times: LeaseTimes) -> Self {
         Self { me: me.into(), lease_times, observed: None, renewed: None }
     }
 
-    /// Decides on a fresh read.
     pub(crate) fn next(&mut self, seen: Option<&LeaseState>, now: Duration) -> LeaseAction {
         let Some(seen) = seen else { return LeaseAction::Create };
         let since = match &self.observed {
@@ -149,15 +130,8 @@ impl ElectionCandidate {
         self.renewed = Some(sent);
     }
 
-    /// Another replica holds the Lease.
     pub(crate) fn lost(&mut self) {
         self.renewed = None;
-    }
-
-    /// Whether this replica may work now.
-    #[cfg(test)]
-    fn is_leader(&self, now: Duration) -> bool {
-        self.leader_until().is_some_and(|until| now < until)
     }
 
     /// When the right to work ends unless it is renewed.
@@ -166,7 +140,6 @@ impl ElectionCandidate {
     }
 }
 
-/// The Lease of the election, and this replica's name.
 pub struct LeaderElection {
     api: Connection,
     namespace: String,
@@ -175,23 +148,16 @@ pub struct LeaderElection {
     lease_times: LeaseTimes,
 }
 
-/// A time of leadership that has begun.
 pub struct Leadership {
     candidate: ElectionCandidate,
     started: Instant,
 }
 
-/// How a time of leadership ended.
 #[derive(Debug, Error)]
 pub enum LeaseLost {
     /// The lease could not be renewed in time, or another took it.
     #[error("the lease {lease} is lost: {why}; this process must end")]
-    Lost {
-        /// Namespace and name.
-        lease: String,
-        /// What happened.
-        why: String,
-    },
+    Lost { lease: String, why: String },
 }
 
 impl LeaderElection {
@@ -205,28 +171,19 @@ impl LeaderElection {
         Api::namespaced(self.api.client(), &self.namespace)
     }
 
-    /// Waits until this replica leads, then does `work` until it ends by itself or the lease is lost. The
-    /// lease is released when `work` ends by itself.
-    /// Errors: [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
-    pub async fn lead<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
-        let term = self.win().await;
-        self.hold(term, work).await
-    }
-
     /// Waits until this replica leads. A caller that stops waiting calls [`LeaderElection::release`]: the
     /// last write may have won.
     pub async fn win(&mut self) -> Leadership {
-        let started = Instant::now();
-        let mut candidate = ElectionCandidate::new(&self.me, self.lease_times);
-        while !self.attempt(&mut candidate, started).await {
+        let candidate = ElectionCandidate::new(&self.me, self.lease_times);
+        let mut term = Leadership { candidate, started: Instant::now() };
+        while !self.attempt(&mut term).await {
             tokio::time::sleep(self.lease_times.retry_period).await;
         }
         tracing::info!(lease = %self.lease(), me = self.me, "leading");
-        Leadership { candidate, started }
+        term
     }
 
-    /// Does `work` until it ends by itself or the lease is lost. The lease is released when `work` ends by
-    /// itself.
+    /// Does `work` until it ends by itself, and then releases the lease, or until the lease is lost.
     /// Errors: [`LeaseLost::Lost`]: whatever `work` was doing was dropped in the middle.
     pub async fn hold<T>(
         &mut self,
@@ -237,7 +194,7 @@ impl LeaderElection {
             // Looked at first: work that is always busy must not keep the process from seeing that its time
             // is over.
             biased;
-            why = self.renew(&mut term.candidate, term.started) => Err(LeaseLost::Lost { lease: self.lease(), why }),
+            why = self.renew(&mut term) => Err(LeaseLost::Lost { lease: self.lease(), why }),
             done = work => Ok(done),
         };
         if outcome.is_ok() {
@@ -251,16 +208,16 @@ impl LeaderElection {
     }
 
     /// Renews as long as possible; returns why it failed.
-    async fn renew(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> String {
+    async fn renew(&mut self, term: &mut Leadership) -> String {
         loop {
-            let until = started + candidate.leader_until().unwrap_or_default();
+            let until = term.started + term.candidate.leader_until().unwrap_or_default();
             tokio::select! {
                 // A renewal that hangs must not outlive the right to work.
                 () = tokio::time::sleep_until(until) => return "it could not be renewed in time".to_owned(),
                 renewed = async {
                     tokio::time::sleep(self.lease_times.retry_period).await;
-                    self.attempt(candidate, started).await
-                } => if !renewed && candidate.leader_until().is_none() {
+                    self.attempt(term).await
+                } => if !renewed && term.candidate.leader_until().is_none() {
                     return "another replica holds it".to_owned();
                 }
             }
@@ -268,67 +225,52 @@ impl LeaderElection {
     }
 
     /// One read and at most one write. Returns whether this write made the lease this replica's.
-    async fn attempt(&mut self, candidate: &mut ElectionCandidate, started: Instant) -> bool {
+    async fn attempt(&mut self, Leadership { candidate, started }: &mut Leadership) -> bool {
         self.api.restart_time();
-        let leases = self.leases();
-        let what = format!("get Lease {}", self.lease());
-        let read = match self.api.once(&what, leases.get_opt(&self.name)).await {
-            Ok(read) => read,
-            Err(error) => {
-                tracing::warn!(lease = %self.lease(), %error, "cannot read the lease");
-                return false;
-            }
-        };
+        let (leases, lease, params) = (self.leases(), self.lease(), PostParams::default());
+        let read = self.api.once(&format!("get Lease {lease}"), leases.get_opt(&self.name)).await;
+        let read = read.inspect_err(|error| tracing::warn!(%lease, %error, "cannot read the lease"));
+        let Ok(read) = read else { return false };
         let now = started.elapsed();
         let next = candidate.next(read.as_ref().map(seen).as_ref(), now);
+        let wanted = self.written(read.as_ref());
         let written = match (next, &read) {
             (LeaseAction::Wait, _) => {
                 candidate.lost();
                 return false;
             }
             (LeaseAction::Create, _) | (_, None) => {
-                let lease = self.written(None);
-                let what = format!("create Lease {}", self.lease());
-                self.api.once(&what, leases.create(&PostParams::default(), &lease)).await
+                self.api.once(&format!("create Lease {lease}"), leases.create(&params, &wanted)).await
             }
-            (LeaseAction::Take | LeaseAction::Renew, Some(read)) => {
-                let lease = self.written(Some(read));
-                let what = format!("replace Lease {}", self.lease());
+            (LeaseAction::Take | LeaseAction::Renew, Some(_)) => {
                 // The object carries the resourceVersion that was read: the server refuses any other.
-                self.api.once(&what, leases.replace(&self.name, &PostParams::default(), &lease)).await
+                let sent = leases.replace(&self.name, &params, &wanted);
+                self.api.once(&format!("replace Lease {lease}"), sent).await
             }
         };
-        match written {
-            Ok(_) => {
-                candidate.wrote(now);
-                true
-            }
-            Err(ApiError::Refused { code: 409, .. }) => false,
-            Err(error) => {
-                tracing::warn!(lease = %self.lease(), %error, "cannot write the lease");
-                false
-            }
+        match &written {
+            Ok(_) => candidate.wrote(now),
+            Err(ApiError::Refused { code: 409, .. }) => {}
+            Err(error) => tracing::warn!(%lease, %error, "cannot write the lease"),
         }
+        written.is_ok()
     }
 
     fn written(&self, read: Option<&Lease>) -> Lease {
         let now = MicroTime(Timestamp::now());
         let before = read.and_then(|read| read.spec.clone()).unwrap_or_default();
         let renews = before.holder_identity.as_deref() == Some(&self.me);
+        let transitions = before.lease_transitions.unwrap_or_default().saturating_add(i32::from(!renews));
         let seconds = i32::try_from(self.lease_times.lease_duration.as_secs()).unwrap_or(i32::MAX);
+        let new = || ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
         Lease {
-            metadata: match read {
-                Some(read) => read.metadata.clone(),
-                None => ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
-            },
+            metadata: read.map_or_else(new, |read| read.metadata.clone()),
             spec: Some(LeaseSpec {
                 holder_identity: Some(self.me.clone()),
                 lease_duration_seconds: Some(seconds),
                 acquire_time: if renews { before.acquire_time } else { Some(now.clone()) },
                 renew_time: Some(now),
-                lease_transitions: Some(
-                    before.lease_transitions.unwrap_or_default().saturating_add(i32::from(!renews)),
-                ),
+                lease_transitions: Some(transitions),
                 ..before
             }),
         }
@@ -337,18 +279,16 @@ impl LeaderElection {
     /// Gives the lease back, so that another need not wait for it to run out. Best effort.
     pub async fn release(&mut self) {
         self.api.restart_time();
-        let leases = self.leases();
-        let what = format!("get Lease {}", self.lease());
-        let Ok(Some(mut lease)) = self.api.once(&what, leases.get_opt(&self.name)).await else { return };
-        let Some(spec) = lease.spec.as_mut().filter(|spec| spec.holder_identity.as_deref() == Some(&self.me))
-        else {
-            return;
-        };
+        let (leases, lease) = (self.leases(), self.lease());
+        let read = self.api.once(&format!("get Lease {lease}"), leases.get_opt(&self.name)).await;
+        let Ok(Some(mut object)) = read else { return };
+        let is_own = |spec: &&mut LeaseSpec| spec.holder_identity.as_deref() == Some(&self.me);
+        let Some(spec) = object.spec.as_mut().filter(is_own) else { return };
         spec.holder_identity = Some(String::new());
-        let what = format!("release Lease {}", self.lease());
-        match self.api.once(&what, leases.replace(&self.name, &PostParams::default(), &lease)).await {
-            Ok(_) => tracing::info!(lease = %self.lease(), me = self.me, "gave the lease back"),
-            Err(error) => tracing::warn!(lease = %self.lease(), %error, "cannot release the lease"),
+        let what = format!("release Lease {lease}");
+        match self.api.once(&what, leases.replace(&self.name, &PostParams::default(), &object)).await {
+            Ok(_) => tracing::info!(%lease, me = self.me, "gave the lease back"),
+            Err(error) => tracing::warn!(%lease, %error, "cannot release the lease"),
         }
     }
 }
@@ -356,22 +296,21 @@ impl LeaderElection {
 fn seen(lease: &Lease) -> LeaseState {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-    let version = format!(
-        "{} {}",
-        lease.metadata.uid.as_deref().unwrap_or_default(),
-        lease.metadata.resource_version.as_deref().unwrap_or_default()
-    );
-    LeaseState {
-        holder: spec.holder_identity,
-        version,
-        duration: Duration::from_secs(seconds.unwrap_or_default()),
-    }
+    let (uid, version) = (lease.uid().unwrap_or_default(), lease.resource_version().unwrap_or_default());
+    let duration = Duration::from_secs(seconds.unwrap_or_default());
+    LeaseState { holder: spec.holder_identity, version: format!("{uid} {version}"), duration }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl ElectionCandidate {
+        fn is_leader(&self, now: Duration) -> bool {
+            self.leader_until().is_some_and(|until| now < until)
+        }
+    }
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)

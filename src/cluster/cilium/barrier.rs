@@ -17,7 +17,6 @@ const V4: u32 = 0xf000_0000;
 /// 100::/64, which is unused: what is sent there is discarded.
 const V6: u128 = 0x0100 << 112;
 
-/// Whether a pool entry is a barrier entry.
 pub(crate) fn is_barrier(entry: &PoolEntry) -> bool {
     entry.owner == OWNER
 }
@@ -47,7 +46,6 @@ pub fn of(node: &CiliumNode, owned: IpAddr) -> Option<IpAddr> {
     standing.and_then(|(key, _)| key.parse().ok())
 }
 
-/// The addresses of all barrier entries.
 pub fn keys(node: &CiliumNode) -> impl Iterator<Item = &String> {
     node.spec.ipam.pool.iter().filter(|(_, entry)| is_barrier(entry)).map(|(key, _)| key)
 }

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use crate::cluster::objects::lenient::Validate;
 
-/// A node as Cilium sees it.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cilium.io",
@@ -27,13 +26,10 @@ pub struct CiliumNodeSpec {
     /// The node's own addresses, those of Cilium's router among them.
     #[serde(default, deserialize_with = "or_default")]
     pub addresses: Vec<NodeAddress>,
-    /// The addresses of the health endpoint.
     #[serde(default, deserialize_with = "or_default")]
     pub health: AddressPair,
-    /// The addresses of the ingress proxy.
     #[serde(default, deserialize_with = "or_default")]
     pub ingress: AddressPair,
-    /// Its addresses.
     #[serde(default, deserialize_with = "or_default")]
     pub ipam: CiliumIpam,
 }
@@ -70,10 +66,8 @@ pub struct CiliumIpam {
     pub pod_cidrs: Vec<String>,
 }
 
-/// What Cilium says of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CiliumNodeStatus {
-    /// Its addresses.
     #[serde(default, deserialize_with = "or_default")]
     pub ipam: CiliumIpamStatus,
 }
@@ -103,7 +97,6 @@ impl CiliumNode {
     }
 }
 
-/// One address of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolEntry {
     /// `namespace/pod` that alone may have it; anyone may, if it is empty.
@@ -129,15 +122,12 @@ pub struct PoolEntry {
 )]
 pub struct CiliumEndpointSpec {}
 
-/// What Cilium says of an endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CiliumEndpointStatus {
-    /// Where it is on the network.
     #[serde(default, deserialize_with = "or_default")]
     pub networking: EndpointNetworking,
 }
 
-/// An endpoint's place on the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointNetworking {
     /// Its addresses, a pair of families at most.
@@ -151,10 +141,8 @@ pub struct EndpointNetworking {
 /// The addresses of an endpoint; empty where it has none of that family.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressPair {
-    /// IPv4.
     #[serde(default, deserialize_with = "or_default")]
     pub ipv4: String,
-    /// IPv6.
     #[serde(default, deserialize_with = "or_default")]
     pub ipv6: String,
 }
@@ -168,23 +156,15 @@ where
     Ok(Option::<T>::deserialize(reader)?.unwrap_or_default())
 }
 
-impl Validate for CiliumNode {
-    fn validation_error(&self) -> Option<String> {
-        None
-    }
-}
-
-impl Validate for CiliumEndpoint {
-    fn validation_error(&self) -> Option<String> {
-        None
-    }
-}
+impl Validate for CiliumNode {}
+impl Validate for CiliumEndpoint {}
 
 /// The merge patch that adds these entries to a node's pool and removes those, and touches nothing else.
 pub(crate) fn pool_patch<'a>(
     put: impl IntoIterator<Item = (&'a str, &'a PoolEntry)>,
     take_out: impl IntoIterator<Item = &'a str>,
 ) -> Value {
+    let text = |value: &str| (!value.is_empty()).then(|| value.to_owned());
     let mut pool = serde_json::Map::new();
     for (address, entry) in put {
         // Both keys always: a merge patch that leaves one out would keep what a former owner wrote there.
@@ -194,10 +174,6 @@ pub(crate) fn pool_patch<'a>(
         pool.insert(address.into(), Value::Null);
     }
     json!({"spec": {"ipam": {"pool": pool}}})
-}
-
-fn text(value: &str) -> Value {
-    if value.is_empty() { Value::Null } else { value.into() }
 }
 
 #[cfg(test)]

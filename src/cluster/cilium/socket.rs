@@ -17,41 +17,32 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// No answer of interest is longer.
 const LONGEST_ANSWER: u64 = 1 << 20;
 
-/// What Cilium says of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndpointAnswer {
     /// It has an endpoint with it; this is what it says of it.
     There(String),
-    /// It has none.
     Absent,
 }
 
 /// What Cilium says of an endpoint, as far as we ask. Empty where it says nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct EndpointInfo {
-    /// The sandbox.
     pub container: String,
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The MAC of the pod's interface.
     pub mac: String,
 }
 
 impl EndpointInfo {
-    /// Reads an answer.
     pub(crate) fn parse(answer: &str) -> Self {
         let answer: Value = serde_json::from_str(answer).unwrap_or_default();
         let text = |path: &str| answer.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let container = match text("/status/external-identifiers/container-id") {
+        let mut container = text("/status/external-identifiers/container-id");
+        if container.is_empty() {
             // Newer agents name an attachment: the container and its interface.
-            empty if empty.is_empty() => {
-                let attachment = text("/status/external-identifiers/cni-attachment-id");
-                attachment.split(':').next().unwrap_or_default().to_owned()
-            }
-            container => container,
-        };
+            let attachment = text("/status/external-identifiers/cni-attachment-id");
+            container = attachment.split(':').next().unwrap_or_default().to_owned();
+        }
         Self {
             container,
             namespace: text("/status/external-identifiers/k8s-namespace"),

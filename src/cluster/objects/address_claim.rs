@@ -3,9 +3,6 @@
 //! It has no status subresource on purpose: a lock that needs two writes for StickyIP and phase is two locks
 //! (docs/decisions/0010). Must never be trusted before its name and its address agree.
 
-// What the derive of a custom resource adds is `pub` and not exported.
-#![allow(unreachable_pub)]
-
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
@@ -34,8 +31,7 @@ use crate::names::StickyKey;
     doc = "The lock on one address: the StickyIP of the claim has the address.",
     validation = Rule::new(
         "!isIP(self.spec.address) || (ip(self.spec.address).family() == 4 ? self.metadata.name == \
-         self.spec.address : \
-         self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$') && \
+         self.spec.address : self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$') && \
          ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address))"
     ).message("the name must be the address: IPv4 as it is, IPv6 written out in full with dashes for colons"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".spec.phase"),
@@ -155,12 +151,10 @@ pub struct ClaimName(IpAddr);
 pub struct NotAClaimName(pub String);
 
 impl ClaimName {
-    /// The name of the claim on this address.
     pub fn of(address: IpAddr) -> Self {
         Self(address)
     }
 
-    /// The address.
     pub fn address(self) -> IpAddr {
         self.0
     }
@@ -193,14 +187,12 @@ impl FromStr for ClaimName {
 
 impl Validate for AddressClaim {
     fn validation_error(&self) -> Option<String> {
-        let name = self.metadata.name.as_deref().unwrap_or_default();
-        match ClaimName::from_str(name) {
+        let address = self.spec.address;
+        match ClaimName::from_str(self.metadata.name.as_deref().unwrap_or_default()) {
             Err(error) => Some(error.to_string()),
-            Ok(parsed) if parsed.address() != self.spec.address => Some(format!(
-                "its name stands for {} and spec.address is {}",
-                parsed.address(),
-                self.spec.address
-            )),
+            Ok(ClaimName(named)) if named != address => {
+                Some(format!("its name stands for {named} and spec.address is {address}"))
+            }
             Ok(_) if self.spec.phase == ClaimPhase::Bound && self.spec.sticky_uid.is_none() => {
                 Some("it is Bound and names no StickyIP's uid".into())
             }

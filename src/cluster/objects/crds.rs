@@ -9,7 +9,6 @@ use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
 /// The head of each generated file.
 const HEAD: &str = "# Generated from src/cluster/objects by `cargo run --bin crdgen`; do not edit.\n";
 
-/// All our definitions.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     vec![StickyIP::crd(), AddressClaim::crd(), IPPool::crd()]
 }

@@ -1,9 +1,6 @@
 //! IPPool: ranges from which nodes get blocks or sticky pods get addresses. Must never overlap another pool:
 //! one object cannot see another in its validation, so [`overlaps`] is asked before a pool is used.
 
-// What the derive of a custom resource adds is `pub` and not exported.
-#![allow(unreachable_pub)]
-
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -11,8 +8,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::objects::condition::Condition;
-use crate::cluster::objects::lenient::Validate;
+use crate::cluster::objects::{condition::Condition, lenient::Validate};
 use crate::policy::selection::selector::LabelSelector;
 
 /// Ranges and what they are for.
@@ -37,20 +33,17 @@ use crate::policy::selection::selector::LabelSelector;
 #[x_kube(
     validation = Rule::new(
         "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv4) || self.cidrs.all(c, \
-         !isCIDR(c) || \
-         cidr(c).ip().family() == 6 || cidr(c).prefixLength() <= self.blockSize.ipv4)"
+         !isCIDR(c) || cidr(c).ip().family() == 6 || cidr(c).prefixLength() <= self.blockSize.ipv4)"
     ).message("blockSize.ipv4 must not be larger than a block: its prefix length is at least that of every \
         IPv4 range"),
     validation = Rule::new(
         "self.use != 'NodeBlocks' || !has(self.blockSize) || !has(self.blockSize.ipv6) || self.cidrs.all(c, \
-         !isCIDR(c) || \
-         cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= self.blockSize.ipv6)"
+         !isCIDR(c) || cidr(c).ip().family() == 4 || cidr(c).prefixLength() <= self.blockSize.ipv6)"
     ).message("blockSize.ipv6 must not be larger than a block: its prefix length is at least that of every \
         IPv6 range"),
     validation = Rule::new(
         "!has(self.excluded) || self.excluded.all(e, !isIP(e) && !isCIDR(e) || self.cidrs.exists(c, \
-         isCIDR(c) && \
-         (isIP(e) ? cidr(c).containsIP(e) : cidr(c).containsCIDR(e))))"
+         isCIDR(c) && (isIP(e) ? cidr(c).containsIP(e) : cidr(c).containsCIDR(e))))"
     ).message("every excluded range must lie inside one of the pool's ranges")
 )]
 #[serde(rename_all = "camelCase")]
@@ -106,29 +99,19 @@ pub enum PoolUse {
 
 /// The prefix length of a node's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub(crate) struct BlockSize {
     /// For IPv4: from a /16, more than any node runs, to a /30, two pods.
-    #[serde(default = "BlockSize::default_ipv4")]
     #[schemars(range(min = 16, max = 30))]
     pub ipv4: u8,
     /// For IPv6.
-    #[serde(default = "BlockSize::default_ipv6")]
     #[schemars(range(min = 64, max = 124))]
     pub ipv6: u8,
 }
 
-impl BlockSize {
-    const fn default_ipv4() -> u8 {
-        24
-    }
-    const fn default_ipv6() -> u8 {
-        112
-    }
-}
-
 impl Default for BlockSize {
     fn default() -> Self {
-        Self { ipv4: Self::default_ipv4(), ipv6: Self::default_ipv6() }
+        Self { ipv4: 24, ipv6: 112 }
     }
 }
 
@@ -204,18 +187,16 @@ pub fn overlaps(pools: &[IPPool]) -> Vec<Overlap> {
         (pool.metadata.creation_timestamp.as_ref().map(|time| time.0), pool.metadata.name.clone())
     });
     let name = |pool: &IPPool| pool.metadata.name.clone().unwrap_or_default();
-    let mut found = Vec::new();
-    for (index, younger) in by_age.iter().enumerate() {
-        let clash = by_age[..index].iter().find_map(|older| {
+    let clash = |(index, younger): (usize, &&IPPool)| {
+        by_age[..index].iter().find_map(|older| {
             let ranges = older.spec.cidrs.iter().find_map(|a| {
                 let b = younger.spec.cidrs.iter().find(|b| a.contains(*b) || b.contains(a))?;
                 Some((*a, *b))
             })?;
             Some(Overlap { stands: name(older), refused: name(younger), ranges })
-        });
-        found.extend(clash);
-    }
-    found
+        })
+    };
+    by_age.iter().enumerate().filter_map(clash).collect()
 }
 
 impl Validate for IPPool {

@@ -15,7 +15,6 @@ pub const BLOCK: &str = "sticky-ipam.io/block";
 /// The label of a StickyIP with its node.
 pub const NODE: &str = "sticky-ipam.io/node";
 
-/// The label value for a block.
 pub(crate) fn block_value(block: IpNet) -> String {
     match block.trunc() {
         IpNet::V4(v4) => format!("{}-{}", v4.addr(), v4.prefix_len()),

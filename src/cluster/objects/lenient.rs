@@ -10,47 +10,39 @@ use kube::{Resource, ResourceExt};
 /// An object's own rules, checked again after the API server: its schema may not have been there yet.
 pub trait Validate {
     /// What is wrong with it, if anything.
-    fn validation_error(&self) -> Option<String>;
-}
-
-/// The API server vouches for its own kinds.
-impl Validate for k8s_openapi::api::core::v1::Pod {
     fn validation_error(&self) -> Option<String> {
         None
     }
 }
 
+/// The API server vouches for its own kinds.
+impl Validate for k8s_openapi::api::core::v1::Pod {}
+
 /// An object that was passed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {name} is skipped: {why}; correct or delete it")]
 pub struct Skipped {
-    /// Its kind.
     pub kind: String,
     /// Its name, with its namespace in front if it has one.
     pub name: String,
     /// Its uid, as far as it can be read.
     pub uid: Option<String>,
-    /// What is wrong.
     pub why: String,
 }
 
 /// The object, if it can be read and keeps its own rules.
 /// Errors: otherwise who it is and what is wrong, for an event.
-pub fn readable<K>(guarded: DeserializeGuard<K>) -> Result<K, Skipped>
-where
-    K: Resource<DynamicType = ()> + Validate,
-{
-    let name = match guarded.namespace() {
-        Some(namespace) => format!("{namespace}/{}", guarded.name_any()),
-        None => guarded.name_any(),
-    };
+pub fn readable<K: Resource<DynamicType = ()> + Validate>(
+    guarded: DeserializeGuard<K>,
+) -> Result<K, Skipped> {
+    let mut name = guarded.name_any();
+    if let Some(namespace) = guarded.namespace() {
+        name = format!("{namespace}/{name}");
+    }
     let uid = guarded.uid();
     let skip = |why| Skipped { kind: K::kind(&()).into_owned(), name: name.clone(), uid: uid.clone(), why };
     let object = guarded.0.map_err(|error| skip(error.error))?;
-    match object.validation_error() {
-        Some(why) => Err(skip(why)),
-        None => Ok(object),
-    }
+    object.validation_error().map_or(Ok(object), |why| Err(skip(why)))
 }
 
 #[cfg(test)]

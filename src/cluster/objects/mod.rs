@@ -4,6 +4,8 @@
 
 // Printer columns share keys such as `type_`; the lint takes each for a repetition of the last.
 #![allow(clippy::duplicated_attributes)]
+// What the derive of a custom resource adds is `pub` and not exported.
+#![allow(unreachable_pub)]
 
 pub mod address_claim;
 pub mod condition;

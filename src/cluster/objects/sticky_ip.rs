@@ -1,9 +1,6 @@
 //! StickyIP: the binding of a claimant to its addresses. Must never change its addresses: another address is
 //! another StickyIP, so that a uid identifies its addresses in every precondition.
 
-// What the derive of a custom resource adds is `pub` and not exported.
-#![allow(unreachable_pub)]
-
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -12,11 +9,9 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::objects::condition::Condition;
-use crate::cluster::objects::lenient::Validate;
+use crate::cluster::objects::{condition::Condition, lenient::Validate};
 use crate::names::AttachmentId;
-use crate::policy::lifetime::retention::Retention;
-use crate::policy::selection::facts::Owner;
+use crate::policy::{lifetime::retention::Retention, selection::facts::Owner};
 
 /// The condition of an unattached address that will be released at a later time.
 pub(crate) const RELEASING: &str = "Releasing";
@@ -139,23 +134,15 @@ pub struct WorkloadRef {
 
 impl From<&Owner> for WorkloadRef {
     fn from(owner: &Owner) -> Self {
-        Self {
-            api_version: owner.api_version.clone(),
-            kind: owner.kind.clone(),
-            name: owner.name.clone(),
-            uid: owner.uid.clone(),
-        }
+        let Owner { api_version, kind, name, uid } = owner.clone();
+        Self { api_version, kind, name, uid }
     }
 }
 
 impl From<&WorkloadRef> for Owner {
     fn from(workload: &WorkloadRef) -> Self {
-        Self {
-            api_version: workload.api_version.clone(),
-            kind: workload.kind.clone(),
-            name: workload.name.clone(),
-            uid: workload.uid.clone(),
-        }
+        let WorkloadRef { api_version, kind, name, uid } = workload.clone();
+        Self { api_version, kind, name, uid }
     }
 }
 

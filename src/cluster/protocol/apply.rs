@@ -21,14 +21,15 @@ use crate::cluster::protocol::write::{Precondition, Write};
 use crate::names::StickyKey;
 use crate::policy::lifetime::retention::Retention;
 
-/// The field manager of our writes.
 pub(crate) const FIELD_MANAGER: &str = "sticky-ipam";
+
+/// The longest reason that a claim takes.
+const LONGEST_REASON: usize = 1024;
 
 /// A write to the API server on its way.
 #[derive(Debug, Clone, Copy)]
 pub enum SentWrite<'a> {
     Protocol(&'a Write),
-    /// One to the node's own CiliumNode.
     Node(&'a NodePatch),
     /// One to a pod of this name: what it asks of Cilium.
     Pod(&'a str),
@@ -39,7 +40,6 @@ pub enum SentWrite<'a> {
 }
 
 impl<'a> SentWrite<'a> {
-    /// What is written, in a few words.
     pub fn description(self) -> &'a str {
         match self {
             Self::Protocol(write) => write.word(),
@@ -54,22 +54,16 @@ impl<'a> SentWrite<'a> {
 /// Observes every write of plugin, agent and controller, by number from 1. Tests stop a process there.
 pub trait WriteObserver: Send + Sync {
     /// The write is about to be sent.
-    fn before(&self, number: usize, write: SentWrite<'_>) {
-        let _ = (number, write);
-    }
+    fn before(&self, _number: usize, _write: SentWrite<'_>) {}
     /// The write was sent, whatever came of it.
-    fn after(&self, number: usize, write: SentWrite<'_>) {
-        let _ = (number, write);
-    }
+    fn after(&self, _number: usize, _write: SentWrite<'_>) {}
 }
 
-/// Observes nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoObserver;
 
 impl WriteObserver for NoObserver {}
 
-/// What came of a write.
 #[derive(Debug)]
 pub enum Applied {
     /// A StickyIP was written; this is its new state.
@@ -82,6 +76,9 @@ pub enum Applied {
     Conflict,
 }
 
+/// What came of a write, or why that is not known.
+type Outcome = Result<Applied, ApiError>;
+
 /// Sends writes, one at a time.
 pub struct ApiWriter<'a> {
     api: Connection,
@@ -92,7 +89,6 @@ pub struct ApiWriter<'a> {
 }
 
 impl<'a> ApiWriter<'a> {
-    /// A writer over this connection.
     pub fn new(api: Connection, observer: &'a dyn WriteObserver) -> Self {
         Self { api, observer, count: 0, sequence: None }
     }
@@ -102,7 +98,6 @@ impl<'a> ApiWriter<'a> {
         Self { api, observer, count: 0, sequence: Some(sequence) }
     }
 
-    /// How many writes were sent.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -111,7 +106,6 @@ impl<'a> ApiWriter<'a> {
         &self.api
     }
 
-    /// The connection, to restart its time.
     pub fn api_mut(&mut self) -> &mut Connection {
         &mut self.api
     }
@@ -119,12 +113,7 @@ impl<'a> ApiWriter<'a> {
     /// Sends one write. `known` is the StickyIP as it was read, for the part of its status that grows; `pod`
     /// is the name of the pod that is attached.
     /// Errors: the request to the API server failed. If [`ApiError::leaves_doubt`], it may have been applied.
-    pub async fn apply(
-        &mut self,
-        write: &Write,
-        known: Option<&StickyIP>,
-        pod: &str,
-    ) -> Result<Applied, ApiError> {
+    pub async fn apply(&mut self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Outcome {
         if let Some((sticky_ref, uid)) = write.must_be_gone()
             && self.is_there(sticky_ref, uid).await?
         {
@@ -170,36 +159,37 @@ impl<'a> ApiWriter<'a> {
         }
     }
 
-    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Result<Applied, ApiError> {
+    async fn send(&self, write: &Write, known: Option<&StickyIP>, pod: &str) -> Outcome {
         match write {
             Write::CreateClaim { address, sticky_ref, phase, sticky_uid, origin, pod } => {
                 let (home, block) = origin.home_and_block();
-                let mut claim = AddressClaim::new(
-                    &ClaimName::of(*address).to_string(),
-                    AddressClaimSpec {
-                        address: *address,
-                        phase: *phase,
-                        sticky_ref: sticky_ref.clone(),
-                        sticky_uid: sticky_uid.clone(),
-                        home_node: home.map(str::to_owned),
-                        block: block.map(|block| block.to_string()),
-                        reason: None,
-                        pod: pod.clone(),
-                        released: None,
-                    },
-                );
+                let spec = AddressClaimSpec {
+                    address: *address,
+                    phase: *phase,
+                    sticky_ref: sticky_ref.clone(),
+                    sticky_uid: sticky_uid.clone(),
+                    home_node: home.map(str::to_owned),
+                    block: block.map(|block| block.to_string()),
+                    reason: None,
+                    pod: pod.clone(),
+                    released: None,
+                };
+                let mut claim = AddressClaim::new(&ClaimName::of(*address).to_string(), spec);
                 if let Some(block) = block {
                     let label = (labels::BLOCK.to_owned(), labels::block_value(block));
                     claim.metadata.labels = Some([label].into());
                 }
                 let what = format!("create AddressClaim {address}");
-                let made = self.api.once(&what, self.claims().create(&params(), &claim)).await?;
+                let made = self.api.once(&what, self.claims().create(&post_params(), &claim)).await?;
                 Ok(Applied::Claim(Box::new(made)))
             }
             Write::AnswerClaim { address, at, refused } => {
                 let spec = match refused {
                     None => json!({"phase": ClaimPhase::Granted}),
-                    Some(reason) => json!({"phase": ClaimPhase::Refused, "reason": clip(reason)}),
+                    Some(reason) => {
+                        let reason = &reason[..reason.floor_char_boundary(LONGEST_REASON)];
+                        json!({"phase": ClaimPhase::Refused, "reason": reason})
+                    }
                 };
                 self.patch_claim(*address, at, spec).await
             }
@@ -231,12 +221,11 @@ impl<'a> ApiWriter<'a> {
                 };
                 let mut object = StickyIP::new(&key.name, spec);
                 if *retention != Retention::default() {
-                    // Without it the controller would treat the retention as set by hand, and never change
-                    // it.
+                    // Without it the controller would take the retention as set by hand and not change it.
                     object.metadata.annotations = Some(retention_set(*retention));
                 }
                 let what = format!("create StickyIP {key}");
-                let made = self.api.once(&what, self.stickies(key).create(&params(), &object)).await?;
+                let made = self.api.once(&what, self.stickies(key).create(&post_params(), &object)).await?;
                 Ok(Applied::Sticky(Box::new(made)))
             }
             Write::DeleteSticky { key, at } => {
@@ -269,12 +258,7 @@ impl<'a> ApiWriter<'a> {
         }
     }
 
-    async fn patch_claim(
-        &self,
-        address: IpAddr,
-        at: &Precondition,
-        spec: Value,
-    ) -> Result<Applied, ApiError> {
+    async fn patch_claim(&self, address: IpAddr, at: &Precondition, spec: Value) -> Outcome {
         let name = ClaimName::of(address).to_string();
         let mut metadata = at.metadata();
         // Only we write claims, and recording the owner of each field would be a quarter of the write
@@ -288,32 +272,20 @@ impl<'a> ApiWriter<'a> {
 
     /// Writes the whole status of an object, if it is still as it was read. Cheaper for the server than a
     /// patch, and every start of a pod waits for it (docs/decisions/0024).
-    async fn put_status(
-        &self,
-        key: &StickyKey,
-        known: &StickyIP,
-        status: StickyIPStatus,
-    ) -> Result<Applied, ApiError> {
+    async fn put_status(&self, key: &StickyKey, known: &StickyIP, status: StickyIPStatus) -> Outcome {
         // By this path the server takes the status alone. All else is there as it was read, with uid and
         // resourceVersion: before 1.36, what a body lacks of the metadata would lose its owner.
         let mut object = StickyIP { status: Some(status), ..known.clone() };
         object.metadata.managed_fields = None;
-        let what = format!("update the status of StickyIP {key}");
-        let sent = self.stickies(key);
-        let made = self.api.once(&what, sent.replace_status(&key.name, &params(), &object)).await?;
+        let (what, api) = (format!("update the status of StickyIP {key}"), self.stickies(key));
+        let made = self.api.once(&what, api.replace_status(&key.name, &post_params(), &object)).await?;
         Ok(Applied::Sticky(Box::new(made)))
     }
 
-    async fn patch_status(
-        &self,
-        key: &StickyKey,
-        at: &Precondition,
-        status: &Value,
-    ) -> Result<Applied, ApiError> {
+    async fn patch_status(&self, key: &StickyKey, at: &Precondition, status: &Value) -> Outcome {
         let patch = Patch::Merge(json!({"metadata": at.metadata(), "status": status}));
-        let what = format!("patch the status of StickyIP {key}");
-        let sent = self.stickies(key);
-        let made = self.api.once(&what, sent.patch_status(&key.name, &patch_params(), &patch)).await?;
+        let (what, api) = (format!("patch the status of StickyIP {key}"), self.stickies(key));
+        let made = self.api.once(&what, api.patch_status(&key.name, &patch_params(), &patch)).await?;
         Ok(Applied::Sticky(Box::new(made)))
     }
 
@@ -326,20 +298,14 @@ impl<'a> ApiWriter<'a> {
     }
 }
 
-fn params() -> PostParams {
+/// Every creation of ours names its writer.
+pub(crate) fn post_params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 
 /// Every patch of ours names its writer.
 pub(crate) fn patch_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}
-
-/// The longest reason that a claim takes.
-const LONGEST_REASON: usize = 1024;
-
-fn clip(text: &str) -> &str {
-    &text[..text.floor_char_boundary(LONGEST_REASON)]
 }
 
 /// The object, if it is in the state that the write requires.

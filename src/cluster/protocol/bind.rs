@@ -9,16 +9,14 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
 
+use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{ClaimantRef, ClaimedPod, StickyIP, Validate, WorkloadRef};
 use crate::cluster::pod;
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
-use crate::cluster::protocol::candidates::CandidateSources;
-use crate::cluster::protocol::local_node::MAX_STEPS;
-use crate::cluster::protocol::read::read_claims;
-use crate::cluster::protocol::stale_nodes::StaleNodeCheck;
 use crate::cluster::protocol::step::{self, BindInput, Candidate, LiveState, NextStep, Waiting};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::cluster::protocol::write::Write;
+use crate::cluster::protocol::{candidates::CandidateSources, local_node::MAX_STEPS, read::read_claims};
+use crate::cluster::protocol::{stale_nodes::StaleNodeCheck, write::Write};
 use crate::names::StickyKey;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::Retention;
@@ -31,7 +29,6 @@ pub(crate) use crate::cluster::protocol::view::ClaimsByAddress;
 const PAUSE: Duration = Duration::from_millis(50);
 /// After this time the reads become rare: fifty pods of one dead node must not keep the API server busy.
 const SOON: Duration = Duration::from_secs(4);
-/// Between two reads then.
 const LONG_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often the other tasks of this thread may run until a request that was just made has been sent: through
@@ -52,9 +49,7 @@ pub(crate) enum StickyRead {
     /// Nothing: it is read live.
     #[default]
     NotRead,
-    /// There is none.
     Absent,
-    /// It exists.
     Found {
         sticky: Box<StickyIP>,
         /// The claims of its addresses, if they were read after it, or in parallel and are sealed to it: a
@@ -75,24 +70,20 @@ impl StickyRead {
     }
 
     /// The same with the claims of its addresses.
-    pub(crate) fn with_claims(self, read: Option<ClaimsByAddress>) -> Self {
-        match self {
-            Self::Found { sticky, .. } => Self::Found { sticky, claims: read },
-            other => other,
+    pub(crate) fn with_claims(mut self, read: Option<ClaimsByAddress>) -> Self {
+        if let Self::Found { claims, .. } = &mut self {
+            *claims = read;
         }
+        self
     }
 }
 
 /// A pod that is to be attached to a StickyIP.
 #[derive(Debug, Clone)]
 pub(crate) struct Binder {
-    /// The sandbox.
     pub asker: Attached,
-    /// The pod's name.
     pub pod: String,
-    /// The StickyIP's namespace and name.
     pub key: StickyKey,
-    /// The claimant of that name.
     pub claimant: ClaimantRef,
     pub workload: WorkloadRef,
     /// How long the addresses are kept, if the StickyIP has to be created.
@@ -103,9 +94,14 @@ pub(crate) struct Binder {
     pub patience: Duration,
 }
 
-/// What one run has read and tried so far.
-#[derive(Default)]
-struct Progress {
+/// One run of a bind, with what it has read and tried so far.
+struct Run<'a, 'w> {
+    binder: &'a Binder,
+    writer: &'a mut ApiWriter<'w>,
+    local_node: &'a mut dyn LocalNode,
+    /// The pod runs already: see [`Binder::adopt`].
+    is_running: bool,
+    started: Instant,
     /// The StickyIP, as read or written last.
     sticky: Option<StickyIP>,
     /// Claims that were read since the last write that could have changed them.
@@ -118,37 +114,31 @@ struct Progress {
     stale_nodes: StaleNodeCheck,
 }
 
-/// The sandbox that is attached, or that must be attached first, with the name of its pod.
-struct OldAttachment {
-    attached: Attached,
-    pod: String,
-}
+/// The states of an old attachment's node, pod and sandbox.
+type OldState = (NodeState, OldPod, OldSandbox);
 
-/// The state of an old attachment, by a live read.
-struct OldState {
-    node: NodeState,
-    pod: OldPod,
-    sandbox: OldSandbox,
-}
+/// Of an attachment that is not read.
+const NOT_READ: OldState = (NodeState::Unknown, OldPod::Unknown, OldSandbox::MayLive);
 
 impl Binder {
     /// Binds until the pod is attached, and returns the StickyIP as it is then.
     /// Errors: why the pod was not bound. The next ADD, or repair, continues or undoes what was written.
     pub(crate) async fn bind(
         &self,
-        api_writer: &mut ApiWriter<'_>,
+        writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
         read: StickyRead,
     ) -> Result<StickyIP, BindError> {
-        let (sticky, claims) = match read {
-            StickyRead::NotRead => (read_sticky(api_writer, &self.key).await?, None),
-            StickyRead::Absent => (None, None),
+        let mut run = Run::new(self, writer, local_node);
+        match read {
+            StickyRead::NotRead => run.read_sticky().await?,
+            StickyRead::Absent => {}
             // The claims of a pin are not among those that were read before.
             StickyRead::Found { sticky, claims } => {
-                (Some(*sticky), claims.filter(|_| self.pinned.is_empty()))
+                (run.sticky, run.claims) = (Some(*sticky), claims.filter(|_| self.pinned.is_empty()));
             }
-        };
-        self.run(api_writer, local_node, Progress { sticky, claims, ..Progress::default() }, false).await
+        }
+        run.until_attached().await
     }
 
     /// Binds a pod that is already running, and stops at any attachment of that pod: the one of its own
@@ -157,19 +147,16 @@ impl Binder {
     /// first write is a conflict and everything is read live.
     pub(crate) async fn adopt(
         &self,
-        api_writer: &mut ApiWriter<'_>,
+        writer: &mut ApiWriter<'_>,
         local_node: &mut dyn LocalNode,
         unclaimed: Option<CandidateSources>,
     ) -> Result<StickyIP, BindError> {
-        let start = match unclaimed {
-            Some(sources) => Progress {
-                claims: Some(ClaimsByAddress::new()),
-                sources: Some(sources),
-                ..Progress::default()
-            },
-            None => Progress { sticky: read_sticky(api_writer, &self.key).await?, ..Progress::default() },
-        };
-        self.run(api_writer, local_node, start, true).await
+        let mut run = Run { is_running: true, ..Run::new(self, writer, local_node) };
+        match unclaimed {
+            Some(sources) => (run.sources, run.claims) = (Some(sources), Some(ClaimsByAddress::new())),
+            None => run.read_sticky().await?,
+        }
+        run.until_attached().await
     }
 
     /// Whether a run would start with this write, if it read this StickyIP and these claims and nothing else.
@@ -180,221 +167,203 @@ impl Binder {
         claims: &ClaimsByAddress,
     ) -> bool {
         let Ok(Some(view)) = valid_view(Some(sticky)) else { return false };
-        let mut input = self.input(false);
-        input.candidates = self.plain_pin();
-        let state = LiveState {
-            sticky: Some(&view),
-            claims,
-            old_node: NodeState::Unknown,
-            old_pod: OldPod::Unknown,
-            old_sandbox: OldSandbox::MayLive,
-        };
-        step::next(&input, &state) == NextStep::Do(write.clone())
-    }
-
-    async fn run(
-        &self,
-        api_writer: &mut ApiWriter<'_>,
-        local_node: &mut dyn LocalNode,
-        mut progress: Progress,
-        is_running: bool,
-    ) -> Result<StickyIP, BindError> {
-        let started = Instant::now();
-        while api_writer.count() < MAX_STEPS {
-            let view = valid_view(progress.sticky.as_ref())?;
-            let attached = view.as_ref().and_then(|view| view.attached.as_ref());
-            if is_running && attached.is_some_and(|attached| attached.pod_uid == self.asker.pod_uid) {
-                return progress.sticky.ok_or_else(|| self.too_many_conflicts());
-            }
-            let mut input = self.input(is_running);
-            if view.is_none() && progress.candidates.is_none() {
-                progress.candidates = Some(self.candidates(api_writer, local_node, &mut progress).await?);
-            }
-            // Also if there is a StickyIP by now: what an attempt that lost has claimed must be undone.
-            input.candidates = progress.candidates.clone().unwrap_or_else(|| self.plain_pin());
-            let claims = match progress.claims.take() {
-                Some(claims) => claims,
-                None => read_claims(api_writer, &input.claims_to_read(view.as_ref())).await?,
-            };
-            if let Some(view) = &view {
-                self.find_origins(api_writer, view, &claims, &mut progress, &mut input, local_node).await?;
-            }
-            let old = old_attachment(progress.sticky.as_ref(), view.as_ref(), &claims);
-            let old_state = self.read_old_state(api_writer, old.as_ref(), local_node).await?;
-            let state = LiveState {
-                sticky: view.as_ref(),
-                claims: &claims,
-                old_node: old_state.node,
-                old_pod: old_state.pod,
-                old_sandbox: old_state.sandbox,
-            };
-            let step = step::next(&input, &state);
-            let step = progress.stale_nodes.before(step, &state, api_writer.api(), local_node.node()).await?;
-            match step {
-                NextStep::Done(_) => return progress.sticky.ok_or_else(|| self.too_many_conflicts()),
-                NextStep::Refuse { undo, why } => {
-                    self.undo(api_writer, &undo).await;
-                    return Err(why.into());
-                }
-                NextStep::TryAnother { undo, avoid } => {
-                    self.undo(api_writer, &undo).await;
-                    progress.avoid.extend(avoid);
-                    progress.kept = progress.candidates.take().unwrap_or_default();
-                    progress.sticky = read_sticky(api_writer, &self.key).await?;
-                }
-                NextStep::Wait(waiting) => {
-                    self.wait(api_writer, &waiting, old.as_ref(), started).await?;
-                    progress.sticky = read_sticky(api_writer, &self.key).await?;
-                }
-                NextStep::Do(write) => {
-                    self.apply(api_writer, local_node, &write, claims, &mut progress).await?;
-                }
-            }
-        }
-        Err(self.too_many_conflicts())
+        let (old_node, old_pod, old_sandbox) = NOT_READ;
+        let seen = LiveState { sticky: Some(&view), claims, old_node, old_pod, old_sandbox };
+        step::next(&self.input(false), &seen) == NextStep::Do(write.clone())
     }
 
     fn too_many_conflicts(&self) -> BindError {
         BindError::TooManyConflicts { key: self.key.clone() }
     }
 
+    /// What is asked, with the pin as the candidates. They have no origins, so nothing is claimed by it: they
+    /// are only compared with the addresses of a StickyIP.
     fn input(&self, is_running: bool) -> BindInput {
+        let plain = |address: &IpAddr| Candidate { address: *address, origin: Origin::Nowhere };
+        let pod = || ClaimedPod { name: self.pod.clone(), uid: self.asker.pod_uid.clone() };
         BindInput {
             asker: self.asker.clone(),
             key: self.key.clone(),
             claimant: self.claimant,
             workload: self.workload.clone(),
             retention: self.retention,
-            candidates: Vec::new(),
+            candidates: self.pinned.iter().map(plain).collect(),
             pinned: !self.pinned.is_empty(),
             origins: BTreeMap::new(),
-            running: is_running
-                .then(|| ClaimedPod { name: self.pod.clone(), uid: self.asker.pod_uid.clone() }),
+            running: is_running.then(pod),
+        }
+    }
+}
+
+impl<'a, 'w> Run<'a, 'w> {
+    fn new(binder: &'a Binder, writer: &'a mut ApiWriter<'w>, local_node: &'a mut dyn LocalNode) -> Self {
+        Self {
+            binder,
+            writer,
+            local_node,
+            is_running: false,
+            started: Instant::now(),
+            sticky: None,
+            claims: None,
+            sources: None,
+            candidates: None,
+            kept: Vec::new(),
+            avoid: BTreeSet::new(),
+            stale_nodes: StaleNodeCheck::default(),
         }
     }
 
-    /// The pin without origins, only to be compared with the addresses of a StickyIP: nothing is claimed by
-    /// it.
-    fn plain_pin(&self) -> Vec<Candidate> {
-        let plain = |address: &IpAddr| Candidate { address: *address, origin: Origin::Nowhere };
-        self.pinned.iter().map(plain).collect()
-    }
-
-    async fn candidates(
-        &self,
-        api_writer: &ApiWriter<'_>,
-        local_node: &mut dyn LocalNode,
-        progress: &mut Progress,
-    ) -> Result<Vec<Candidate>, BindError> {
-        let Progress { sources, kept, avoid, .. } = progress;
-        let sources = self.sources(api_writer, sources, local_node.node()).await?;
-        if self.pinned.is_empty() {
-            sources.candidates(api_writer.api(), &self.key, kept, avoid, local_node).await
-        } else {
-            sources.pinned(api_writer.api(), &self.pinned, local_node).await
+    async fn until_attached(mut self) -> Result<StickyIP, BindError> {
+        let binder = self.binder;
+        while self.writer.count() < MAX_STEPS {
+            let view = valid_view(self.sticky.as_ref())?;
+            let attached = view.as_ref().and_then(|view| view.attached.as_ref());
+            if self.is_running && attached.is_some_and(|attached| attached.pod_uid == binder.asker.pod_uid) {
+                return self.sticky.ok_or_else(|| binder.too_many_conflicts());
+            }
+            let mut input = binder.input(self.is_running);
+            if view.is_none() && self.candidates.is_none() {
+                self.candidates = Some(self.choose().await?);
+            }
+            // Also if there is a StickyIP by now: what an attempt that lost has claimed must be undone.
+            if let Some(candidates) = &self.candidates {
+                input.candidates.clone_from(candidates);
+            }
+            let claims = match self.claims.take() {
+                Some(claims) => claims,
+                None => read_claims(self.writer, &input.claims_to_read(view.as_ref())).await?,
+            };
+            if let Some(view) = &view {
+                input.origins = self.origins(view, &claims).await?;
+            }
+            let old = self.attachment(view.as_ref(), &claims);
+            let (old_node, old_pod, old_sandbox) = self.read_old_state(old.as_ref()).await?;
+            let seen = LiveState { sticky: view.as_ref(), claims: &claims, old_node, old_pod, old_sandbox };
+            let (step, node) = (step::next(&input, &seen), self.local_node.node());
+            let step = self.stale_nodes.before(step, &seen, self.writer.api(), node).await?;
+            match step {
+                NextStep::Done(_) => return self.sticky.ok_or_else(|| binder.too_many_conflicts()),
+                NextStep::Refuse { undo, why } => {
+                    self.undo(&undo).await;
+                    return Err(why.into());
+                }
+                NextStep::TryAnother { undo, avoid } => {
+                    self.undo(&undo).await;
+                    self.avoid.extend(avoid);
+                    self.kept = self.candidates.take().unwrap_or_default();
+                    self.read_sticky().await?;
+                }
+                NextStep::Wait(waiting) => {
+                    self.wait(&waiting, old.as_ref().map(|(old, _)| old)).await?;
+                    self.read_sticky().await?;
+                }
+                NextStep::Do(write) => self.apply(&write, claims).await?,
+            }
         }
+        Err(binder.too_many_conflicts())
     }
 
-    async fn sources<'s>(
-        &self,
-        api_writer: &ApiWriter<'_>,
-        sources: &'s mut Option<CandidateSources>,
-        node: &str,
-    ) -> Result<&'s mut CandidateSources, BindError> {
-        Ok(match sources {
-            Some(sources) => sources,
-            none => none.insert(CandidateSources::read(api_writer.api(), &self.key, node).await?),
-        })
-    }
-
-    /// Finds the origins of the addresses of a StickyIP whose claim was lost or never created. This is rare,
-    /// so they are looked up only then: the origins of this run's own candidates are known.
-    async fn find_origins(
-        &self,
-        api_writer: &ApiWriter<'_>,
-        view: &StickyView,
-        claims: &ClaimsByAddress,
-        progress: &mut Progress,
-        input: &mut BindInput,
-        local_node: &mut dyn LocalNode,
-    ) -> Result<(), BindError> {
-        let own = progress.candidates.iter().flatten();
-        input.origins.extend(own.map(|candidate| (candidate.address, candidate.origin.clone())));
-        let missing = view.addresses.iter().filter(|address| !claims.contains_key(address));
-        let unknown: Vec<IpAddr> =
-            missing.filter(|address| !input.origins.contains_key(address)).copied().collect();
-        for address in unknown {
-            let sources = self.sources(api_writer, &mut progress.sources, local_node.node()).await?;
-            input.origins.insert(address, sources.origin(api_writer.api(), address, local_node).await?);
-        }
+    async fn read_sticky(&mut self) -> Result<(), ApiError> {
+        self.sticky = read_sticky(self.writer, &self.binder.key).await?;
         Ok(())
     }
 
-    /// Reads the state of the old attachment live, if it belongs to another pod.
-    async fn read_old_state(
-        &self,
-        api_writer: &ApiWriter<'_>,
-        old: Option<&OldAttachment>,
-        local_node: &mut dyn LocalNode,
-    ) -> Result<OldState, BindError> {
-        let Some(OldAttachment { attached, pod: pod_name }) =
-            old.filter(|old| old.attached.pod_uid != self.asker.pod_uid)
-        else {
-            let (node, pod) = (NodeState::Unknown, OldPod::Unknown);
-            return Ok(OldState { node, pod, sandbox: OldSandbox::MayLive });
+    /// The sources of candidates, which are read once. The caller puts them back.
+    async fn take_sources(&mut self) -> Result<CandidateSources, BindError> {
+        match self.sources.take() {
+            Some(sources) => Ok(sources),
+            None => {
+                let (api, node) = (self.writer.api(), self.local_node.node());
+                CandidateSources::read(api, &self.binder.key, node).await
+            }
+        }
+    }
+
+    async fn choose(&mut self) -> Result<Vec<Candidate>, BindError> {
+        let mut sources = self.take_sources().await?;
+        let (Binder { key, pinned, .. }, api) = (self.binder, self.writer.api());
+        let chosen = if pinned.is_empty() {
+            sources.candidates(api, key, &self.kept, &self.avoid, self.local_node).await?
+        } else {
+            sources.pinned(api, pinned, self.local_node).await?
         };
-        let api = api_writer.api();
-        let pods: Api<Pod> = Api::namespaced(api.client(), &self.key.namespace);
+        self.sources = Some(sources);
+        Ok(chosen)
+    }
+
+    /// The origins of this run's candidates, and of the addresses of a StickyIP whose claim was lost or never
+    /// created. That is rare, so they are looked up only then.
+    async fn origins(
+        &mut self,
+        view: &StickyView,
+        claims: &ClaimsByAddress,
+    ) -> Result<BTreeMap<IpAddr, Origin>, BindError> {
+        let own = self.candidates.iter().flatten();
+        let mut origins: BTreeMap<_, _> = own.map(|one| (one.address, one.origin.clone())).collect();
+        for &address in view.addresses.iter().filter(|address| !claims.contains_key(address)) {
+            if !origins.contains_key(&address) {
+                let mut sources = self.take_sources().await?;
+                let origin = sources.origin(self.writer.api(), address, self.local_node).await?;
+                origins.insert(address, origin);
+                self.sources = Some(sources);
+            }
+        }
+        Ok(origins)
+    }
+
+    /// The sandbox that is attached, or that must be attached first, with the name of its pod.
+    fn attachment(&self, view: Option<&StickyView>, claims: &ClaimsByAddress) -> Option<(Attached, String)> {
+        let attachment = self.sticky.as_ref().and_then(|sticky| sticky.status.as_ref()?.attachment.as_ref());
+        match view?.attached.clone().zip(attachment) {
+            Some((attached, attachment)) => Some((attached, attachment.pod_name.clone())),
+            None => step::awaited(view?, claims).map(|(attached, pod)| (attached, pod.name.clone())),
+        }
+    }
+
+    /// Reads the state of the old attachment live, if it belongs to another pod.
+    async fn read_old_state(&mut self, old: Option<&(Attached, String)>) -> Result<OldState, BindError> {
+        let (asker, namespace) = (&self.binder.asker, &self.binder.key.namespace);
+        let of_another = old.filter(|(old, _)| old.pod_uid != asker.pod_uid);
+        let Some((Attached { node, pod_uid, attachment_id }, pod)) = of_another else { return Ok(NOT_READ) };
+        let api = self.writer.api();
+        let pods: Api<Pod> = Api::namespaced(api.client(), namespace);
         let nodes: Api<Node> = Api::all(api.client());
-        let (what_pod, what_node) =
-            (format!("get Pod {}/{pod_name}", self.key.namespace), format!("get Node {}", attached.node));
-        let (found, node) = tokio::try_join!(
-            api.read(&what_pod, || pods.get_opt(pod_name)),
-            api.read(&what_node, || nodes.get_opt(&attached.node)),
+        let (what_pod, what_node) = (format!("get Pod {namespace}/{pod}"), format!("get Node {node}"));
+        let (found_pod, found_node) = tokio::try_join!(
+            api.read(&what_pod, || pods.get_opt(pod)),
+            api.read(&what_node, || nodes.get_opt(node)),
         )?;
-        let old_pod = pod::old_pod(found.as_ref(), &attached.pod_uid);
-        let sandbox = if attached.node == self.asker.node {
-            local_node.old_sandbox(&attached.attachment_id, old_pod)?
+        let old_pod = pod::old_pod(found_pod.as_ref(), pod_uid);
+        let sandbox = if *node == asker.node {
+            self.local_node.old_sandbox(attachment_id, old_pod)?
         } else {
             OldSandbox::MayLive
         };
-        Ok(OldState { node: pod::node_state(node.as_ref()), pod: old_pod, sandbox })
+        Ok((pod::node_state(found_node.as_ref()), old_pod, sandbox))
     }
 
     /// Waits a little, or fails if the time is over.
-    async fn wait(
-        &self,
-        api_writer: &mut ApiWriter<'_>,
-        waiting: &Waiting,
-        old: Option<&OldAttachment>,
-        started: Instant,
-    ) -> Result<(), BindError> {
-        if started.elapsed() >= self.patience {
-            let what = describe(waiting, old.map(|old| &old.attached));
-            return Err(BindError::Waited { what, timeout: self.patience });
+    async fn wait(&mut self, waiting: &Waiting, old: Option<&Attached>) -> Result<(), BindError> {
+        let timeout = self.binder.patience;
+        if self.started.elapsed() >= timeout {
+            return Err(BindError::Waited { what: describe(waiting, old), timeout });
         }
-        api_writer.api_mut().restart_time();
+        self.writer.api_mut().restart_time();
         // A pod that is not being deleted is not gone soon.
-        let is_soon = started.elapsed() < SOON && !matches!(waiting, Waiting::StillPublished { .. });
+        let is_soon = self.started.elapsed() < SOON && !matches!(waiting, Waiting::StillPublished { .. });
         tokio::time::sleep(if is_soon { PAUSE } else { LONG_PAUSE }).await;
-        api_writer.api_mut().restart_time();
+        self.writer.api_mut().restart_time();
         Ok(())
     }
 
     /// Sends one write and updates what is known.
-    async fn apply(
-        &self,
-        api_writer: &mut ApiWriter<'_>,
-        local_node: &mut dyn LocalNode,
-        write: &Write,
-        mut claims: ClaimsByAddress,
-        progress: &mut Progress,
-    ) -> Result<(), BindError> {
-        let addresses = progress.sticky.as_ref().map(|sticky| sticky.spec.addresses.clone());
-        let sent = api_writer.apply(write, progress.sticky.as_ref(), &self.pod);
-        let applied = match (write, addresses) {
-            (Write::Attach { .. }, Some(addresses)) => {
-                tokio::join!(sent, after_sending(|| local_node.attaching(&addresses))).0
+    async fn apply(&mut self, write: &Write, mut claims: ClaimsByAddress) -> Result<(), BindError> {
+        let Binder { key, pod, .. } = self.binder;
+        let sent = self.writer.apply(write, self.sticky.as_ref(), pod);
+        let applied = match (write, &self.sticky) {
+            (Write::Attach { .. }, Some(sticky)) => {
+                let work = || self.local_node.attaching(&sticky.spec.addresses);
+                tokio::join!(sent, after_sending(work)).0
             }
             _ => sent.await,
         };
@@ -402,58 +371,30 @@ impl Binder {
             // The answer is as good as a read. Everything else is as it was read, or the precondition of the
             // next write fails: a name that is free, a claim that is unchanged; and a seal lasts as long as
             // its StickyIP.
-            Ok(Applied::Sticky(object)) => {
-                progress.claims = Some(claims);
-                progress.sticky = Some(*object);
-            }
+            Ok(Applied::Sticky(object)) => (self.claims, self.sticky) = (Some(claims), Some(*object)),
             Ok(Applied::Claim(object)) => {
-                progress.stale_nodes.has_written(write);
+                self.stale_nodes.has_written(write);
                 claims.insert(object.spec.address, ClaimView::from(&*object));
-                progress.claims = Some(claims);
+                self.claims = Some(claims);
             }
-            Ok(Applied::Deleted | Applied::Conflict) => {
-                progress.sticky = read_sticky(api_writer, &self.key).await?;
-            }
+            Ok(Applied::Deleted | Applied::Conflict) => self.read_sticky().await?,
             // It may have been applied: read again.
             Err(error) if error.leaves_doubt() => {
-                tracing::warn!(
-                    pod = self.pod, sticky_ip = %self.key, %error,
-                    "write in doubt; reading again"
-                );
-                progress.sticky = read_sticky(api_writer, &self.key).await?;
+                tracing::warn!(pod, sticky_ip = %key, %error, "write in doubt; reading again");
+                self.read_sticky().await?;
             }
             Err(error) => return Err(error.into()),
         }
         Ok(())
     }
 
-    async fn undo(&self, api_writer: &mut ApiWriter<'_>, writes: &[Write]) {
+    async fn undo(&mut self, writes: &[Write]) {
+        let Binder { key, pod, .. } = self.binder;
         for write in writes {
             // The next ADD, or repair, finds what is left.
-            if let Err(error) = api_writer.apply(write, None, &self.pod).await {
-                tracing::warn!(
-                    pod = self.pod, sticky_ip = %self.key, %error,
-                    "cannot undo a claim; repair does"
-                );
+            if let Err(error) = self.writer.apply(write, None, pod).await {
+                tracing::warn!(pod, sticky_ip = %key, %error, "cannot undo a claim; repair does");
             }
-        }
-    }
-}
-
-fn old_attachment(
-    sticky: Option<&StickyIP>,
-    view: Option<&StickyView>,
-    claims: &ClaimsByAddress,
-) -> Option<OldAttachment> {
-    let attachment = sticky.and_then(|sticky| sticky.status.as_ref()?.attachment.as_ref());
-    let attached = view.and_then(|view| view.attached.clone());
-    match (attached, attachment) {
-        (Some(attached), Some(attachment)) => {
-            Some(OldAttachment { attached, pod: attachment.pod_name.clone() })
-        }
-        _ => {
-            let (attached, pod) = step::awaited(view?, claims)?;
-            Some(OldAttachment { attached, pod: pod.name.clone() })
         }
     }
 }

@@ -12,18 +12,15 @@ use sha2::{Digest, Sha256};
 
 use crate::alloc::range::Family;
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::cilium::pool::{home_blocks, list_nodes};
 use crate::cluster::objects::ip_pool::overlaps;
-use crate::cluster::objects::{AddressClaim, ClaimPhase, IPPool, PoolUse, Validate, labels};
+use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, IPPool, PoolUse, Validate, labels};
 use crate::cluster::protocol::local_node::{BindError, LocalNode};
-use crate::cluster::protocol::step::Candidate;
-use crate::cluster::protocol::view::Origin;
+use crate::cluster::protocol::{step::Candidate, view::Origin};
 use crate::names::StickyKey;
 use crate::policy::selection::selector::Selector;
 
-/// How many addresses of a pool's range are tried: more than any cluster claims, and the end of a search in a
-/// /64.
+/// How many addresses of a range are tried: more than any cluster claims, and the end of a search in a /64.
 const MAX_TRIED: u128 = 1 << 17;
 
 /// Where candidates come from: read once per ADD, and only for a claimant that has no address yet.
@@ -76,40 +73,20 @@ impl CandidateSources {
     ) -> Result<Origin, BindError> {
         if let Some(origin) = of_sticky_pool(&self.pools, address)
             && !local_node.is_own(address)
-            && !self.blocks(api).await?.iter().any(|(_, block)| block.contains(&address))
+            && !blocks(&mut self.blocks, api).await?.iter().any(|(_, block)| block.contains(&address))
         {
             return Ok(origin);
         }
-        match local_node.reserve_this(address)? {
-            Origin::Nowhere => self.of_another_node(api, address, local_node.node()).await,
-            origin => Ok(origin),
+        let reserved = local_node.reserve_this(address)?;
+        if reserved != Origin::Nowhere {
+            return Ok(reserved);
         }
+        // If another node's block has the address, that node must grant it.
+        let (own, mut blocks) = (local_node.node(), blocks(&mut self.blocks, api).await?.iter().cloned());
+        let found = blocks.find(|(home, block)| home != own && block.contains(&address));
+        Ok(found.map_or(Origin::Nowhere, |(home, block)| Origin::ForeignBlock { home, block }))
     }
 
-    /// Whether another node's block has the address: that node must grant it then.
-    async fn of_another_node(
-        &mut self,
-        api: &Connection,
-        address: IpAddr,
-        own: &str,
-    ) -> Result<Origin, BindError> {
-        let blocks = self.blocks(api).await?;
-        let found = blocks.iter().find(|(home, block)| home != own && block.contains(&address));
-        Ok(found.map_or(Origin::Nowhere, |(home, block)| Origin::ForeignBlock {
-            home: home.clone(),
-            block: *block,
-        }))
-    }
-
-    /// The blocks of all nodes, by one live read.
-    async fn blocks(&mut self, api: &Connection) -> Result<&[(String, IpNet)], BindError> {
-        Ok(match &mut self.blocks {
-            Some(blocks) => blocks,
-            none => none.insert(all_blocks(api).await?),
-        })
-    }
-
-    /// A pin's addresses with their origins.
     pub(crate) async fn pinned(
         &mut self,
         api: &Connection,
@@ -118,7 +95,8 @@ impl CandidateSources {
     ) -> Result<Vec<Candidate>, BindError> {
         let mut candidates = Vec::new();
         for address in addresses {
-            candidates.push(match self.left(*address) {
+            let left = self.own.iter().find(|claim| claim.spec.address == *address);
+            candidates.push(match left {
                 Some(claim) => again(claim, local_node)?,
                 None => {
                     Candidate { address: *address, origin: self.origin(api, *address, local_node).await? }
@@ -140,19 +118,16 @@ impl CandidateSources {
     ) -> Result<Vec<Candidate>, BindError> {
         let mut candidates = Vec::new();
         for family in local_node.families() {
-            let mut again_good = kept.iter().filter(|one| !avoid.contains(&one.address));
-            if let Some(kept) = again_good.find(|one| Family::of(one.address) == family) {
+            let is_good = |address| Family::of(address) == family && !avoid.contains(&address);
+            if let Some(kept) = kept.iter().find(|one| is_good(one.address)) {
                 candidates.push(kept.clone());
                 continue;
             }
-            let mut of_family = self.own.iter().filter(|claim| Family::of(claim.spec.address) == family);
-            let left = of_family.find(|claim| {
-                claim.spec.phase != ClaimPhase::Refused
-                    && claim.spec.released != Some(true)
-                    && !avoid.contains(&claim.spec.address)
+            let left = self.own.iter().map(|claim| (claim, &claim.spec)).find(|(_, spec)| {
+                is_good(spec.address) && spec.phase != ClaimPhase::Refused && spec.released != Some(true)
             });
             let candidate = match left {
-                Some(claim) => Some(again(claim, local_node)?),
+                Some((claim, _)) => Some(again(claim, local_node)?),
                 None => match self.of_pools(api, key, family, avoid, local_node).await? {
                     Some(candidate) => Some(candidate),
                     None => local_node.reserve_any(family, avoid)?,
@@ -170,10 +145,6 @@ impl CandidateSources {
         })
     }
 
-    fn left(&self, address: IpAddr) -> Option<&AddressClaim> {
-        self.own.iter().find(|claim| claim.spec.address == address)
-    }
-
     /// A free address of a Sticky pool. Where the search starts depends on the claimant, so that claimants
     /// that come at once do not all try the same.
     async fn of_pools(
@@ -184,41 +155,33 @@ impl CandidateSources {
         avoid: &BTreeSet<IpAddr>,
         local_node: &dyn LocalNode,
     ) -> Result<Option<Candidate>, BindError> {
-        let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
-        if !self
-            .pools
-            .iter()
-            .any(|pool| self.serves(pool) && pool.spec.cidrs.iter().any(|range| of_family(&range)))
-        {
+        let serving = self.pools.iter().filter(|pool| self.serves(pool));
+        let ranges = serving.flat_map(|pool| pool.spec.cidrs.iter().map(move |range| (pool, *range)));
+        let ranges: Vec<_> = ranges.filter(|(_, range)| Family::of(range.addr()) == family).collect();
+        if ranges.is_empty() {
             return Ok(None);
         }
-        let blocks: Vec<IpNet> = self.blocks(api).await?.iter().map(|(_, block)| *block).collect();
         let claims: Api<AddressClaim> = Api::all(api.client());
-        for pool in self.pools.iter().filter(|pool| self.serves(pool)) {
-            for range in pool.spec.cidrs.iter().filter(of_family) {
-                let inside = |block: &&IpNet| range.contains(*block) || block.contains(range);
-                let inside: Vec<&IpNet> = blocks.iter().filter(inside).collect();
-                if inside.iter().any(|block| block.contains(range)) {
-                    continue;
-                }
-                let of_range = ListParams::default().labels(&format!(
-                    "{}={}",
-                    labels::BLOCK,
-                    labels::block_value(*range)
-                ));
-                let listed = api.read("list AddressClaims", || claims.list_metadata(&of_range)).await?;
-                let taken: BTreeSet<String> =
-                    listed.items.into_iter().filter_map(|claim| claim.metadata.name).collect();
-                let free = |address: &IpAddr| {
-                    !avoid.contains(address)
-                        && !pool.excludes(*address)
-                        && !local_node.is_own(*address)
-                        && !inside.iter().any(|block| block.contains(address))
-                        && !taken.contains(&crate::cluster::objects::ClaimName::of(*address).to_string())
-                };
-                if let Some(address) = search(*range, start(key), free) {
-                    return Ok(Some(Candidate { address, origin: Origin::StickyPool { range: *range } }));
-                }
+        let blocks = blocks(&mut self.blocks, api).await?.iter().map(|(_, block)| block);
+        for (pool, range) in ranges {
+            if blocks.clone().any(|block| block.contains(&range)) {
+                continue;
+            }
+            let inside: Vec<&IpNet> = blocks.clone().filter(|block| range.contains(*block)).collect();
+            let of_range = format!("{}={}", labels::BLOCK, labels::block_value(range));
+            let of_range = ListParams::default().labels(&of_range);
+            let listed = api.read("list AddressClaims", || claims.list_metadata(&of_range)).await?;
+            let taken: BTreeSet<String> =
+                listed.items.into_iter().filter_map(|claim| claim.metadata.name).collect();
+            let free = |address: &IpAddr| {
+                !avoid.contains(address)
+                    && !pool.excludes(*address)
+                    && !local_node.is_own(*address)
+                    && !inside.iter().any(|block| block.contains(address))
+                    && !taken.contains(&ClaimName::of(*address).to_string())
+            };
+            if let Some(address) = search(range, start(key), free) {
+                return Ok(Some(Candidate { address, origin: Origin::StickyPool { range } }));
             }
         }
         Ok(None)
@@ -237,28 +200,30 @@ pub(crate) fn of_sticky_pool(pools: &[IPPool], address: IpAddr) -> Option<Origin
 /// The Sticky pools that may be used, in the order of the manual: the highest priority first, then by name.
 pub fn usable(mut pools: Vec<IPPool>) -> Vec<IPPool> {
     let refused: BTreeSet<String> = overlaps(&pools).into_iter().map(|overlap| overlap.refused).collect();
-    pools.retain(|pool| pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name)));
     pools.retain(|pool| {
-        pool.spec.purpose == PoolUse::Sticky && pool.validation_error().is_none() && !pool.is_refused()
+        pool.metadata.name.as_ref().is_none_or(|name| !refused.contains(name))
+            && pool.spec.purpose == PoolUse::Sticky
+            && pool.validation_error().is_none()
+            && !pool.is_refused()
     });
     pools.sort_by_key(|pool| (std::cmp::Reverse(pool.spec.priority), pool.metadata.name.clone()));
     pools
 }
 
-/// The home blocks of all nodes.
-async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, BindError> {
-    let nodes: Api<CiliumNode> = Api::all(api.client());
-    let every = ListParams::default();
-    let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
-        // Without Cilium's kinds there are no blocks.
-        Err(ApiError::Refused { code: 404, .. }) => return Ok(Vec::new()),
-        listed => listed?,
-    };
-    let blocks = listed.items.iter().flat_map(|node| {
-        let name = node.metadata.name.clone().unwrap_or_default();
-        home_blocks(node).into_iter().map(move |block| (name.clone(), block))
-    });
-    Ok(blocks.collect())
+/// The home blocks of all nodes, by one live read.
+async fn blocks<'a>(
+    read: &'a mut Option<Vec<(String, IpNet)>>,
+    api: &Connection,
+) -> Result<&'a [(String, IpNet)], ApiError> {
+    if read.is_none() {
+        let nodes = list_nodes(api).await?;
+        let blocks = nodes.iter().flat_map(|node| {
+            let name = node.metadata.name.clone().unwrap_or_default();
+            home_blocks(node).into_iter().map(move |block| (name.clone(), block))
+        });
+        *read = Some(blocks.collect());
+    }
+    Ok(read.as_deref().unwrap_or_default())
 }
 
 /// What an earlier attempt claimed. Of the node's own block it is reserved again: the store may have been
@@ -266,17 +231,17 @@ async fn all_blocks(api: &Connection) -> Result<Vec<(String, IpNet)>, BindError>
 fn again(claim: &AddressClaim, local_node: &mut dyn LocalNode) -> Result<Candidate, BindError> {
     let mut origin = origin_of(claim, local_node.node());
     if matches!(origin, Origin::OwnBlock { .. }) {
-        match local_node.reserve_this(claim.spec.address)? {
-            Origin::Nowhere => {}
+        let reserved = local_node.reserve_this(claim.spec.address)?;
+        if reserved != Origin::Nowhere {
             // If the claim is gone by now, another node asks the home node again.
-            as_reserved => origin = as_reserved,
+            origin = reserved;
         }
     }
     Ok(Candidate { address: claim.spec.address, origin })
 }
 
 fn origin_of(claim: &AddressClaim, node: &str) -> Origin {
-    let block = claim.spec.block.as_deref().and_then(|block| block.parse::<IpNet>().ok());
+    let block = claim.spec.block.as_deref().and_then(|block| block.parse().ok());
     let block = block.unwrap_or_else(|| IpNet::from(claim.spec.address));
     match &claim.spec.home_node {
         None => Origin::StickyPool { range: block },
@@ -290,8 +255,7 @@ fn start(key: &StickyKey) -> u128 {
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u128::from(*byte))
 }
 
-/// The first address from `start` on, going round, that is free. Network and broadcast address are none of
-/// them.
+/// The first free address from `start` on, going round; never the network or broadcast address.
 fn search(range: IpNet, start: u128, free: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
     let bits = u32::from(range.max_prefix_len() - range.prefix_len());
     let (first, last) = match (range, bits) {

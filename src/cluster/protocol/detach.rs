@@ -4,37 +4,27 @@
 //! The caller has the pool lock of the claimant on the node. Must never unpublish an address whose
 //! attachment, read live under that lock, is another sandbox's.
 
+use kube::api::{Api, ListParams};
 use thiserror::Error;
 
 use crate::cluster::api::client::ApiError;
-use crate::cluster::cilium::pool;
-use crate::cluster::cilium::pool::{PublishConfig, PublishError};
+use crate::cluster::cilium::pool::{self, PublishConfig, PublishError};
 use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
-use crate::cluster::protocol::read::read_sticky;
-use crate::cluster::protocol::step;
-use crate::cluster::protocol::view::StickyView;
+use crate::cluster::protocol::{read::read_sticky, step, view::StickyView};
 use crate::names::{AttachmentId, StickyKey};
-use kube::api::{Api, ListParams};
 
 /// How often others may change the StickyIP between our read and our write.
 const MAX_TRIES: usize = 64;
 
-/// Why a sandbox is still attached or published.
 #[derive(Debug, Error)]
 pub enum DetachError {
-    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// The CiliumNode still publishes it.
     #[error(transparent)]
     Projection(#[from] PublishError),
-    /// Every write was a conflict.
     #[error("StickyIP {key} was changed by others {MAX_TRIES} times in a row; try again")]
-    TooManyConflicts {
-        /// The StickyIP.
-        key: StickyKey,
-    },
+    TooManyConflicts { key: StickyKey },
 }
 
 /// A sandbox that was attached, and is no more.
@@ -49,7 +39,7 @@ pub struct Detached {
 /// StickyIP as it was just read. None: the StickyIP does not exist any more, or another sandbox is attached.
 /// Errors: see [`DetachError`]; it can be tried again at any time.
 pub(crate) async fn unpublish_and_detach(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     node: &str,
     config: &PublishConfig,
     known: StickyIP,
@@ -58,20 +48,19 @@ pub(crate) async fn unpublish_and_detach(
     let key = &StickyView::from(&known).key;
     let mut known = Some(known);
     for _ in 0..MAX_TRIES {
-        let read = match known.take() {
-            Some(known) => Some(known),
-            None => read_sticky(api_writer, key).await?,
-        };
-        let Some(object) = read else { return Ok(None) };
+        if known.is_none() {
+            known = read_sticky(writer, key).await?;
+        }
+        let Some(object) = known.take() else { return Ok(None) };
         let view = StickyView::from(&object);
         let ours = view.attached.as_ref().filter(|attached| attached.node == node);
         let ended = ours.and_then(|attached| ids.iter().find(|id| **id == attached.attachment_id));
         let write = ended.and_then(|ended| step::detach(&view, ended));
         let (Some(write), Some(attached)) = (write, ours) else { return Ok(None) };
         if !config.is_silent_about(&view.addresses) {
-            pool::unpublish(api_writer, node, config, &view.addresses).await?;
+            pool::unpublish(writer, node, config, &view.addresses).await?;
         }
-        match api_writer.apply(&write, Some(&object), "").await {
+        match writer.apply(&write, Some(&object), "").await {
             Ok(Applied::Sticky(object)) => {
                 return Ok(Some(Detached { pod_uid: attached.pod_uid.clone(), object: *object }));
             }
@@ -87,39 +76,34 @@ pub(crate) async fn unpublish_and_detach(
 
 /// The StickyIP that is attached to this node under this id.
 pub async fn find(
-    api_writer: &ApiWriter<'_>,
+    writer: &ApiWriter<'_>,
     node: &str,
     id: &AttachmentId,
 ) -> Result<Option<StickyKey>, ApiError> {
-    let api: Api<StickyIP> = Api::all(api_writer.api().client());
+    let api: Api<StickyIP> = Api::all(writer.api().client());
     let of_node = ListParams::default().fields(&format!("status.attachment.node={node}"));
-    let listed = api_writer.api().read("list StickyIPs", || api.list(&of_node)).await?;
-    let attached = |object: &&StickyIP| {
-        let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-        attachment.is_some_and(|attachment| attachment.attachment_id == *id)
-    };
-    Ok(listed.items.iter().find(attached).map(|object| StickyView::from(object).key))
+    let listed = writer.api().read("list StickyIPs", || api.list(&of_node)).await?;
+    let mut views = listed.items.iter().map(StickyView::from);
+    let found = views.find(|view| view.attached.as_ref().is_some_and(|of| of.attachment_id == *id));
+    Ok(found.map(|view| view.key))
 }
 
 /// Detaches a sandbox by its id, if it is attached, and publishes nothing. Returns the StickyIP as
 /// it is then, if it exists.
 pub(crate) async fn detach_id(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     key: &StickyKey,
     id: &AttachmentId,
 ) -> Result<Option<StickyIP>, ApiError> {
     for _ in 0..MAX_TRIES {
-        let Some(object) = read_sticky(api_writer, key).await? else { return Ok(None) };
-        let Some(write) = step::detach(&StickyView::from(&object), id) else {
-            return Ok(Some(object));
-        };
-        match api_writer.apply(&write, Some(&object), "").await {
+        let Some(object) = read_sticky(writer, key).await? else { return Ok(None) };
+        let Some(write) = step::detach(&StickyView::from(&object), id) else { return Ok(Some(object)) };
+        match writer.apply(&write, Some(&object), "").await {
             Ok(Applied::Sticky(object)) => return Ok(Some(*object)),
             Ok(_) => {}
             Err(error) if error.leaves_doubt() => {}
             Err(error) => return Err(error),
         }
     }
-    let what = format!("detach {id}");
-    Err(ApiError::Away { what, why: "every write was a conflict".to_owned() })
+    Err(ApiError::Away { what: format!("detach {id}"), why: "every write was a conflict".to_owned() })
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::cluster::objects::ClaimPhase;
-use crate::cluster::protocol::step::{at_claim, at_sticky, delete};
+use crate::cluster::protocol::step::{at_sticky, delete, quarantine, seal_to};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::Write;
 use crate::names::StickyKey;
@@ -21,23 +21,16 @@ pub enum Fault {
     AbandonedAttempt,
     /// An unsealed claim's StickyIP does not exist, and has not for a while.
     OrphanedClaim,
-    /// A sealed claim's StickyIP is gone.
     StickyIPGone,
-    /// A claim's quarantine is over.
     QuarantineOver,
-    /// A StickyIP has no claim on an address.
     ClaimMissing,
-    /// A StickyIP's address is claimed for another.
     ClaimedForAnother {
-        /// The other.
         holder: StickyKey,
     },
 }
 
-/// One fault and the write that repairs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundFault {
-    /// What is wrong.
     pub fault: Fault,
     pub address: IpAddr,
     /// The StickyIP that the claim names, or that misses its claim.
@@ -48,24 +41,19 @@ pub struct FoundFault {
 
 impl fmt::Display for FoundFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fault, address, sticky, .. } = self;
-        match fault {
-            Fault::NotSealed => write!(f, "AddressClaim {address} is not sealed to its StickyIP {sticky}"),
-            Fault::AbandonedAttempt => {
-                write!(f, "AddressClaim {address} names StickyIP {sticky}, which has other addresses")
-            }
-            Fault::OrphanedClaim => {
-                write!(f, "AddressClaim {address} names StickyIP {sticky}, which does not exist")
-            }
-            Fault::StickyIPGone => {
-                write!(f, "AddressClaim {address} is sealed to StickyIP {sticky}, which is gone")
-            }
+        let (address, sticky) = (self.address, format!("StickyIP {}", self.sticky));
+        let claim = format!("AddressClaim {address}");
+        match &self.fault {
+            Fault::NotSealed => write!(f, "{claim} is not sealed to its {sticky}"),
+            Fault::AbandonedAttempt => write!(f, "{claim} names {sticky}, which has other addresses"),
+            Fault::OrphanedClaim => write!(f, "{claim} names {sticky}, which does not exist"),
+            Fault::StickyIPGone => write!(f, "{claim} is sealed to {sticky}, which is gone"),
             Fault::QuarantineOver => {
-                write!(f, "the quarantine of address {address}, last of StickyIP {sticky}, is over")
+                write!(f, "the quarantine of address {address}, last of {sticky}, is over")
             }
-            Fault::ClaimMissing => write!(f, "StickyIP {sticky} has no AddressClaim for {address}"),
+            Fault::ClaimMissing => write!(f, "{sticky} has no AddressClaim for {address}"),
             Fault::ClaimedForAnother { holder } => {
-                write!(f, "address {address} of StickyIP {sticky} is claimed by StickyIP {holder}")
+                write!(f, "address {address} of {sticky} is claimed by StickyIP {holder}")
             }
         }
     }
@@ -76,8 +64,7 @@ impl fmt::Display for FoundFault {
 pub struct RepairTimes {
     /// An unsealed claim without a StickyIP is an orphan after this: an ADD may be between the two writes.
     pub orphan: u64,
-    /// A claim whose StickyIP is gone is quarantined for this long before another claimant may have the
-    /// address.
+    /// For this long a claim whose StickyIP is gone is quarantined, before others may have the address.
     pub quarantine: u64,
 }
 
@@ -95,10 +82,8 @@ const STALLED: u64 = 5;
 /// What the repair loop knows beside the objects themselves, as plain values.
 #[derive(Debug, Clone, Default)]
 pub struct RepairFacts {
-    /// How long is long enough.
     pub times: RepairTimes,
-    /// By uid: for how many seconds an object has been exactly as it is. One that is not named has just
-    /// changed.
+    /// By uid: for how many seconds an object has been exactly as it is. One that is missing just changed.
     pub unchanged_for: BTreeMap<String, u64>,
     /// The addresses that a pod may still use.
     pub in_use: BTreeSet<IpAddr>,
@@ -118,20 +103,14 @@ impl RepairFacts {
         self.unchanged_for.get(uid).copied().unwrap_or_default() >= seconds
     }
 
-    /// Longer than a pod's start takes between two writes.
-    fn stalled_after(&self) -> u64 {
-        self.times.orphan.min(STALLED)
-    }
-
-    /// The claim has been unsealed beside its StickyIP for longer than a pod's start takes between the two
-    /// writes.
+    /// The claim has been unsealed beside its StickyIP for longer than a start takes between two writes.
     pub(super) fn is_stalled(&self, claim: &ClaimView) -> bool {
-        self.unchanged_for(&claim.uid, self.stalled_after())
+        self.unchanged_for(&claim.uid, self.times.orphan.min(STALLED))
     }
 
     /// No pod was ever attached, and the StickyIP is older than a pod's start takes between two writes.
     pub(super) fn is_abandoned(&self, sticky: &StickyView) -> bool {
-        self.unchanged_for(&sticky.uid, self.stalled_after())
+        self.unchanged_for(&sticky.uid, self.times.orphan.min(STALLED))
     }
 
     /// The claim has been without a StickyIP for long enough, and no home node has yet to answer it.
@@ -157,17 +136,13 @@ pub(crate) fn find_faults(
     claims: &[ClaimView],
     facts: &RepairFacts,
 ) -> Vec<FoundFault> {
-    let by_key: BTreeMap<&StickyKey, &StickyView> =
-        stickies.iter().map(|sticky| (&sticky.key, sticky)).collect();
-    let by_address: BTreeMap<IpAddr, &ClaimView> =
-        claims.iter().map(|claim| (claim.address, claim)).collect();
+    let by_key: BTreeMap<_, _> = stickies.iter().map(|sticky| (&sticky.key, sticky)).collect();
+    let by_address: BTreeMap<_, _> = claims.iter().map(|claim| (claim.address, claim)).collect();
     let of_claims =
         claims.iter().filter_map(|claim| claim_fault(claim, by_key.get(&claim.sticky_ref).copied(), facts));
     let of_stickies = stickies.iter().filter(|sticky| !sticky.deleting).flat_map(|sticky| {
-        sticky
-            .addresses
-            .iter()
-            .filter_map(|address| sticky_fault(sticky, *address, by_address.get(address).copied(), facts))
+        let claim = |address| by_address.get(address).copied();
+        sticky.addresses.iter().filter_map(move |at| sticky_fault(sticky, *at, claim(at), facts))
     });
     of_claims.chain(of_stickies).collect()
 }
@@ -176,27 +151,14 @@ fn claim_fault(claim: &ClaimView, sticky: Option<&StickyView>, facts: &RepairFac
     let finding = |fault, fix| {
         Some(FoundFault { fault, address: claim.address, sticky: claim.sticky_ref.clone(), fix: Some(fix) })
     };
-    let quarantine = |gone_uid: &str| Write::QuarantineClaim {
-        address: claim.address,
-        at: at_claim(claim),
-        sticky_ref: claim.sticky_ref.clone(),
-        gone_uid: gone_uid.into(),
-        released: facts.is_released(claim),
-    };
-    let seal = |sticky: &StickyView| Write::SealClaim {
-        address: claim.address,
-        at: at_claim(claim),
-        sticky_uid: sticky.uid.clone(),
-    };
-    let sealed_uid = claim.sticky_uid.as_deref().unwrap_or_default();
     match (claim.phase, sticky) {
         (ClaimPhase::Bound, Some(sticky)) if claim.sealed_to(&sticky.uid) => None,
         (ClaimPhase::Granted | ClaimPhase::Quarantined, Some(sticky))
             if sticky.addresses.contains(&claim.address) && !sticky.deleting =>
         {
-            facts.is_stalled(claim).then(|| finding(Fault::NotSealed, seal(sticky)))?
+            facts.is_stalled(claim).then(|| finding(Fault::NotSealed, seal_to(claim, sticky)))?
         }
-        (ClaimPhase::Bound, _) => finding(Fault::StickyIPGone, quarantine(sealed_uid)),
+        (ClaimPhase::Bound, _) => finding(Fault::StickyIPGone, quarantine(claim, facts.is_released(claim))),
         (ClaimPhase::Quarantined, _) => {
             facts.is_quarantine_over(claim).then(|| finding(Fault::QuarantineOver, delete(claim)))?
         }
@@ -232,15 +194,11 @@ fn sticky_fault(
         let fix = Write::create_claim(address, &sticky.key, origin, Some(&sticky.uid), None);
         return finding(Fault::ClaimMissing, fix);
     };
+    let (key, at, holder) = (sticky.key.clone(), at_sticky(sticky), claim.sticky_ref.clone());
     let fix = match &sticky.attached {
-        None => Some(Write::DeleteSticky { key: sticky.key.clone(), at: at_sticky(sticky) }),
+        None => Some(Write::DeleteSticky { key, at }),
         Some(_) if sticky.in_conflict => None,
-        Some(_) => Some(Write::MarkConflict {
-            key: sticky.key.clone(),
-            at: at_sticky(sticky),
-            address,
-            held_by: claim.sticky_ref.clone(),
-        }),
+        Some(_) => Some(Write::MarkConflict { key, at, address, held_by: holder.clone() }),
     };
-    finding(Fault::ClaimedForAnother { holder: claim.sticky_ref.clone() }, fix)
+    finding(Fault::ClaimedForAnother { holder }, fix)
 }

@@ -8,30 +8,24 @@ use kube::api::Api;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
-use crate::cluster::protocol::apply::ApiWriter;
-use crate::cluster::protocol::local_node::BindError;
 use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
+use crate::cluster::protocol::{apply::ApiWriter, local_node::BindError};
 use crate::names::StickyKey;
 
-/// Reads a StickyIP.
 pub(crate) async fn read_sticky(
-    api_writer: &ApiWriter<'_>,
+    writer: &ApiWriter<'_>,
     key: &StickyKey,
 ) -> Result<Option<StickyIP>, ApiError> {
-    let api: Api<StickyIP> = Api::namespaced(api_writer.api().client(), &key.namespace);
-    api_writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
+    let api: Api<StickyIP> = Api::namespaced(writer.api().client(), &key.namespace);
+    writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
 }
 
 /// Whether any of these addresses is claimed, for any StickyIP.
-pub(crate) async fn is_any_claimed(
-    api_writer: &ApiWriter<'_>,
-    addresses: &[IpAddr],
-) -> Result<bool, ApiError> {
-    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
+pub(crate) async fn is_any_claimed(writer: &ApiWriter<'_>, addresses: &[IpAddr]) -> Result<bool, ApiError> {
+    let api: Api<AddressClaim> = Api::all(writer.api().client());
     for address in addresses {
-        let name = ClaimName::of(*address).to_string();
-        let what = format!("get AddressClaim {address}");
-        if api_writer.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
+        let (what, name) = (format!("get AddressClaim {address}"), ClaimName::of(*address).to_string());
+        if writer.api().read(&what, || api.get_metadata_opt(&name)).await?.is_some() {
             return Ok(true);
         }
     }
@@ -41,14 +35,13 @@ pub(crate) async fn is_any_claimed(
 /// Reads the claims on these addresses; those that exist.
 /// Errors: the request to the API server failed, or a claim is invalid.
 pub(crate) async fn read_claims(
-    api_writer: &ApiWriter<'_>,
+    writer: &ApiWriter<'_>,
     addresses: &BTreeSet<IpAddr>,
 ) -> Result<ClaimsByAddress, BindError> {
-    let api: Api<AddressClaim> = Api::all(api_writer.api().client());
+    let api: Api<AddressClaim> = Api::all(writer.api().client());
     let read = try_join_all(addresses.iter().map(async |address| {
-        let name = ClaimName::of(*address).to_string();
-        let what = format!("get AddressClaim {address}");
-        api_writer.api().read(&what, || api.get_opt(&name)).await
+        let (what, name) = (format!("get AddressClaim {address}"), ClaimName::of(*address).to_string());
+        writer.api().read(&what, || api.get_opt(&name)).await
     }));
     let mut claims = ClaimsByAddress::new();
     for claim in read.await?.into_iter().flatten() {

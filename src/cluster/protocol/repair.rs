@@ -4,7 +4,7 @@
 //! Must never write without the precondition of [`super::write::Write`], and never release an address that a
 //! pod uses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, Validate};
@@ -13,16 +13,13 @@ use crate::cluster::protocol::faults::{FoundFault, RepairFacts, find_faults};
 use crate::cluster::protocol::view::{ClaimView, StickyView};
 use crate::policy::selection::facts::TimePoint;
 
-/// What came of a fault.
 #[derive(Debug)]
 pub enum RepairOutcome {
-    /// The write was applied.
     Repaired,
     /// The object has changed since it was read. The next pass looks again.
     Conflict,
     /// A program cannot repair it, or the conflict is reported already.
     ManualActionRequired,
-    /// The API server did not answer, or refused.
     Failed(ApiError),
 }
 
@@ -45,16 +42,13 @@ impl Repairer {
     ) -> Vec<FoundFault> {
         let (valid, invalid): (Vec<_>, Vec<_>) =
             stickies.partition(|sticky| sticky.validation_error().is_none());
-        let invalid: BTreeSet<_> = invalid.into_iter().map(|sticky| StickyView::from(sticky).key).collect();
+        // An unreadable StickyIP may well hold a claim.
+        facts.unreadable.extend(invalid.into_iter().map(|sticky| StickyView::from(sticky).key));
+        let is_known = |claim: &&AddressClaim| {
+            claim.validation_error().is_none() && !facts.unreadable.contains(&claim.spec.sticky_ref)
+        };
         let stickies: Vec<StickyView> = valid.into_iter().map(StickyView::from).collect();
-        let claims: Vec<ClaimView> = claims
-            .filter(|claim| claim.validation_error().is_none())
-            // An unreadable StickyIP may well hold it.
-            .filter(|claim| {
-                ![&invalid, &facts.unreadable].iter().any(|keys| keys.contains(&claim.spec.sticky_ref))
-            })
-            .map(ClaimView::from)
-            .collect();
+        let claims: Vec<ClaimView> = claims.filter(is_known).map(ClaimView::from).collect();
         facts.unchanged_for = self.unchanged_for(&stickies, &claims, now);
         find_faults(&stickies, &claims, &facts)
     }
@@ -84,36 +78,30 @@ impl Repairer {
 
 /// Applies the write of a fault. `known` is its StickyIP as it was read.
 pub async fn repair(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     fault: &FoundFault,
     known: Option<&StickyIP>,
 ) -> RepairOutcome {
-    let outcome = match &fault.fix {
-        None => RepairOutcome::ManualActionRequired,
-        Some(fix) => match api_writer.apply(fix, known, "").await {
-            Ok(Applied::Conflict) => RepairOutcome::Conflict,
-            Ok(_) => RepairOutcome::Repaired,
-            // It may have happened; the next pass sees whether it did.
-            Err(error) => RepairOutcome::Failed(error),
-        },
+    let FoundFault { address, sticky, fix, .. } = fault;
+    let Some(fix) = fix else {
+        tracing::debug!(%address, %sticky, %fault, "found a fault that needs manual action; see its event");
+        return RepairOutcome::ManualActionRequired;
     };
-    let (address, sticky) = (fault.address, &fault.sticky);
-    match &outcome {
-        RepairOutcome::Repaired => tracing::info!(%address, %sticky, %fault, "repaired a fault"),
-        RepairOutcome::Conflict => {
-            tracing::debug!(%address, %sticky, %fault, "write conflict; looking again")
+    match writer.apply(fix, known, "").await {
+        Ok(Applied::Conflict) => {
+            tracing::debug!(%address, %sticky, %fault, "write conflict; looking again");
+            RepairOutcome::Conflict
         }
-        RepairOutcome::ManualActionRequired => {
-            tracing::debug!(
-                %address, %sticky, %fault,
-                "found a fault that needs manual action; see its event"
-            );
+        Ok(_) => {
+            tracing::info!(%address, %sticky, %fault, "repaired a fault");
+            RepairOutcome::Repaired
         }
-        RepairOutcome::Failed(error) => {
+        // It may have happened; the next pass sees whether it did.
+        Err(error) => {
             tracing::warn!(%address, %sticky, %fault, %error, "cannot repair a fault; trying again");
+            RepairOutcome::Failed(error)
         }
     }
-    outcome
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, ListParams};
+use kube::api::Api;
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool::{read_node, single_routes};
+use crate::cluster::cilium::pool::{list_nodes, read_node, single_routes};
 use crate::cluster::objects::ClaimPhase;
 use crate::cluster::pod;
 use crate::cluster::protocol::step::{LiveState, NextStep, Waiting};
@@ -65,17 +65,16 @@ impl StaleNodeCheck {
 
     /// The addresses that this step makes usable, or brings closer to it, and that a pod may still use.
     fn in_question(&self, step: &NextStep, seen: &LiveState<'_>) -> Vec<IpAddr> {
-        let NextStep::Do(write) = step else { return Vec::new() };
-        match write {
-            Write::QuarantineClaim { address, .. } => vec![*address],
+        match step {
+            NextStep::Do(Write::QuarantineClaim { address, .. }) => vec![*address],
             // Another writer quarantined it: perhaps the pod's own node, whose agent is about to attach the
             // pod again.
-            Write::SealClaim { address, .. } => {
-                let rests =
-                    seen.claims.get(address).is_some_and(|claim| claim.phase == ClaimPhase::Quarantined);
+            NextStep::Do(Write::SealClaim { address, .. }) => {
+                let claim = seen.claims.get(address);
+                let rests = claim.is_some_and(|claim| claim.phase == ClaimPhase::Quarantined);
                 rests.then_some(*address).into_iter().collect()
             }
-            Write::Attach { .. } => {
+            NextStep::Do(Write::Attach { .. }) => {
                 let new = seen.sticky.filter(|sticky| sticky.never_attached());
                 let addresses = new.into_iter().flat_map(|sticky| sticky.addresses.iter().copied());
                 addresses.filter(|address| !self.own.contains(address)).collect()
@@ -91,20 +90,11 @@ async fn showing(
     node: &str,
     addresses: &[IpAddr],
 ) -> Result<Option<(String, IpAddr)>, ApiError> {
-    let nodes: Api<CiliumNode> = Api::all(api.client());
-    let every = ListParams::default();
-    let listed = match api.read("list CiliumNodes", || nodes.list(&every)).await {
-        // Without Cilium's kinds nothing is published.
-        Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
-        listed => listed?,
-    };
-    for found in &listed.items {
+    for found in &list_nodes(api).await? {
         let Some(name) = found.metadata.name.as_deref().filter(|name| *name != node) else { continue };
-        let shown = addresses.iter().find(|address| shows(found, **address));
-        if let Some(address) = shown
-            && may_live(api, name).await?
-        {
-            return Ok(Some((name.to_owned(), *address)));
+        let Some(shown) = addresses.iter().find(|address| shows(found, **address)) else { continue };
+        if may_live(api, name).await? {
+            return Ok(Some((name.to_owned(), *shown)));
         }
     }
     Ok(None)

@@ -33,24 +33,19 @@ pub(super) fn attached_status(
     now: Timestamp,
 ) -> StickyIPStatus {
     let from = status.attachment.as_ref().map(|old| old.node.clone());
-    // It left a dead node and was not attached since: this completes the move.
-    let begun = status.handovers.first().filter(|last| last.to.is_empty()).cloned();
-    if let Some(begun) = begun {
-        let reason = takeover.map_or(begun.reason, |why| reason_of(why).to_owned());
-        let (to, at) = (attached.node.clone(), Time(now));
-        status.handovers[0] = HandoverRecord { from: from.unwrap_or(begun.from), to, reason, at };
-    } else {
-        let last = status.handovers.first().map(|last| last.to.clone());
+    let (to, at, reason) = (attached.node.clone(), Time(now), takeover.map(|why| reason_of(why).to_owned()));
+    match status.handovers.first().cloned() {
+        // It left a dead node and was not attached since: this completes the move.
+        Some(begun) if begun.to.is_empty() => {
+            let (from, reason) = (from.unwrap_or(begun.from), reason.unwrap_or(begun.reason));
+            status.handovers[0] = HandoverRecord { from, to, reason, at };
+        }
         // A new sandbox on the same node is no move.
-        let moved = last.as_deref() != Some(&attached.node)
-            || takeover.is_some_and(|why| why != Takeover::SandboxReplaced);
-        if moved {
-            status.record(HandoverRecord {
-                from: from.or(last).unwrap_or_default(),
-                to: attached.node.clone(),
-                reason: takeover.map_or("the address was free", reason_of).to_owned(),
-                at: Time(now),
-            });
+        Some(last) if last.to == to && takeover.is_none_or(|why| why == Takeover::SandboxReplaced) => {}
+        last => {
+            let from = from.or(last.map(|last| last.to)).unwrap_or_default();
+            let reason = reason.unwrap_or_else(|| "the address was free".to_owned());
+            status.record(HandoverRecord { from, to, reason, at });
         }
     }
     status.attachment = Some(Attachment {

@@ -10,31 +10,24 @@ use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, WorkloadRef};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::write::{Precondition, Write};
 use crate::names::{AttachmentId, StickyKey};
-use crate::policy::handover;
 use crate::policy::handover::{
-    Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,
+    self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,
 };
 use crate::policy::lifetime::retention::Retention;
 
-/// An address that the pod could have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Candidate {
     pub address: IpAddr,
-    /// Where it comes from.
     pub origin: Origin,
 }
 
 /// Who asks for what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindInput {
-    /// The sandbox that would be attached.
     pub asker: Attached,
-    /// The StickyIP's namespace and name.
     pub key: StickyKey,
-    /// The claimant of that name.
     pub claimant: ClaimantRef,
     pub workload: WorkloadRef,
-    /// How long the addresses are to be kept.
     pub retention: Retention,
     /// One address per family, if there is no StickyIP yet. Addresses whose claims name this StickyIP come
     /// first: quarantined ones, and those of an attempt that crashed.
@@ -59,19 +52,15 @@ impl BindInput {
 /// What was read, live, for this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveState<'a> {
-    /// The StickyIP, if it exists.
     pub sticky: Option<&'a StickyView>,
     /// The claims that exist, of [`BindInput::claims_to_read`].
     pub claims: &'a BTreeMap<IpAddr, ClaimView>,
-    /// The node of the attachment.
     pub old_node: NodeState,
-    /// The pod of the attachment.
     pub(crate) old_pod: OldPod,
     /// What our node knows of the attachment, if it names our node.
     pub old_sandbox: OldSandbox,
 }
 
-/// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextStep {
     /// Send this write, then read again, whether it succeeded or not.
@@ -81,29 +70,16 @@ pub enum NextStep {
     /// Read again a little later, until the deadline.
     Wait(Waiting),
     /// Undo these, as far as they succeed, then propose other candidates than the ones to avoid.
-    TryAnother {
-        /// Unsealed claims of ours.
-        undo: Vec<Write>,
-        /// Addresses that others have.
-        avoid: BTreeSet<IpAddr>,
-    },
+    TryAnother { undo: Vec<Write>, avoid: BTreeSet<IpAddr> },
     /// Undo these, as far as they succeed, and fail.
-    Refuse {
-        /// Unsealed claims of ours.
-        undo: Vec<Write>,
-        why: Refusal,
-    },
+    Refuse { undo: Vec<Write>, why: Refusal },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
     /// The home node's answer.
-    Grant {
-        address: IpAddr,
-        /// The node.
-        home: String,
-    },
-    /// The StickyIP is being deleted.
+    Grant { address: IpAddr, home: String },
+    /// Of the StickyIP.
     Deletion,
     /// The end of a pod whose StickyIP is gone, and whose address another node still publishes.
     StillPublished { address: IpAddr, node: String },
@@ -114,62 +90,24 @@ pub enum Waiting {
 /// Why a pod is refused; the text goes to the runtime and to an event.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// The StickyIP's name belongs to another workload.
     #[error("StickyIP {key} belongs to {kind} {name}; rename one of the two workloads")]
-    NameTaken {
-        /// The StickyIP.
-        key: StickyKey,
-        /// The other workload's kind.
-        kind: String,
-        name: String,
-    },
-    /// A pin asks for other addresses than those that the claimant has.
+    NameTaken { key: StickyKey, kind: String, name: String },
     #[error("pinned to {asked:?}, but StickyIP {key} has {has:?}; release it first")]
-    PinDiffers {
-        /// The StickyIP.
-        key: StickyKey,
-        /// The pinned addresses.
-        asked: Vec<IpAddr>,
-        /// Its addresses.
-        has: Vec<IpAddr>,
-    },
-    /// The address lies in no pool and no block.
+    PinDiffers { key: StickyKey, asked: Vec<IpAddr>, has: Vec<IpAddr> },
     #[error("{address} lies in no IPPool and no node's block; add it to a pool of use Sticky")]
     OutsideEveryPool { address: IpAddr },
-    /// Another holds the pinned address.
     #[error("{address} is held by StickyIP {sticky_ref}")]
-    HeldByAnother {
-        address: IpAddr,
-        /// Who holds it.
-        sticky_ref: StickyKey,
-    },
-    /// The home node refused.
+    HeldByAnother { address: IpAddr, sticky_ref: StickyKey },
     #[error("{address} was refused by its home node {home}: {reason}")]
-    HomeRefused {
-        address: IpAddr,
-        /// The node.
-        home: String,
-        reason: String,
-    },
+    HomeRefused { address: IpAddr, home: String, reason: String },
     /// The address of an attached StickyIP is claimed for another: it needs manual action.
     #[error(
         "StickyIP {key} is attached and its address {address} is claimed for {sticky_ref}; delete one of the \
          two"
     )]
-    Conflict {
-        /// The StickyIP.
-        key: StickyKey,
-        address: IpAddr,
-        /// Who holds the claim.
-        sticky_ref: StickyKey,
-    },
-    /// The old pod is still attached.
+    Conflict { key: StickyKey, address: IpAddr, sticky_ref: StickyKey },
     #[error("StickyIP {key} is with another pod: {why:?}")]
-    Handover {
-        /// The StickyIP.
-        key: StickyKey,
-        why: RefuseReason,
-    },
+    Handover { key: StickyKey, why: RefuseReason },
 }
 
 pub fn next(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
@@ -180,7 +118,6 @@ pub fn next(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
 }
 
 fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> NextStep {
-    let refuse = |why| NextStep::Refuse { undo: Vec::new(), why };
     if sticky.deleting {
         return NextStep::Wait(Waiting::Deletion);
     }
@@ -231,6 +168,10 @@ fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> Ne
     }
 }
 
+fn refuse(why: Refusal) -> NextStep {
+    NextStep::Refuse { undo: Vec::new(), why }
+}
+
 /// The attachment of a sandbox to a StickyIP to which nothing is attached and something was. Its claims were
 /// sealed then and stay so as long as it exists. A caller that attaches by this state alone must still check
 /// them in parallel: claims can be deleted by hand.
@@ -256,12 +197,8 @@ pub fn awaited<'a>(
     let mut own = own.filter(|claim| claim.sticky_ref == sticky.key);
     own.find_map(|claim| {
         let (node, pod) = (claim.home_node.clone()?, claim.pod.as_ref()?);
-        let attached = Attached {
-            node,
-            pod_uid: pod.uid.clone(),
-            attachment_id: AttachmentId::Adopted(pod.uid.clone()),
-        };
-        Some((attached, pod))
+        let (pod_uid, attachment_id) = (pod.uid.clone(), AttachmentId::Adopted(pod.uid.clone()));
+        Some((Attached { node, pod_uid, attachment_id }, pod))
     })
 }
 
@@ -275,50 +212,34 @@ fn give_way(sticky: &StickyView, claim: &ClaimView) -> NextStep {
     match &sticky.attached {
         // Nothing is attached, so this StickyIP is an attempt that lost: undo it.
         None => NextStep::Do(Write::DeleteSticky { key, at: at_sticky(sticky) }),
-        Some(_) => NextStep::Refuse { undo: Vec::new(), why: Refusal::Conflict { key, address, sticky_ref } },
+        Some(_) => refuse(Refusal::Conflict { key, address, sticky_ref }),
     }
 }
 
-/// What is missing before one address of an existing StickyIP may be used; nothing if its claim is sealed to
-/// it.
+/// What is missing before an address of a StickyIP may be used; nothing if its claim is sealed to it.
 fn seal(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView, address: IpAddr) -> Option<NextStep> {
     let Some(claim) = seen.claims.get(&address) else {
-        let origin = ask.origins.get(&address).cloned().unwrap_or(Origin::Nowhere);
-        return Some(match create(ask, address, &origin, Some(&sticky.uid)) {
-            Some(write) => NextStep::Do(write),
-            None => NextStep::Refuse { undo: Vec::new(), why: Refusal::OutsideEveryPool { address } },
-        });
+        let origin = ask.origins.get(&address).unwrap_or(&Origin::Nowhere);
+        let write = create(ask, address, origin, Some(&sticky.uid)).map(NextStep::Do);
+        return Some(write.unwrap_or_else(|| refuse(Refusal::OutsideEveryPool { address })));
     };
     if claim.sealed_to(&sticky.uid) {
         return None;
     }
     Some(match claim.phase {
         ClaimPhase::Refused => give_way(sticky, claim),
-        ClaimPhase::Requested => {
-            NextStep::Wait(Waiting::Grant { address, home: claim.home_node.clone().unwrap_or_default() })
-        }
+        ClaimPhase::Requested => NextStep::Wait(Waiting::Grant { address, home: home(claim) }),
         // Sealed to another StickyIP of this name. One of the two reads is old, so the seal is not simply
         // replaced: the claim is quarantined first, which needs the live proof that the other uid is gone.
-        ClaimPhase::Bound => NextStep::Do(Write::QuarantineClaim {
-            address,
-            at: at_claim(claim),
-            sticky_ref: claim.sticky_ref.clone(),
-            gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
-            released: false,
-        }),
-        ClaimPhase::Granted | ClaimPhase::Quarantined => {
-            NextStep::Do(Write::SealClaim { address, at: at_claim(claim), sticky_uid: sticky.uid.clone() })
-        }
+        ClaimPhase::Bound => NextStep::Do(quarantine(claim, false)),
+        ClaimPhase::Granted | ClaimPhase::Quarantined => NextStep::Do(seal_to(claim, sticky)),
     })
 }
 
 fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
     let mut avoid = BTreeSet::new();
-    let mut refusal = None;
-    let mut missing = None;
-    let mut waiting = None;
-    for Candidate { address, origin } in &ask.candidates {
-        let address = *address;
+    let (mut refusal, mut missing, mut waiting) = (None, None, None);
+    for &Candidate { address, ref origin } in &ask.candidates {
         match seen.claims.get(&address) {
             // It is claimed once the StickyIP exists, and sealed to it by the same write.
             None if origin.needs_no_grant() => {}
@@ -334,36 +255,29 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
                     || (claim.released && !ask.pinned) =>
             {
                 avoid.insert(address);
-                refusal = refusal
-                    .or(Some(Refusal::HeldByAnother { address, sticky_ref: claim.sticky_ref.clone() }));
+                let sticky_ref = claim.sticky_ref.clone();
+                refusal = refusal.or(Some(Refusal::HeldByAnother { address, sticky_ref }));
             }
-            Some(claim) => {
-                let home = claim.home_node.clone().unwrap_or_default();
-                match claim.phase {
-                    ClaimPhase::Refused => {
-                        avoid.insert(address);
-                        let reason = claim.reason.clone().unwrap_or_default();
-                        refusal = refusal.or(Some(Refusal::HomeRefused { address, home, reason }));
-                    }
-                    ClaimPhase::Requested => waiting = waiting.or(Some(Waiting::Grant { address, home })),
-                    // Bound without a StickyIP, or quarantined: this claimant's own, from an earlier
-                    // StickyIP.
-                    ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {}
+            Some(claim) => match claim.phase {
+                ClaimPhase::Refused => {
+                    avoid.insert(address);
+                    let (home, reason) = (home(claim), claim.reason.clone().unwrap_or_default());
+                    refusal = refusal.or(Some(Refusal::HomeRefused { address, home, reason }));
                 }
-            }
+                ClaimPhase::Requested => {
+                    waiting = waiting.or(Some(Waiting::Grant { address, home: home(claim) }));
+                }
+                // Bound without a StickyIP, or quarantined: this claimant's own, from an earlier StickyIP.
+                ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {}
+            },
         }
     }
     if let Some(why) = refusal {
-        let ours = |claim: &&ClaimView| claim.sticky_ref == ask.key && claim.unsealed();
-        let undo = |keep: &dyn Fn(&ClaimView) -> bool| {
-            seen.claims.values().filter(ours).filter(|claim| !keep(claim)).map(delete).collect()
-        };
-        return if ask.pinned || avoid.is_empty() {
-            NextStep::Refuse { undo: undo(&|_| false), why }
-        } else {
-            // The claim on the other family's address is still good.
-            NextStep::TryAnother { undo: undo(&|claim| !avoid.contains(&claim.address)), avoid }
-        };
+        let is_final = ask.pinned || avoid.is_empty();
+        let ours = seen.claims.values().filter(|claim| claim.sticky_ref == ask.key && claim.unsealed());
+        // For another try the claim on the other family's address is still good.
+        let undo = ours.filter(|claim| is_final || avoid.contains(&claim.address)).map(delete).collect();
+        return if is_final { NextStep::Refuse { undo, why } } else { NextStep::TryAnother { undo, avoid } };
     }
     if let Some(write) = missing {
         return NextStep::Do(write);
@@ -402,7 +316,26 @@ pub(crate) fn delete(claim: &ClaimView) -> Write {
     Write::DeleteClaim { address: claim.address, at: at_claim(claim) }
 }
 
-pub(crate) fn at_claim(claim: &ClaimView) -> Precondition {
+/// The claim's StickyIP must be gone by then.
+pub(super) fn quarantine(claim: &ClaimView, released: bool) -> Write {
+    Write::QuarantineClaim {
+        address: claim.address,
+        at: at_claim(claim),
+        sticky_ref: claim.sticky_ref.clone(),
+        gone_uid: claim.sticky_uid.clone().unwrap_or_default(),
+        released,
+    }
+}
+
+pub(super) fn seal_to(claim: &ClaimView, sticky: &StickyView) -> Write {
+    Write::SealClaim { address: claim.address, at: at_claim(claim), sticky_uid: sticky.uid.clone() }
+}
+
+fn home(claim: &ClaimView) -> String {
+    claim.home_node.clone().unwrap_or_default()
+}
+
+fn at_claim(claim: &ClaimView) -> Precondition {
     Precondition { uid: claim.uid.clone(), resource_version: claim.resource_version.clone() }
 }
 

@@ -10,36 +10,23 @@ use kube::api::{Api, ListParams};
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{ClaimantKind, ClaimantRef, StickyIP, WorkloadRef};
-use crate::policy::PolicyError;
-use crate::policy::selection::claimant::Claimant;
-use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::rules::{Rules, StickyReason};
 use crate::policy::selection::slot::{Slot, choose_slot, slot_number};
+use crate::policy::{PolicyError, selection::claimant::Claimant, selection::facts::PodFacts};
 
-/// Why it cannot be decided whether a pod is sticky.
 #[derive(Debug, thiserror::Error)]
 pub enum StickyIdentityError {
-    /// What the pod or its namespace asks for cannot be followed.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
 
-/// Whether a pod is sticky, and why.
+/// Whether a pod is sticky. Its facts have the annotations of its namespace if those were read.
 #[derive(Debug, Clone)]
 pub enum Stickiness {
-    Sticky {
-        /// Its facts, with the annotations of its namespace if those were read.
-        facts: PodFacts,
-        /// Why.
-        reason: StickyReason,
-    },
-    NotSticky {
-        /// Why.
-        reason: StickyReason,
-    },
+    Sticky { facts: PodFacts, reason: StickyReason },
+    NotSticky { reason: StickyReason },
 }
 
 /// Whether a pod is sticky. The namespace is read only if its annotation matters.
@@ -57,7 +44,6 @@ pub async fn judge(
     Ok(if verdict.sticky { Stickiness::Sticky { facts, reason } } else { Stickiness::NotSticky { reason } })
 }
 
-/// The annotations of a namespace.
 pub(crate) async fn of_namespace(api: &Connection, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
     let namespaces: Api<Namespace> = Api::all(api.client());
     let what = format!("get Namespace {name}");
@@ -74,7 +60,6 @@ pub fn reference(claimant: &Claimant, slot: Option<u32>) -> ClaimantRef {
     }
 }
 
-/// How a StickyIP names its workload.
 pub fn workload(claimant: &Claimant) -> WorkloadRef {
     claimant.workload().into()
 }
@@ -120,9 +105,8 @@ fn of_workload<'a>(
     })
 }
 
-/// The slot of a running pod of a Deployment with these addresses, among these StickyIPs: a free one that has
-/// the addresses, else one that does not exist. Never one of the numbers to avoid, and never one with other
-/// addresses.
+/// The slot of a running pod with these addresses, among these StickyIPs: a free one that has the addresses,
+/// else one that does not exist. Never one of the numbers to avoid, and never one with other addresses.
 pub(crate) fn slot_of_running<'a>(
     listed: impl Iterator<Item = &'a StickyIP>,
     claimant: &'a Claimant,

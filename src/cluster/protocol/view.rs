@@ -11,23 +11,17 @@ use crate::cluster::objects::{
 use crate::names::StickyKey;
 use crate::policy::handover::Attached;
 
-/// A StickyIP as read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StickyView {
-    /// Namespace and name.
     pub key: StickyKey,
     pub uid: String,
     pub resource_version: String,
     pub addresses: Vec<IpAddr>,
     pub claimant: ClaimantKind,
     pub workload: WorkloadRef,
-    /// The attached sandbox.
     pub attached: Option<Attached>,
-    /// A sandbox was attached once.
     pub was_attached: bool,
-    /// It is marked as being in conflict.
     pub in_conflict: bool,
-    /// It is being deleted.
     pub deleting: bool,
 }
 
@@ -63,20 +57,17 @@ impl From<&StickyIP> for StickyView {
     }
 }
 
-/// An AddressClaim as read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimView {
     pub address: IpAddr,
     pub uid: String,
     pub resource_version: String,
     pub phase: ClaimPhase,
-    /// The StickyIP it is for.
     pub sticky_ref: StickyKey,
     /// The uid it is sealed to.
     pub sticky_uid: Option<String>,
     /// The node whose block it is of.
     pub home_node: Option<String>,
-    /// Why it was refused.
     pub reason: Option<String>,
     /// The pod on the home node that had the address before it was claimed.
     pub pod: Option<ClaimedPod>,
@@ -95,7 +86,6 @@ impl ClaimView {
         self.pod.as_ref().is_some_and(|pod| pod.uid != pod_uid)
     }
 
-    /// Bound to exactly this StickyIP.
     pub(crate) fn sealed_to(&self, sticky_uid: &str) -> bool {
         self.phase == ClaimPhase::Bound && self.sticky_uid.as_deref() == Some(sticky_uid)
     }
@@ -118,25 +108,17 @@ impl From<&AddressClaim> for ClaimView {
     }
 }
 
-/// Claims as they were read, by address.
 pub(crate) type ClaimsByAddress = BTreeMap<IpAddr, ClaimView>;
 
 /// Where an address comes from, and so who may claim it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A Sticky pool: the first to create the claim has it.
-    StickyPool {
-        /// The pool's range.
-        range: IpNet,
-    },
+    StickyPool { range: IpNet },
     /// The block of the node that asks, which has reserved the address in its own store for this claimant.
     OwnBlock { node: String, block: IpNet },
     /// Another node's block: that node must grant it.
-    ForeignBlock {
-        /// The home node.
-        home: String,
-        block: IpNet,
-    },
+    ForeignBlock { home: String, block: IpNet },
     /// Outside every pool and every block.
     Nowhere,
 }

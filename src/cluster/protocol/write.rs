@@ -7,16 +7,13 @@ use kube::api::{DeleteParams, Preconditions};
 use serde_json::{Value, json};
 
 use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, WorkloadRef};
+use crate::cluster::protocol::view::Origin;
 use crate::names::StickyKey;
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::lifetime::retention::Retention;
 
-use crate::cluster::protocol::view::Origin;
-
-/// The state of an object that a write requires.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Precondition {
-    /// The object's uid.
     pub uid: String,
     pub resource_version: String,
 }
@@ -38,10 +35,7 @@ impl Precondition {
     /// A deletion of exactly this state.
     pub(crate) fn delete_params(&self) -> DeleteParams {
         let (uid, resource_version) = (Some(self.uid.clone()), Some(self.resource_version.clone()));
-        DeleteParams {
-            preconditions: Some(Preconditions { uid, resource_version }),
-            ..DeleteParams::default()
-        }
+        DeleteParams::default().preconditions(Preconditions { uid, resource_version })
     }
 }
 
@@ -51,13 +45,11 @@ pub enum Write {
     /// Create a claim: take the lock on an address, or ask its home node for it.
     CreateClaim {
         address: IpAddr,
-        /// For whom.
         sticky_ref: StickyKey,
         /// Granted or Requested; Bound exactly if it is sealed at once.
         phase: ClaimPhase,
         /// The uid of the StickyIP that it is sealed to, if that exists already.
         sticky_uid: Option<String>,
-        /// Where the address comes from.
         origin: Origin,
         /// The pod that has the address already, if its home node is asked for that.
         pod: Option<ClaimedPod>,
@@ -66,27 +58,18 @@ pub enum Write {
     AnswerClaim {
         address: IpAddr,
         at: Precondition,
-        /// Why it is refused; granted if there is no reason. Before it grants, the node reserves in its own
-        /// store.
+        /// Why it is refused; none if it is granted. Before that the node reserves in its own store.
         refused: Option<String>,
     },
-    /// Seal a Granted or Quarantined claim to a StickyIP that has this address and this uid; never a Bound
-    /// one.
-    SealClaim {
-        address: IpAddr,
-        at: Precondition,
-        /// The StickyIP's uid.
-        sticky_uid: String,
-    },
+    /// Seal a Granted or Quarantined claim to a StickyIP of this address and this uid; never a Bound one.
+    SealClaim { address: IpAddr, at: Precondition, sticky_uid: String },
     /// Quarantine a claim whose StickyIP is gone.
     QuarantineClaim {
         address: IpAddr,
         at: Precondition,
-        /// The StickyIP that it was sealed to.
         sticky_ref: StickyKey,
         /// The uid that must be gone, by a live read right before this write.
         gone_uid: String,
-        /// Whether its former claimant must not get it back.
         released: bool,
     },
     /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
@@ -96,55 +79,32 @@ pub enum Write {
     /// Create a StickyIP: bind a claimant's name to addresses whose claims it has, or will have before a
     /// sandbox is attached.
     CreateSticky {
-        /// Namespace and name.
         key: StickyKey,
         addresses: Vec<IpAddr>,
-        /// The claimant of that name.
         claimant: ClaimantRef,
         workload: WorkloadRef,
-        /// How long the addresses are kept, as the pod asks.
         retention: Retention,
     },
     /// Delete a StickyIP to which nothing is attached.
-    DeleteSticky {
-        /// Namespace and name.
-        key: StickyKey,
-        at: Precondition,
-    },
-    /// Attach a sandbox.
+    DeleteSticky { key: StickyKey, at: Precondition },
     Attach {
-        /// Namespace and name.
         key: StickyKey,
         at: Precondition,
-        /// The sandbox.
         attached: Attached,
         /// Why it replaces another; none if nothing was attached.
         takeover: Option<Takeover>,
     },
     /// Detach the sandbox that is attached.
     Detach {
-        /// Namespace and name.
         key: StickyKey,
         at: Precondition,
         /// The proof that its node is dead; none if the sandbox came to its end.
         proof: Option<Takeover>,
     },
     /// Write down the MAC that the attached pod has.
-    RecordMac {
-        /// Namespace and name.
-        key: StickyKey,
-        at: Precondition,
-        mac: String,
-    },
+    RecordMac { key: StickyKey, at: Precondition, mac: String },
     /// Say on a StickyIP that another holds one of its addresses.
-    MarkConflict {
-        /// Namespace and name.
-        key: StickyKey,
-        at: Precondition,
-        address: IpAddr,
-        /// Who holds it.
-        held_by: StickyKey,
-    },
+    MarkConflict { key: StickyKey, at: Precondition, address: IpAddr, held_by: StickyKey },
 }
 
 impl Write {

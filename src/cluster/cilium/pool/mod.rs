@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use kube::api::{Api, Patch};
+use kube::api::{Api, ListParams, Patch};
 use serde_json::json;
 use thiserror::Error;
 
@@ -22,7 +22,7 @@ use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::{ApiWriter, SentWrite, patch_params};
 use crate::policy::mode::PluginMode;
 
-pub(crate) use crate::cluster::cilium::patch::NodePatch;
+pub(crate) use crate::cluster::cilium::patch::{NodePatch, PoolChanges};
 
 /// How many conflicts are allowed in a row.
 const MAX_TRIES: usize = 64;
@@ -93,23 +93,19 @@ pub(crate) fn publish_patch(
     shape: &PublishConfig,
     shown: &Publication,
 ) -> Option<NodePatch> {
-    let mut pool = BTreeMap::new();
     let wanted = PoolEntry { owner: shown.owner.clone(), resource: shown.resource.clone() };
-    for address in shown.addresses.iter().filter(|_| shape.mode.publishes_pool_entries()) {
-        if node.spec.ipam.pool.get(&address.to_string()) != Some(&wanted) {
-            pool.insert(address.to_string(), Some(wanted.clone()));
-        }
-    }
+    let is_other = |key: &String| node.spec.ipam.pool.get(key) != Some(&wanted);
+    let keys =
+        shown.addresses.iter().filter(|_| shape.mode.publishes_pool_entries()).map(ToString::to_string);
+    let pool = keys.filter(is_other).map(|key| (key, Some(wanted.clone()))).collect();
     let home = [home_blocks(node), shape.ranges.clone()].concat();
     let mut routes = node.spec.ipam.pod_cidrs.clone();
     for address in &shown.addresses {
-        let away = !contains(&home, *address);
-        let listed = routes.iter().any(|text| is_route_of(text, *address));
-        match (away, listed) {
-            (true, false) => routes.push(IpNet::from(*address).to_string()),
-            // Home again: its block leads here.
-            (false, true) => routes.retain(|text| !is_route_of(text, *address)),
-            _ => {}
+        if contains(&home, *address) {
+            // If it is home again, its block leads here.
+            routes.retain(|text| !is_route_of(text, *address));
+        } else if !routes.iter().any(|text| is_route_of(text, *address)) {
+            routes.push(IpNet::from(*address).to_string());
         }
     }
     patch(node, pool, routes)
@@ -123,12 +119,8 @@ pub(crate) fn unpublish_patch(
     addresses: &[IpAddr],
 ) -> Option<NodePatch> {
     let owned = |key: &String| node.spec.ipam.pool.get(key).is_some_and(|entry| !entry.owner.is_empty());
-    let keys = addresses
-        .iter()
-        .filter(|_| shape.mode.publishes_pool_entries())
-        .map(ToString::to_string)
-        .filter(owned);
-    let pool = keys.map(|key| (key, None)).collect();
+    let keys = addresses.iter().filter(|_| shape.mode.publishes_pool_entries()).map(ToString::to_string);
+    let pool = keys.filter(owned).map(|key| (key, None)).collect();
     let mut routes = node.spec.ipam.pod_cidrs.clone();
     routes.retain(|text| !addresses.iter().any(|address| is_route_of(text, *address)));
     patch(node, pool, routes)
@@ -141,12 +133,10 @@ pub(crate) fn disown(
     addresses: &[IpAddr],
     whose: impl Fn(&PoolEntry) -> bool,
 ) -> Option<NodePatch> {
-    let pool = &node.spec.ipam.pool;
-    let keys = addresses.iter().map(ToString::to_string);
-    let mut keys: BTreeMap<_, _> = keys
-        .filter(|key| pool.get(key).is_some_and(|entry| !entry.owner.is_empty() && whose(entry)))
-        .map(|key| (key, Some(PoolEntry::default())))
-        .collect();
+    let entry = |key: &String| node.spec.ipam.pool.get(key);
+    let is_owned = |key: &String| entry(key).is_some_and(|entry| !entry.owner.is_empty() && whose(entry));
+    let keys = addresses.iter().map(ToString::to_string).filter(is_owned);
+    let mut keys: BTreeMap<_, _> = keys.map(|key| (key, Some(PoolEntry::default()))).collect();
     if keys.is_empty() {
         return None;
     }
@@ -155,11 +145,7 @@ pub(crate) fn disown(
     Some(NodePatch::of_keys(node, keys))
 }
 
-fn patch(
-    node: &CiliumNode,
-    pool: BTreeMap<String, Option<PoolEntry>>,
-    routes: Vec<String>,
-) -> Option<NodePatch> {
+fn patch(node: &CiliumNode, pool: PoolChanges, routes: Vec<String>) -> Option<NodePatch> {
     let routes = (routes != node.spec.ipam.pod_cidrs).then_some(routes);
     (!pool.is_empty() || routes.is_some()).then(|| NodePatch::of(node, pool, routes))
 }
@@ -180,68 +166,67 @@ fn is_route_of(text: &str, address: IpAddr) -> bool {
     text.parse::<IpNet>().is_ok_and(|net| net == IpNet::from(address))
 }
 
-/// Why an address could not be published or unpublished.
 #[derive(Debug, Error)]
 pub enum PublishError {
-    /// There is none.
     #[error("CiliumNode {node} does not exist; Cilium's agent on this node, or its operator, creates it")]
     Missing { node: String },
-    /// Others wrote it every time.
     #[error("CiliumNode {node} was changed by others {MAX_TRIES} times in a row; try again")]
     TooManyConflicts { node: String },
-    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
 
-/// Reads a CiliumNode, live.
 pub(crate) async fn read_node(api: &Connection, node: &str) -> Result<Option<CiliumNode>, ApiError> {
     let nodes: Api<CiliumNode> = Api::all(api.client());
     api.read(&format!("get CiliumNode {node}"), || nodes.get_opt(node)).await
 }
 
+/// Reads all CiliumNodes, live. Without Cilium's kinds there are none.
+pub(crate) async fn list_nodes(api: &Connection) -> Result<Vec<CiliumNode>, ApiError> {
+    let (nodes, every) = (Api::<CiliumNode>::all(api.client()), ListParams::default());
+    match api.read("list CiliumNodes", || nodes.list(&every)).await {
+        Err(ApiError::Refused { code: 404, .. }) => Ok(Vec::new()),
+        listed => Ok(listed?.items),
+    }
+}
+
 /// Publishes an attached StickyIP on the node's CiliumNode. `known` is the object if it was just read.
 /// Errors: see [`PublishError`]; if the server left doubt, the write may have happened.
 pub(crate) async fn publish(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
     shown: &Publication,
     known: Option<CiliumNode>,
 ) -> Result<(), PublishError> {
-    change(api_writer, node, known, |object| publish_patch(object, shape, shown))
-        .await?
-        .ok_or_else(|| PublishError::Missing { node: node.to_owned() })
+    let published = change(writer, node, known, |object| publish_patch(object, shape, shown)).await?;
+    published.ok_or_else(|| PublishError::Missing { node: node.to_owned() })
 }
 
-/// Unpublishes addresses whose sandbox has ended from the node's CiliumNode. It succeeds if that does not
-/// exist.
+/// Unpublishes addresses whose sandbox has ended from the node's CiliumNode. It succeeds if there is none.
 pub(crate) async fn unpublish(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     node: &str,
     shape: &PublishConfig,
     addresses: &[IpAddr],
 ) -> Result<(), PublishError> {
-    change(api_writer, node, None, |object| unpublish_patch(object, shape, addresses)).await.map(|_| ())
+    change(writer, node, None, |object| unpublish_patch(object, shape, addresses)).await.map(|_| ())
 }
 
 /// Reads, writes what must change, and reads again until nothing must; none if there is no such object.
 pub async fn change(
-    api_writer: &mut ApiWriter<'_>,
+    writer: &mut ApiWriter<'_>,
     node: &str,
     mut known: Option<CiliumNode>,
     decide: impl Fn(&CiliumNode) -> Option<NodePatch>,
 ) -> Result<Option<()>, PublishError> {
     for _ in 0..MAX_TRIES {
-        let object = match known.take() {
-            Some(object) => object,
-            None => match read_node(api_writer.api(), node).await? {
-                Some(object) => object,
-                None => return Ok(None),
-            },
-        };
+        if known.is_none() {
+            known = read_node(writer.api(), node).await?;
+        }
+        let Some(object) = known.take() else { return Ok(None) };
         let Some(patch) = decide(&object) else { return Ok(Some(())) };
-        match apply_patch(api_writer, &patch).await {
+        match apply_patch(writer, &patch).await {
             Ok(()) => return Ok(Some(())),
             Err(ApiError::Refused { code: 404, .. }) => return Ok(None),
             // A conflict, or a write in doubt: read again.
@@ -251,25 +236,23 @@ pub async fn change(
             }
             Err(error) => return Err(error.into()),
         }
-        api_writer.api().pause(&format!("patch CiliumNode {node}"), PAUSE).await?;
+        writer.api().pause(&format!("patch CiliumNode {node}"), PAUSE).await?;
     }
     Err(PublishError::TooManyConflicts { node: node.to_owned() })
 }
 
-/// Sends one write to a CiliumNode.
-pub(crate) async fn apply_patch(api_writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
-    let api = api_writer.api().clone();
+pub(crate) async fn apply_patch(writer: &mut ApiWriter<'_>, patch: &NodePatch) -> Result<(), ApiError> {
+    let api = writer.api().clone();
     let nodes: Api<CiliumNode> = Api::all(api.client());
     let what = format!("patch CiliumNode {}", patch.node);
-    let params = patch_params();
     let mut body = patch.body();
     // Every start of a pod waits for this, and a pool has many fields to keep owners of
     // (docs/decisions/0024).
     body["metadata"]["managedFields"] = json!([{}]);
-    let body = Patch::Merge(body);
+    let (params, body) = (patch_params(), Patch::Merge(body));
     // The answer is the whole object, which may be large and is not needed.
     let sent = async { api.once(&what, nodes.patch_metadata(&patch.node, &params, &body)).await };
-    api_writer.observed(SentWrite::Node(patch), sent).await.map(|_| ())
+    writer.observed(SentWrite::Node(patch), sent).await.map(|_| ())
 }
 
 #[cfg(test)]
