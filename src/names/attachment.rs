@@ -15,8 +15,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// What stands for a sandbox where the node itself acts and grants a claim. It equals no sandbox's
-    /// attachment: runtimes give longer ids.
+    /// For the node itself, when it grants a claim. It equals no sandbox's: runtimes give longer ids.
     pub fn of_node(interface: IfName) -> Self {
         Self { container: ContainerId("node".to_owned()), interface }
     }
@@ -49,8 +48,7 @@ const ADOPTED: &str = "adopted-";
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub enum AttachmentId {
-    /// By the container id that the runtime gave the sandbox. Read by [`From`], so that no other id gets in
-    /// here.
+    /// The runtime's container id. Read by [`From`], so that no other id gets in here.
     Runtime(String),
     /// Prepared by the agent for the pod of this uid. Every sandbox of the pod is prepared under the same id.
     Prepared(String),
@@ -61,10 +59,7 @@ pub enum AttachmentId {
 impl AttachmentId {
     /// The uid of the pod that the attachment was prepared for.
     pub(crate) fn prepared_uid(&self) -> Option<&str> {
-        match self {
-            Self::Prepared(uid) => Some(uid),
-            Self::Runtime(_) | Self::Adopted(_) => None,
-        }
+        if let Self::Prepared(uid) = self { Some(uid) } else { None }
     }
 
     /// Whether the pod already ran when it was attached.

@@ -1,6 +1,5 @@
 //! Identity types: ids and names of containers, interfaces, networks, pods and StickyIPs. Each is checked
-//! once, where it enters, so a value of these types can be a file name and a log field. Must never depend on
-//! another module.
+//! once, where it enters, so it can be a file name and a log field. Must never depend on another module.
 
 mod attachment;
 mod pod;
@@ -9,8 +8,8 @@ mod sticky_key;
 use std::fmt;
 
 pub use attachment::{Attachment, AttachmentId};
-pub(crate) use pod::InvalidPodIdentity;
 pub use pod::PodIdentity;
+pub(crate) use pod::{InvalidPodIdentity, is_uid};
 pub use sticky_key::StickyKey;
 
 /// The longest interface name that Linux takes.
@@ -23,8 +22,17 @@ const PLAIN_RULE: &str =
 
 /// Whether the text starts with a letter or digit and continues with those, `_`, `.` and `-`.
 fn is_plain(text: &str) -> bool {
-    text.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+/// A checked id or name; on failure a sentence about it.
+fn plain(text: &str, what: &str) -> Result<String, String> {
+    if is_plain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("{:?} is not a {what}: {PLAIN_RULE}", clipped(text)))
+    }
 }
 
 /// A text, short enough for a message.
@@ -38,7 +46,6 @@ pub(crate) fn clipped(text: &str) -> String {
 macro_rules! text_type {
     ($name:ident) => {
         impl $name {
-            /// The text itself.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -47,12 +54,6 @@ macro_rules! text_type {
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.0)
-            }
-        }
-
-        impl AsRef<str> for $name {
-            fn as_ref(&self) -> &str {
-                &self.0
             }
         }
     };
@@ -64,13 +65,8 @@ pub struct ContainerId(String);
 text_type!(ContainerId);
 
 impl ContainerId {
-    /// Checks an id; on failure a sentence about it.
     pub fn new(text: &str) -> Result<Self, String> {
-        if is_plain(text) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(format!("{:?} is not a container id: {PLAIN_RULE}", clipped(text)))
-        }
+        plain(text, "container id").map(Self)
     }
 }
 
@@ -80,7 +76,6 @@ pub struct IfName(String);
 text_type!(IfName);
 
 impl IfName {
-    /// Checks a name; on failure a sentence about it.
     pub fn new(text: &str) -> Result<Self, String> {
         let problem = if text.is_empty() {
             "it is empty"
@@ -103,13 +98,8 @@ pub struct NetworkName(String);
 text_type!(NetworkName);
 
 impl NetworkName {
-    /// Checks a name; on failure a sentence about it.
     pub fn new(text: &str) -> Result<Self, String> {
-        if is_plain(text) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(format!("{:?} is not a network name: {PLAIN_RULE}", clipped(text)))
-        }
+        plain(text, "network name").map(Self)
     }
 }
 

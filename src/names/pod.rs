@@ -16,31 +16,21 @@ pub struct PodIdentity {
 }
 
 /// A namespace, name or uid that no pod can have.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}={value} is not valid: {PLAIN_RULE}, and be at most {MAX_POD_NAME} characters long")]
 pub struct InvalidPodIdentity {
     /// The key of the part in `CNI_ARGS`.
     pub key: &'static str,
     value: String,
 }
 
-impl fmt::Display for InvalidPodIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, value } = self;
-        write!(f, "{key}={value} is not valid: {PLAIN_RULE}, and be at most {MAX_POD_NAME} characters long")
-    }
-}
-
-impl std::error::Error for InvalidPodIdentity {}
-
 impl PodIdentity {
-    /// Checks the three parts. An empty uid counts as absent.
-    /// Errors: names the part that is wrong.
+    /// Checks the three parts. An empty uid counts as absent. Errors: the part that is wrong.
     pub fn new(namespace: &str, name: &str, uid: Option<&str>) -> Result<Self, InvalidPodIdentity> {
         let uid = uid.filter(|uid| !uid.is_empty());
-        let parts =
-            [("K8S_POD_NAMESPACE", Some(namespace)), ("K8S_POD_NAME", Some(name)), ("K8S_POD_UID", uid)];
-        for (key, value) in parts {
-            if let Some(value) = value.filter(|value| !is_part(value)) {
+        let parts = [("K8S_POD_NAMESPACE", namespace), ("K8S_POD_NAME", name)].into_iter();
+        for (key, value) in parts.chain(uid.map(|uid| ("K8S_POD_UID", uid))) {
+            if !is_uid(value) {
                 return Err(InvalidPodIdentity { key, value: clipped(value) });
             }
         }
@@ -55,7 +45,7 @@ impl PodIdentity {
         &self.name
     }
 
-    /// The pod's uid, where the runtime passes it.
+    /// Where the runtime passes it.
     pub fn uid(&self) -> Option<&str> {
         self.uid.as_deref()
     }
@@ -67,13 +57,9 @@ impl fmt::Display for PodIdentity {
     }
 }
 
-fn is_part(value: &str) -> bool {
-    is_plain(value) && value.len() <= MAX_POD_NAME
-}
-
-/// Whether this can be a pod's uid, and so a file name.
+/// Whether this can be a pod's uid, and so a file name. The same holds for its namespace and its name.
 pub(crate) fn is_uid(text: &str) -> bool {
-    is_part(text)
+    is_plain(text) && text.len() <= MAX_POD_NAME
 }
 
 #[cfg(test)]
