@@ -1,8 +1,7 @@
 //! One ADD at a time for a claimant on this node, while it asks the cluster: between the attachment in the
 //! API server and the record in the store no second pod of the same name may come and find no record.
 //!
-//! A lock is one byte of one file, locked by fcntl(2): making and removing a file for each would cost every
-//! ADD an inode.
+//! A lock is one byte of one file, locked by fcntl(2): a file for each would cost every ADD an inode.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,8 +12,9 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use sha2::{Digest, Sha256};
 
+use crate::store::error::cannot;
 use crate::store::lock::{is_same_file, open};
-use crate::store::{ClaimantKey, Disk, Store, StoreError};
+use crate::store::{ClaimantKey, Disk, Result, Store, StoreError};
 
 const CLAIMANT_LOCKS: &str = ".sticky/claimants.lock";
 /// Between two tries: few wait, and a pod's start does.
@@ -27,21 +27,17 @@ pub struct ClaimantLock(#[allow(dead_code, reason = "held for its drop")] File);
 impl<D: Disk> Store<D> {
     /// Waits for the claimant's lock. The store must have been locked once, so that it is there.
     /// Errors: another ADD of this claimant takes longer than `timeout`, or the disk fails.
-    pub fn claimant_lock(
-        &self,
-        claimant: &ClaimantKey,
-        timeout: Duration,
-    ) -> Result<ClaimantLock, StoreError> {
+    pub fn claimant_lock(&self, claimant: &ClaimantKey, timeout: Duration) -> Result<ClaimantLock> {
         self.lock_named(&claimant.entry(), timeout)
     }
 
     /// Waits for the lock under which the claimant's addresses are published or unpublished on this node's
     /// CiliumNode. It is held for a short time: never while waiting for another pod.
-    pub fn pool_lock(&self, claimant: &ClaimantKey, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+    pub fn pool_lock(&self, claimant: &ClaimantKey, timeout: Duration) -> Result<ClaimantLock> {
         self.lock_named(&format!("{},pool", claimant.entry()), timeout)
     }
 
-    fn lock_named(&self, name: &str, timeout: Duration) -> Result<ClaimantLock, StoreError> {
+    fn lock_named(&self, name: &str, timeout: Duration) -> Result<ClaimantLock> {
         let (path, started) = (self.path(CLAIMANT_LOCKS), Instant::now());
         let mut file = open(&path)?;
         loop {
@@ -49,23 +45,22 @@ impl<D: Disk> Store<D> {
                 // The directory was made again while this process waited: its locks are in another file now.
                 Ok(_) if !is_same_file(&file, &path) => file = open(&path)?,
                 Ok(_) => return Ok(ClaimantLock(file)),
+                Err(Errno::EAGAIN | Errno::EACCES) if started.elapsed() >= timeout => {
+                    // The name says more than the file that all of them share.
+                    let path = PathBuf::from(format!("{} ({name})", path.display()));
+                    return Err(StoreError::LockTimeout { path, holder: None, timeout });
+                }
                 Err(Errno::EAGAIN | Errno::EACCES) => {
-                    if started.elapsed() >= timeout {
-                        // The name says more than the file that all of them share.
-                        let path = PathBuf::from(format!("{} ({name})", path.display()));
-                        return Err(StoreError::LockTimeout { path, holder: None, timeout });
-                    }
                     std::thread::sleep(RETRY_INTERVAL.min(timeout.saturating_sub(started.elapsed())));
                 }
                 Err(Errno::EINTR) => {}
-                Err(error) => return Err(StoreError::io("lock", &path, error.into())),
+                Err(error) => return Err(cannot("lock", &path)(error.into())),
             }
         }
     }
 }
 
-/// The byte of a name: far beyond the file's end, which takes no room. Two names with the same byte would
-/// only wait for each other.
+/// The byte of a name, far beyond the file's end. Two names with the same byte only wait for each other.
 fn lock_range(name: &str) -> libc::flock {
     let mut first = [0; 8];
     first.copy_from_slice(&Sha256::digest(name.as_bytes())[..8]);

@@ -1,5 +1,4 @@
-//! The lock of a network's directory: flock(2) on the file `lock`, the same that host-local takes, with a
-//! deadline.
+//! The lock of a network's directory: flock(2) on the file `lock`, as host-local does, with a deadline.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -9,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::store::StoreError;
+use crate::store::error::cannot;
+use crate::store::{Result, StoreError, inode_of};
 
 /// The first pause between two tries. A holder needs about a tenth of a millisecond.
 const MIN_BACKOFF: Duration = Duration::from_micros(100);
@@ -22,38 +22,38 @@ pub(super) struct StoreLock(#[allow(dead_code, reason = "held for its drop")] Fi
 
 impl StoreLock {
     /// Waits for the lock until `timeout` has passed.
-    pub(super) fn acquire(path: &Path, timeout: Duration) -> Result<Self, StoreError> {
+    pub(super) fn acquire(path: &Path, timeout: Duration) -> Result<Self> {
         let started = Instant::now();
         let mut pause = MIN_BACKOFF;
         let mut file = open(path)?;
         loop {
             match file.try_lock() {
-                Ok(()) => {
-                    if is_same_file(&file, path) {
-                        return Ok(Self(file));
-                    }
-                    // The directory was made again while this process waited: its lock is another file now.
-                    file = open(path)?;
+                Ok(()) if is_same_file(&file, path) => return Ok(Self(file)),
+                // The directory was made again while this process waited: its lock is another file now.
+                Ok(()) => file = open(path)?,
+                Err(TryLockError::WouldBlock) if started.elapsed() >= timeout => {
+                    let locks = fs::read_to_string("/proc/locks").ok().zip(file.metadata().ok());
+                    let holder =
+                        locks.and_then(|(locks, meta)| lock_owner_in(&locks, meta.dev(), meta.ino()));
+                    return Err(StoreError::LockTimeout { path: path.to_owned(), holder, timeout });
                 }
                 Err(TryLockError::WouldBlock) => {
-                    if started.elapsed() >= timeout {
-                        let holder = fs::read_to_string("/proc/locks")
-                            .ok()
-                            .zip(file.metadata().ok())
-                            .and_then(|(locks, meta)| lock_owner_in(&locks, meta.dev(), meta.ino()));
-                        return Err(StoreError::LockTimeout { path: path.to_owned(), holder, timeout });
-                    }
                     std::thread::sleep(pause.min(timeout.saturating_sub(started.elapsed())));
                     pause = (pause * 3 / 2).min(MAX_BACKOFF);
                 }
-                Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", path, source)),
+                Err(TryLockError::Error(source)) => return Err(cannot("lock", path)(source)),
             }
         }
+    }
+
+    /// The same if the file is there. A directory without it was never used; making it would be a change.
+    pub(super) fn acquire_existing(path: &Path, timeout: Duration) -> Result<Option<Self>> {
+        inode_of(path)?.map(|_| Self::acquire(path, timeout)).transpose()
     }
 }
 
 /// Opens the file of a lock, and makes it if it is not there. A pipe in its place is not waited for.
-pub(super) fn open(path: &Path) -> Result<File, StoreError> {
+pub(super) fn open(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -62,15 +62,13 @@ pub(super) fn open(path: &Path) -> Result<File, StoreError> {
         .mode(0o600)
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(path)
-        .map_err(|source| StoreError::io("open the lock", path, source))
+        .map_err(cannot("open the lock", path))
 }
 
 pub(super) fn is_same_file(file: &File, path: &Path) -> bool {
-    let same = |a: io::Result<fs::Metadata>, b: io::Result<fs::Metadata>| match (a, b) {
-        (Ok(a), Ok(b)) => a.ino() == b.ino() && a.dev() == b.dev(),
-        _ => false,
-    };
-    same(file.metadata(), fs::metadata(path))
+    let of = |meta: io::Result<fs::Metadata>| meta.ok().map(|meta| (meta.ino(), meta.dev()));
+    let held = of(file.metadata());
+    held.is_some() && held == of(fs::metadata(path))
 }
 
 /// The process that holds the flock on this inode, from the text of /proc/locks. Lines of waiters (`->`) do

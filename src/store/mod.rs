@@ -19,7 +19,6 @@ mod open;
 pub mod records;
 
 use std::fs::File;
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +28,7 @@ pub use cluster::decision::{Decision, PreparedSticky, Withdrawn};
 pub(crate) use cluster::draft::Draft;
 pub use cluster::pending_update::{PendingUpdate, PendingUpdateKind};
 pub use disk::{Disk, RealDisk};
-pub use error::StoreError;
+pub use error::{Result, StoreError};
 pub use moment::NodeTime;
 pub(crate) use records::import::{ImportAction, ImportStep};
 pub(crate) use records::list::{AddressFile, IndexEntry};
@@ -37,8 +36,10 @@ pub use records::record::{ClaimantKey, Record, RecordState, StickyBinding};
 pub use records::state::VERSION;
 pub(crate) use records::verify::VerifyFinding;
 
+use crate::alloc::{self, RangeSet};
 use crate::names::{Attachment, NetworkName};
-use files::{first_bytes, inode_of, no_plain_file, open_plain, read_file};
+use error::cannot;
+use files::{inode_of, read_file};
 use lock::StoreLock;
 use records::bitmaps::Bitmaps;
 use records::state::StatePage;
@@ -66,23 +67,14 @@ pub struct Store<D: Disk = RealDisk> {
 /// A record as it was found, with the inode that makes sure later that it is still the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRecord {
-    /// What the record says.
     pub record: Record,
     inode: u64,
 }
 
 /// A network's directory under its lock: what is read stays true until this is dropped or committed.
 ///
-/// Its methods by subject:
-/// - records: `find_by_*`, `kept_records`, `put`, `put_reclaiming`, `release`, `keep_addresses`
-/// - free addresses: `next_free`, `set_cursor`
-/// - reservations (`cluster/reservation.rs`): `reserve`, `renew`, `mark_superseded`
-/// - prepared decisions (`cluster/decision.rs`): `put_`, `find_`, `use_`, `withdraw_` and `remove_decision`,
-///   `awaits_add`, `clear_attachment`
-/// - pending updates (`cluster/pending_update.rs`): `put_`, `clear_` and `remove_pending_update`,
-///   `pending_update_of`
-/// - drafts and snapshots (`cluster/draft.rs`, `cluster/detached_snapshot.rs`)
-/// - durability: `sync_existing`, `commit`
+/// Records are found and free addresses given out here, and records changed in `records/change.rs`; the files
+/// of `cluster` have the methods for reservations, decisions, pending updates, drafts and snapshots.
 #[derive(Debug)]
 pub struct LockedStore<'a, D: Disk = RealDisk> {
     store: &'a Store<D>,
@@ -96,19 +88,16 @@ pub struct LockedStore<'a, D: Disk = RealDisk> {
 }
 
 impl<D: Disk> Store<D> {
-    /// The store of `network` below `data_dir`. Nothing is touched yet. `timeout` is how long to wait for the
-    /// lock.
+    /// Nothing is touched yet. `timeout` is how long to wait for the lock.
     pub fn new(disk: D, data_dir: &Path, network: &NetworkName, now: NodeTime, timeout: Duration) -> Self {
         let root = data_dir.join(network.as_str());
         Self { disk, data_dir: data_dir.to_owned(), root, now, timeout }
     }
 
-    /// The network's directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The moment that this store takes for now.
     pub fn now(&self) -> &NodeTime {
         &self.now
     }
@@ -117,29 +106,34 @@ impl<D: Disk> Store<D> {
         self.root.join(name)
     }
 
-    /// Whether something lies where the record of this attachment would. Without the lock: only a read under
-    /// the lock shows what it is.
+    /// The inode behind a name of the directory; none where there is no such name.
+    fn inode(&self, name: &str) -> Result<Option<u64>> {
+        inode_of(&self.path(name))
+    }
+
+    /// Those of a record's addresses whose names still lead to it.
+    fn standing(&self, stored: &StoredRecord) -> Result<Vec<IpAddr>> {
+        let mut standing = Vec::new();
+        for address in &stored.record.addresses {
+            if self.inode(&address.to_string())? == Some(stored.inode) {
+                standing.push(*address);
+            }
+        }
+        Ok(standing)
+    }
+
+    /// Whether something lies where this record would. Only a read under the lock shows what it is.
     pub(crate) fn has_record(&self, attachment: &Attachment) -> bool {
         self.path(&records::record::attachment_index_path(attachment)).symlink_metadata().is_ok()
     }
 
-    /// The record behind a name of the directory; none where there is no such name or no record of ours in
-    /// it.
-    fn read(&self, name: &str) -> Result<Read, StoreError> {
-        let path = self.path(name);
-        match read_file(&path) {
-            // A link or a socket is no record, wherever it leads.
-            Err(error) if no_plain_file(&error) => Ok(match inode_of(&path)? {
-                Some(inode) => Read::Other { bytes: Vec::new(), inode },
-                None => Read::Nothing,
-            }),
-            Ok((bytes, inode)) => Ok(match Record::from_bytes(&bytes) {
-                Some(record) => Read::Ours(StoredRecord { record, inode }),
-                None => Read::Other { bytes, inode },
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Read::Nothing),
-            Err(source) => Err(StoreError::io("read", &path, source)),
-        }
+    /// What is behind a name of the directory.
+    fn read(&self, name: &str) -> Result<Read> {
+        let Some((bytes, inode)) = read_file("read", &self.path(name))? else { return Ok(Read::Nothing) };
+        Ok(match Record::from_bytes(&bytes) {
+            Some(record) => Read::Ours(StoredRecord { record, inode }),
+            None => Read::Other { bytes, inode },
+        })
     }
 }
 
@@ -151,34 +145,24 @@ enum Read {
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    pub fn find_by_attachment(
-        &mut self,
-        attachment: &Attachment,
-    ) -> Result<Option<StoredRecord>, StoreError> {
-        let name = records::record::attachment_index_path(attachment);
-        let found = self.follow_entry(&name)?;
+    pub fn find_by_attachment(&mut self, attachment: &Attachment) -> Result<Option<StoredRecord>> {
+        let found = self.follow_entry(&records::record::attachment_index_path(attachment))?;
         Ok(found.filter(|stored| stored.record.attachment == *attachment))
     }
 
     /// What is kept for this claimant, or what it has.
-    pub fn find_by_claimant(&mut self, claimant: &ClaimantKey) -> Result<Option<StoredRecord>, StoreError> {
-        let name = claimant.index_path();
-        let found = self.follow_entry(&name)?;
+    pub fn find_by_claimant(&mut self, claimant: &ClaimantKey) -> Result<Option<StoredRecord>> {
+        let found = self.follow_entry(&claimant.index_path())?;
         Ok(found.filter(|stored| stored.record.claimant().as_ref() == Some(claimant)))
     }
 
     /// The next free address of this range set, going round from the one given out last.
-    pub(crate) fn next_free(
-        &mut self,
-        index: usize,
-        set: &crate::alloc::RangeSet,
-    ) -> Result<Option<IpAddr>, StoreError> {
+    pub(crate) fn next_free(&mut self, index: usize, set: &RangeSet) -> Result<Option<IpAddr>> {
         let after = self.state.cursors.get(&index).copied();
-        crate::alloc::next_free(set, after, |group| self.occupied.bitmap(self.store, group))
+        alloc::next_free(set, after, |group| self.occupied.bitmap(self.store, group))
     }
 
-    /// Goes on behind `address` when range set `index` is next asked for a free one. Kept with the next
-    /// change.
+    /// The next search in range set `index` goes on behind `address`. Kept with the next change.
     pub(crate) fn set_cursor(&mut self, index: usize, address: IpAddr) {
         self.state.cursors.insert(index, address);
     }
@@ -188,9 +172,8 @@ impl<D: Disk> LockedStore<'_, D> {
         &self.state.first_opened_at
     }
 
-    /// All records that are kept and not attached, oldest first. Reads one record per claimant: for
-    /// exhaustion only.
-    pub(crate) fn kept_records(&mut self) -> Result<Vec<StoredRecord>, StoreError> {
+    /// All that is kept and not attached, oldest first. Reads one record per claimant: for exhaustion only.
+    pub(crate) fn kept_records(&mut self) -> Result<Vec<StoredRecord>> {
         let mut kept = Vec::new();
         for (entry, _) in files::names(&self.store.path(CLAIMANTS))? {
             if let Some(stored) = self.follow_entry(&format!("{CLAIMANTS}/{entry}"))?
@@ -204,19 +187,17 @@ impl<D: Disk> LockedStore<'_, D> {
         Ok(kept)
     }
 
-    /// The record behind an entry of [`Store::attachments_except`] or [`Store::claimants`], if it is still
-    /// the one that was listed.
-    pub(crate) fn find_by_entry(&mut self, entry: &IndexEntry) -> Result<Option<StoredRecord>, StoreError> {
+    /// The record behind an entry, if it is still the one that was listed.
+    pub(crate) fn find_by_entry(&mut self, entry: &IndexEntry) -> Result<Option<StoredRecord>> {
         let found = self.follow_entry(&format!("{}/{}", entry.folder, entry.name))?;
         Ok(found.filter(|stored| stored.inode == entry.inode))
     }
 
     /// Has a record that is there already synced by the next commit.
-    /// Errors: the record cannot be opened.
-    pub(crate) fn sync_existing(&mut self, stored: &StoredRecord) -> Result<(), StoreError> {
+    pub(crate) fn sync_existing(&mut self, stored: &StoredRecord) -> Result<()> {
         for address in &stored.record.addresses {
             let path = self.store.path(&address.to_string());
-            self.unsynced.push(File::open(&path).map_err(|source| StoreError::io("open", &path, source))?);
+            self.unsynced.push(File::open(&path).map_err(cannot("open", &path))?);
         }
         self.names_changed = true;
         Ok(())
@@ -224,44 +205,30 @@ impl<D: Disk> LockedStore<'_, D> {
 
     /// Releases the lock and returns when all changes are on stable storage.
     /// Errors: the disk does not take it: the changes are made, but a loss of power may undo them.
-    pub fn commit(self) -> Result<(), StoreError> {
+    pub fn commit(self) -> Result<()> {
         let Self { store, lock, unsynced, names_changed, .. } = self;
         // Others need not wait for the disk: what they see early, no verb answers before it is on the disk.
         drop(lock);
         for file in &unsynced {
-            store
-                .disk
-                .sync(file)
-                .map_err(|source| StoreError::io("sync a record in", &store.root, source))?;
+            store.disk.sync(file).map_err(cannot("sync a record in", &store.root))?;
         }
-        if names_changed {
-            open::sync_dir(&store.disk, &store.root)?;
-        }
-        Ok(())
+        if names_changed { store.sync_dir(&store.root) } else { Ok(()) }
     }
 
     /// The record behind an index entry, with those of its addresses whose names it still has: one may have
     /// been removed by hand, and another pod may have it. An entry without any is removed.
-    fn follow_entry(&mut self, name: &str) -> Result<Option<StoredRecord>, StoreError> {
-        let (inode, stored) = match self.store.read(name)? {
+    fn follow_entry(&mut self, name: &str) -> Result<Option<StoredRecord>> {
+        match self.store.read(name)? {
             Read::Nothing => return Ok(None),
-            Read::Ours(stored) => (stored.inode, Some(stored)),
-            Read::Other { inode, .. } => (inode, None),
-        };
-        if let Some(mut stored) = stored {
-            let mut standing = Vec::new();
-            for address in &stored.record.addresses {
-                if inode_of(&self.store.path(&address.to_string()))? == Some(inode) {
-                    standing.push(*address);
+            Read::Other { .. } => {}
+            Read::Ours(mut stored) => {
+                stored.record.addresses = self.store.standing(&stored)?;
+                if !stored.record.addresses.is_empty() {
+                    return Ok(Some(stored));
                 }
             }
-            if !standing.is_empty() {
-                stored.record.addresses = standing;
-                return Ok(Some(stored));
-            }
         }
-        let path = self.store.path(name);
-        self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))?;
+        self.remove(&self.store.path(name))?;
         Ok(None)
     }
 }

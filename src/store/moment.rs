@@ -3,6 +3,7 @@
 //! Within one boot the uptime counts, which cannot be set; across boots only the wall clock is left.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::store::StoreError;
+use crate::store::Result;
+use crate::store::error::cannot;
 
 /// A moment: the wall clock for people, uptime and boot for arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,21 +25,19 @@ pub struct NodeTime {
 }
 
 impl NodeTime {
-    /// A moment from its parts: seconds of the wall clock, seconds since the boot, and which boot.
+    /// From seconds of the wall clock, seconds since the boot, and which boot.
     pub fn new(wall: u64, uptime: u64, boot: impl Into<String>) -> Self {
         Self { wall, uptime, boot: boot.into() }
     }
 
     /// Now, with the boot id read from `boot_id_file`.
-    /// Errors: the boot id cannot be read, or is empty: without it a reboot could not be distinguished from a
-    /// restart.
-    pub fn now(boot_id_file: &Path) -> Result<Self, StoreError> {
-        let boot = fs::read_to_string(boot_id_file)
-            .map_err(|source| StoreError::io("read the boot id", boot_id_file, source))?;
+    /// Errors: the boot id is not to be had: without it a reboot looks like a restart.
+    pub fn now(boot_id_file: &Path) -> Result<Self> {
+        let failed = cannot("read the boot id", boot_id_file);
+        let boot = fs::read_to_string(boot_id_file).map_err(&failed)?;
         let boot = boot.trim();
         if boot.is_empty() {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is empty");
-            return Err(StoreError::io("read the boot id", boot_id_file, source));
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidData, "the file is empty")));
         }
         #[expect(clippy::disallowed_methods, reason = "the one place where the store reads the wall clock")]
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -45,7 +45,6 @@ impl NodeTime {
         Ok(Self::new(wall, uptime.as_secs(), boot))
     }
 
-    /// The boot of this moment.
     pub fn boot(&self) -> &str {
         &self.boot
     }
@@ -66,7 +65,6 @@ impl NodeTime {
         Duration::from_secs(seconds)
     }
 
-    /// The wall clock as people write it.
     pub(crate) fn to_rfc3339(&self) -> String {
         rfc3339::print(self.wall)
     }

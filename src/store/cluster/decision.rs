@@ -8,39 +8,34 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::{AttachmentId, IfName, PodIdentity};
+use crate::names::{AttachmentId, IfName, PodIdentity, is_uid};
 use crate::store::cluster::pending_update::Durability;
-use crate::store::files;
-use crate::store::{
-    ClaimantKey, Disk, LockedStore, NodeTime, Record, RecordState, StickyBinding, Store, StoreError,
-    StoredRecord, inode_of, open, read_file,
-};
+use crate::store::error::cannot;
+use crate::store::files::{self, read_file};
+use crate::store::{ClaimantKey, Disk, LockedStore, NodeTime, Record, RecordState};
+use crate::store::{Result, StickyBinding, Store, StoredRecord, inode_of};
 
 const DECISIONS: &str = ".sticky/decisions";
 /// A decision before it has its name.
 const NEW: &str = ".sticky/new-decision";
-/// The version of the files.
 const VERSION: u32 = 1;
 
-/// What is decided about one pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
     version: u32,
     /// The pod's uid as the runtime passes it.
     pub uid: String,
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
     /// The StickyIP that is attached for it; none: the pod is not sticky.
     pub sticky: Option<PreparedSticky>,
     /// Why, for people.
     pub reason: String,
-    /// When.
     pub at: NodeTime,
 }
 
@@ -48,9 +43,7 @@ pub struct Decision {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PreparedSticky {
-    /// The StickyIP's namespace.
     pub namespace: String,
-    /// The StickyIP's name.
     pub name: String,
     pub addresses: Vec<IpAddr>,
     /// The workload as a CiliumNode's pool shows it, `namespace/Kind/name`.
@@ -111,11 +104,35 @@ pub enum Withdrawn {
 }
 
 impl<D: Disk> Store<D> {
-    /// Whether something lies where a decision about this pod would. Without the lock: only a read under
-    /// the lock shows what it is.
+    /// Whether something lies where this decision would. Only a read under the lock shows what it is.
     pub fn has_decision(&self, uid: &str) -> bool {
+        self.decision_path(uid).is_ok_and(|path| path.symlink_metadata().is_ok())
+    }
+
+    /// Every decision as it is now, by uid. Files that are none are ignored.
+    pub fn decisions(&self) -> Result<Vec<Decision>> {
+        let mut decisions = Vec::new();
+        for (name, _) in files::names(&self.path(DECISIONS))? {
+            decisions.extend(self.read_decision(&name)?.flatten());
+        }
+        decisions.sort_by(|a, b| a.uid.cmp(&b.uid));
+        Ok(decisions)
+    }
+
+    /// What lies in the folder under this name, if anything does; no decision if it is not one.
+    fn read_decision(&self, name: &str) -> Result<Option<Option<Decision>>> {
+        let read = read_file("read the decision", &self.path(DECISIONS).join(name))?;
+        Ok(read.map(|(bytes, _)| Decision::from_bytes(name, &bytes)))
+    }
+
+    /// The file of a decision. Errors: the uid, which came from outside, cannot be a file's name.
+    fn decision_path(&self, uid: &str) -> Result<PathBuf> {
         let folder = self.path(DECISIONS);
-        checked(uid, &folder).is_ok_and(|name| folder.join(name).symlink_metadata().is_ok())
+        if is_uid(uid) {
+            return Ok(folder.join(uid));
+        }
+        let source = io::Error::new(io::ErrorKind::InvalidInput, format!("{uid:?} is no pod's uid"));
+        Err(cannot("look for a decision in", &folder)(source))
     }
 }
 
@@ -123,28 +140,15 @@ impl<D: Disk> LockedStore<'_, D> {
     /// Puts a decision in place of an earlier one about the same pod, whole. It is not synced: the pod's ADD
     /// is on its way. After the next boot what it says of a sticky pod is not used; of another pod it still
     /// says the same, if it exists.
-    pub fn put_decision(&mut self, decision: &Decision) -> Result<(), StoreError> {
-        let (folder, new) = (self.store.path(DECISIONS), self.store.path(NEW));
-        let path = folder.join(checked(&decision.uid, &folder)?);
-        self.put_small_file("write the decision", decision, &new, &path, Durability::ThisBoot)
+    pub fn put_decision(&mut self, decision: &Decision) -> Result<()> {
+        let path = self.store.decision_path(&decision.uid)?;
+        self.put_small_file("write the decision", decision, NEW, &path, Durability::ThisBoot)
     }
 
     /// The decision about the pod of this uid. A file that is none is set aside; one that a record has used
     /// up is taken away. Either way there is none then.
-    pub fn find_decision(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>, StoreError> {
-        let folder = self.store.path(DECISIONS);
-        let name = checked(uid, &folder)?;
-        let path = folder.join(name);
-        let bytes = match read_file(&path) {
-            Ok((bytes, _)) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if crate::store::no_plain_file(&error) => Vec::new(),
-            Err(source) => return Err(StoreError::io("read the decision", &path, source)),
-        };
-        let Some(decision) = Decision::from_bytes(name, &bytes) else {
-            self.set_aside(DECISIONS, name, "it is no prepared decision")?;
-            return Ok(None);
-        };
+    pub fn find_decision(&mut self, uid: &str, interface: &IfName) -> Result<Option<Decision>> {
+        let Some((path, decision)) = self.sound_decision(uid)? else { return Ok(None) };
         if self.decision_user(&decision, interface)?.is_some() {
             self.remove(&path)?;
             return Ok(None);
@@ -155,7 +159,7 @@ impl<D: Disk> LockedStore<'_, D> {
     /// Whether an ADD is yet to come for what the API server knows as attached under this id: a decision
     /// rests on it that no sandbox has used. Every sandbox of a pod is prepared under the same id, so what is
     /// said of an older one must not be taken for this one.
-    pub(crate) fn awaits_add(&mut self, id: &AttachmentId, interface: &IfName) -> Result<bool, StoreError> {
+    pub(crate) fn awaits_add(&mut self, id: &AttachmentId, interface: &IfName) -> Result<bool> {
         let Some(uid) = id.prepared_uid() else { return Ok(false) };
         let this_boot = self.store.now.boot().to_owned();
         let decision = self.find_decision(uid, interface)?.filter(|decision| decision.at.boot() == this_boot);
@@ -171,34 +175,28 @@ impl<D: Disk> LockedStore<'_, D> {
         record: &Record,
         replacing: Option<&StoredRecord>,
         given_up: &[StoredRecord],
-    ) -> Result<(), StoreError> {
+    ) -> Result<()> {
         self.put_reclaiming(record, replacing, given_up)?;
         self.remove_decision(&decision.uid)
     }
 
     /// Takes the decision about a pod away if it is there.
-    pub(crate) fn remove_decision(&mut self, uid: &str) -> Result<(), StoreError> {
-        let folder = self.store.path(DECISIONS);
-        self.remove_if_there(&folder.join(checked(uid, &folder)?))
+    pub(crate) fn remove_decision(&mut self, uid: &str) -> Result<()> {
+        self.remove_if_there(&self.store.decision_path(uid)?)
     }
 
-    /// Removes the decision that a pod is not sticky. On the disk when this returns: such a decision is used
-    /// after the next boot, too.
-    pub(crate) fn remove_decision_durably(&mut self, uid: &str) -> Result<(), StoreError> {
+    /// Removes the decision that a pod is not sticky, on the disk too: the next boot would use it.
+    pub(crate) fn remove_decision_durably(&mut self, uid: &str) -> Result<()> {
         self.remove_decision(uid)?;
         let folder = self.store.path(DECISIONS);
-        if inode_of(&folder)?.is_some() { open::sync_dir(&self.store.disk, &folder) } else { Ok(()) }
+        if inode_of(&folder)?.is_some() { self.store.sync_dir(&folder) } else { Ok(()) }
     }
 
     /// Writes down that the API server knows none of these ids as attached any more: what is kept for the
     /// claimant does not speak for its pod from here on, because others may have the address, and a decision
     /// that rests on such an attachment goes. What a living sandbox has is left alone. Durable with the
     /// commit.
-    pub fn clear_attachment(
-        &mut self,
-        claimant: &ClaimantKey,
-        ids: &[AttachmentId],
-    ) -> Result<(), StoreError> {
+    pub fn clear_attachment(&mut self, claimant: &ClaimantKey, ids: &[AttachmentId]) -> Result<()> {
         let Some(stored) = self.find_by_claimant(claimant)? else { return Ok(()) };
         let record = &stored.record;
         let is_cleared = record.attachment_id().is_some_and(|id| ids.contains(id));
@@ -213,25 +211,12 @@ impl<D: Disk> LockedStore<'_, D> {
         self.put(&Record { state: RecordState::Kept, netns: None, binding, ..record.clone() }, Some(&stored))
     }
 
-    /// Withdraws a decision whose pod will not come. The caller detaches what is unused, after it released
-    /// the lock.
-    pub fn withdraw_decision(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn, StoreError> {
-        let folder = self.store.path(DECISIONS);
-        let name = checked(uid, &folder)?.to_owned();
-        let path = folder.join(&name);
-        let decision = match read_file(&path) {
-            Ok((bytes, _)) => Decision::from_bytes(&name, &bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Withdrawn::Nothing),
-            Err(error) if crate::store::no_plain_file(&error) => None,
-            Err(source) => return Err(StoreError::io("read the decision", &path, source)),
-        };
-        let Some(decision) = decision else {
-            self.set_aside(DECISIONS, &name, "it is no prepared decision")?;
-            return Ok(Withdrawn::Nothing);
-        };
+    /// Withdraws a decision whose pod will not come. The caller detaches what is unused, without the lock.
+    pub fn withdraw_decision(&mut self, uid: &str, interface: &IfName) -> Result<Withdrawn> {
+        let Some((path, decision)) = self.sound_decision(uid)? else { return Ok(Withdrawn::Nothing) };
         let user = self.decision_user(&decision, interface)?;
         self.remove(&path)?;
-        open::sync_dir(&self.store.disk, &folder)?;
+        self.store.sync_dir(&self.store.path(DECISIONS))?;
         Ok(match user {
             Some(RecordState::Attached) => Withdrawn::InUse,
             // Its sandbox has come and gone, and DEL has detached or left a pending update.
@@ -240,45 +225,22 @@ impl<D: Disk> LockedStore<'_, D> {
         })
     }
 
+    /// The decision about the pod of this uid, with its file. A file that is none is set aside.
+    fn sound_decision(&mut self, uid: &str) -> Result<Option<(PathBuf, Decision)>> {
+        let path = self.store.decision_path(uid)?;
+        let found = self.store.read_decision(uid)?;
+        if let Some(None) = found {
+            self.set_aside(DECISIONS, uid, "it is no prepared decision")?;
+        }
+        Ok(found.flatten().map(|decision| (path, decision)))
+    }
+
     /// The state of the record that has the attachment id of this decision.
-    fn decision_user(
-        &mut self,
-        decision: &Decision,
-        interface: &IfName,
-    ) -> Result<Option<RecordState>, StoreError> {
+    fn decision_user(&mut self, decision: &Decision, interface: &IfName) -> Result<Option<RecordState>> {
         let Some(sticky) = &decision.sticky else { return Ok(None) };
         let claimant = ClaimantKey::new(&sticky.namespace, &sticky.name, interface);
         let stored = self.find_by_claimant(&claimant)?;
         let is_user = |stored: &StoredRecord| stored.record.attachment_id() == Some(&sticky.attachment_id);
         Ok(stored.filter(is_user).map(|stored| stored.record.state))
-    }
-}
-
-impl<D: Disk> Store<D> {
-    /// Every decision as it is now, by uid. Files that are none are ignored.
-    pub fn decisions(&self) -> Result<Vec<Decision>, StoreError> {
-        let folder = self.path(DECISIONS);
-        let mut decisions = Vec::new();
-        for (name, _) in files::names(&folder)? {
-            match read_file(&folder.join(&name)) {
-                Ok((bytes, _)) => decisions.extend(Decision::from_bytes(&name, &bytes)),
-                Err(error)
-                    if error.kind() == io::ErrorKind::NotFound || crate::store::no_plain_file(&error) => {}
-                Err(source) => return Err(StoreError::io("read the decision", &folder.join(name), source)),
-            }
-        }
-        decisions.sort_by(|a, b| a.uid.cmp(&b.uid));
-        Ok(decisions)
-    }
-}
-
-/// The uid as a file's name, if it can be one: it came from outside.
-fn checked<'a>(uid: &'a str, folder: &std::path::Path) -> Result<&'a str, StoreError> {
-    match PodIdentity::new("n", "p", Some(uid)) {
-        Ok(pod) if pod.uid().is_some() => Ok(uid),
-        _ => {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, format!("{uid:?} is no pod's uid"));
-            Err(StoreError::io("look for a decision in", folder, source))
-        }
     }
 }

@@ -5,10 +5,12 @@
 //! So it may be old, torn or lost, and that costs time only. Must never be used as the StickyIP's state now.
 
 use std::io;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::store::{ClaimantKey, DETACHED_SNAPSHOTS, Disk, LockedStore, StoreError, read_file};
+use crate::store::error::cannot;
+use crate::store::{ClaimantKey, DETACHED_SNAPSHOTS, Disk, LockedStore, Result, read_file};
 
 impl<D: Disk> LockedStore<'_, D> {
     /// Saves the claimant's object. For this boot, and as long as the claimant has a record here.
@@ -16,25 +18,27 @@ impl<D: Disk> LockedStore<'_, D> {
         &mut self,
         claimant: &ClaimantKey,
         object: &impl Serialize,
-    ) -> Result<(), StoreError> {
-        let folder = self.store.path(DETACHED_SNAPSHOTS);
-        let path = folder.join(claimant.entry());
-        self.store.make_dir(&folder)?;
+    ) -> Result<()> {
+        let path = self.snapshot_path(claimant);
+        self.store.make_dir(&self.store.path(DETACHED_SNAPSHOTS))?;
         // In its place at once: a process that ends in between leaves what cannot be read.
         let bytes = serde_json::to_vec(object).map_err(io::Error::from);
         let made = bytes.and_then(|bytes| self.store.create_replacing(&path, &bytes));
-        made.map(drop).map_err(|source| StoreError::io("write the snapshot", &path, source))
+        made.map(drop).map_err(cannot("write the snapshot", &path))
     }
 
     /// The saved object of the claimant; none if it cannot be read.
     pub(crate) fn detached_snapshot(&self, claimant: &ClaimantKey) -> Option<Vec<u8>> {
-        let path = self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry());
-        read_file(&path).ok().map(|(bytes, _)| bytes)
+        let (bytes, _) = read_file("read the snapshot", &self.snapshot_path(claimant)).ok()??;
+        Some(bytes)
     }
 
-    /// Removes it.
-    pub(crate) fn remove_detached_snapshot(&mut self, claimant: &ClaimantKey) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry()))
+    pub(crate) fn remove_detached_snapshot(&mut self, claimant: &ClaimantKey) -> Result<()> {
+        self.remove_if_there(&self.snapshot_path(claimant))
+    }
+
+    fn snapshot_path(&self, claimant: &ClaimantKey) -> PathBuf {
+        self.store.path(DETACHED_SNAPSHOTS).join(claimant.entry())
     }
 }
 

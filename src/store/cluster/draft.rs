@@ -1,17 +1,16 @@
 //! A record's file that is on the disk before it is known whether it will be needed: while the API server is
 //! at its own write, the disk can be at this one. It belongs to no record until a change gives it names
-//! ([`crate::store::records::change`]). Must never be read: what a process that ended has left here says
-//! nothing.
+//! ([`crate::store::records::change`]). Must never be read: what an ended process has left says nothing.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::names::Attachment;
-use crate::store::records::record;
-use crate::store::{DRAFTS, Disk, LockedStore, Record, Store, StoreError};
+use crate::store::error::cannot;
+use crate::store::records::record::attachment_file_name;
+use crate::store::{DRAFTS, Disk, LockedStore, Record, Result, Store};
 
-/// The file of a record that is yet to be put in place.
 #[derive(Debug)]
 pub struct Draft {
     pub(crate) path: PathBuf,
@@ -22,19 +21,22 @@ pub struct Draft {
 impl<D: Disk> Store<D> {
     /// Writes the file of a record, and returns when it is on the disk. Its name is the attachment's, so the
     /// lock is not needed; the store must have been locked once, so that it is there.
-    pub fn draft(&self, record: &Record) -> Result<Draft, StoreError> {
+    pub fn draft(&self, record: &Record) -> Result<Draft> {
         self.make_dir(&self.path(DRAFTS))?;
-        let path = self.path(DRAFTS).join(record::attachment_file_name(&record.attachment));
-        let failed = |source| StoreError::io("write", &path, source);
-        let bytes = record.to_bytes().map_err(|error| failed(error.into()))?;
-        let file = self.create_replacing(&path, &bytes).map_err(failed)?;
-        self.disk.sync(&file).map_err(failed)?;
+        let path = self.path(DRAFTS).join(attachment_file_name(&record.attachment));
+        let write = || {
+            let bytes = record.to_bytes()?;
+            let file = self.create_replacing(&path, &bytes)?;
+            self.disk.sync(&file)?;
+            Ok((bytes, file))
+        };
+        let (bytes, file) = write().map_err(cannot("write", &path))?;
         Ok(Draft { path, bytes, file })
     }
 
     /// Takes a draft away that is not needed after all.
-    pub(crate) fn discard_draft(&self, draft: &Draft) -> Result<(), StoreError> {
-        self.disk.remove(&draft.path).map_err(|source| StoreError::io("remove", &draft.path, source))
+    pub(crate) fn discard_draft(&self, draft: &Draft) -> Result<()> {
+        self.disk.remove(&draft.path).map_err(cannot("remove", &draft.path))
     }
 
     /// Makes a file, in the place of one that a process which ended has left.
@@ -55,8 +57,8 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// Takes away what an ADD of this attachment has left if it did not come to its end.
-    pub(crate) fn remove_draft(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(DRAFTS).join(record::attachment_file_name(attachment)))
+    pub(crate) fn remove_draft(&mut self, attachment: &Attachment) -> Result<()> {
+        self.remove_if_there(&self.store.path(DRAFTS).join(attachment_file_name(attachment)))
     }
 }
 

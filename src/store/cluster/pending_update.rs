@@ -4,14 +4,15 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::names::{Attachment, AttachmentId};
-use crate::store::files;
-use crate::store::records::record;
-use crate::store::{Disk, LockedStore, NodeTime, Store, StoreError, inode_of, open};
+use crate::store::error::cannot;
+use crate::store::files::{self, if_there};
+use crate::store::records::record::attachment_file_name;
+use crate::store::{DERIVED, Disk, LockedStore, NodeTime, Result, Store, inode_of};
 
 const PENDING_UPDATES: &str = ".sticky/pending-updates";
 /// A pending update before it has its name.
@@ -20,7 +21,6 @@ const NEW: &str = ".sticky/new-update";
 /// What the agent has to write to the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingUpdate {
-    /// What happened.
     pub kind: PendingUpdateKind,
     /// The sandbox's container id.
     pub container: String,
@@ -28,16 +28,13 @@ pub struct PendingUpdate {
     /// The StickyIP's namespace; absent when it must be searched among the node's by container id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The StickyIP's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The id under which the API server knows the attachment, if it is not the container id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachment_id: Option<AttachmentId>,
-    /// The pod's uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// When.
     pub at: NodeTime,
 }
 
@@ -61,16 +58,10 @@ pub(crate) enum Durability {
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Writes a pending update, in place of an earlier one of the same attachment. It is on the disk when
-    /// this returns.
-    pub fn put_pending_update(
-        &mut self,
-        attachment: &Attachment,
-        update: &PendingUpdate,
-    ) -> Result<(), StoreError> {
-        let (folder, new) = (self.store.path(PENDING_UPDATES), self.store.path(NEW));
-        let path = folder.join(record::attachment_file_name(attachment));
-        self.put_small_file("write the pending update", update, &new, &path, Durability::PowerLoss)
+    /// In place of an earlier one of the same attachment. It is on the disk when this returns.
+    pub fn put_pending_update(&mut self, attachment: &Attachment, update: &PendingUpdate) -> Result<()> {
+        let path = self.store.pending_update_path(&attachment_file_name(attachment));
+        self.put_small_file("write the pending update", update, NEW, &path, Durability::PowerLoss)
     }
 
     /// Puts a pending update or a decision in place, whole, by way of `new`; `what` is for the error.
@@ -78,80 +69,67 @@ impl<D: Disk> LockedStore<'_, D> {
         &self,
         what: &'static str,
         content: &impl Serialize,
-        new: &Path,
+        new: &str,
         path: &Path,
         lasting: Durability,
-    ) -> Result<(), StoreError> {
-        let disk = &self.store.disk;
+    ) -> Result<()> {
+        let (disk, new) = (&self.store.disk, self.store.path(new));
         let folder = path.parent().unwrap_or(path);
         if inode_of(folder)?.is_none() {
-            disk.make_dir(folder).map_err(|source| StoreError::io("make the directory", folder, source))?;
-            open::sync_dir(disk, &self.store.path(crate::store::DERIVED))?;
+            self.store.make_dir(folder)?;
+            self.store.sync_dir(&self.store.path(DERIVED))?;
         }
         serde_json::to_vec_pretty(content)
             .map_err(io::Error::from)
-            .and_then(|bytes| self.store.create_replacing(new, &bytes))
+            .and_then(|bytes| self.store.create_replacing(&new, &bytes))
             .and_then(|file| if lasting == Durability::PowerLoss { disk.sync(&file) } else { Ok(()) })
-            .and_then(|()| disk.rename(new, path))
-            .map_err(|source| StoreError::io(what, path, source))?;
-        if lasting == Durability::PowerLoss { open::sync_dir(disk, folder) } else { Ok(()) }
+            .and_then(|()| disk.rename(&new, path))
+            .map_err(cannot(what, path))?;
+        if lasting == Durability::PowerLoss { self.store.sync_dir(folder) } else { Ok(()) }
     }
 
-    /// The pending update of an attachment, if there is one.
-    pub(crate) fn pending_update_of(
-        &mut self,
-        attachment: &Attachment,
-    ) -> Result<Option<PendingUpdate>, StoreError> {
-        let path = self.store.path(PENDING_UPDATES).join(record::attachment_file_name(attachment));
-        match fs::read(&path) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StoreError::io("read the pending update", &path, source)),
-        }
+    pub(crate) fn pending_update_of(&mut self, attachment: &Attachment) -> Result<Option<PendingUpdate>> {
+        let bytes = self.store.read_pending_update(&attachment_file_name(attachment))?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    /// Removes the pending update of an attachment, if there is one: the API server has it.
-    pub(crate) fn clear_pending_update(&mut self, attachment: &Attachment) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(PENDING_UPDATES).join(record::attachment_file_name(attachment)))
+    /// The API server has it.
+    pub(crate) fn clear_pending_update(&mut self, attachment: &Attachment) -> Result<()> {
+        self.remove_if_there(&self.store.pending_update_path(&attachment_file_name(attachment)))
     }
 
     /// Removes a pending update, if it is still the same.
-    pub(crate) fn remove_pending_update(
-        &mut self,
-        name: &str,
-        update: &PendingUpdate,
-    ) -> Result<(), StoreError> {
-        let path = self.store.path(PENDING_UPDATES).join(name);
-        match fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<PendingUpdate>(&bytes).ok()) {
-            Some(there) if there == *update => {
-                self.store.disk.remove(&path).map_err(|source| StoreError::io("remove", &path, source))
-            }
-            _ => Ok(()),
-        }
+    pub(crate) fn remove_pending_update(&mut self, name: &str, update: &PendingUpdate) -> Result<()> {
+        let path = self.store.pending_update_path(name);
+        let there = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if there.as_ref() == Some(update) { self.remove(&path) } else { Ok(()) }
     }
 }
 
 impl<D: Disk> Store<D> {
     /// Every pending update with its name, as they are now. Other files are ignored.
-    pub fn pending_updates(&self) -> Result<Vec<(String, PendingUpdate)>, StoreError> {
-        let folder = self.path(PENDING_UPDATES);
+    pub fn pending_updates(&self) -> Result<Vec<(String, PendingUpdate)>> {
         let mut pending_updates = Vec::new();
-        for (name, _) in files::names(&folder)? {
-            match fs::read(folder.join(&name)) {
-                Ok(bytes) => match serde_json::from_slice(&bytes) {
-                    Ok(update) => pending_updates.push((name, update)),
-                    Err(error) => {
-                        tracing::warn!(name, %error, "a file is no pending update and is ignored; remove it")
-                    }
-                },
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => {
-                    return Err(StoreError::io("read the pending update", &folder.join(name), source));
+        for (name, _) in files::names(&self.path(PENDING_UPDATES))? {
+            let Some(bytes) = self.read_pending_update(&name)? else { continue };
+            match serde_json::from_slice(&bytes) {
+                Ok(update) => pending_updates.push((name, update)),
+                Err(error) => {
+                    tracing::warn!(name, %error, "a file is no pending update and is ignored; remove it");
                 }
             }
         }
-        pending_updates.sort_by(|a, b| a.0.cmp(&b.0));
+        pending_updates.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(pending_updates)
+    }
+
+    fn pending_update_path(&self, name: &str) -> PathBuf {
+        self.path(PENDING_UPDATES).join(name)
+    }
+
+    fn read_pending_update(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.pending_update_path(name);
+        if_there(fs::read(&path)).map_err(cannot("read the pending update", &path))
     }
 }
 

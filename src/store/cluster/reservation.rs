@@ -7,13 +7,11 @@ use std::net::IpAddr;
 use crate::alloc::Family;
 use crate::names::{Attachment, PodIdentity};
 use crate::store::{
-    ClaimantKey, Disk, LockedStore, NodeTime, Record, RecordState, StickyBinding, Store, StoreError,
-    StoredRecord,
+    ClaimantKey, Disk, LockedStore, NodeTime, Record, RecordState, Result, StickyBinding, Store, StoredRecord,
 };
 
 impl Record {
-    /// The record of an address that was this claimant's, last with this sandbox, and may still be claimed
-    /// for it.
+    /// The record of an address that was this claimant's, with this sandbox, and may still be claimed for it.
     pub fn superseded(address: IpAddr, claimant: &ClaimantKey, last: &Attachment, now: &NodeTime) -> Self {
         let state = RecordState::Superseded;
         Self { state, ..Self::reserved(vec![address], claimant, None, last, now) }
@@ -21,9 +19,8 @@ impl Record {
 
     /// Whether this claimant had the address here before the one that it has now, and may have it again.
     pub(crate) fn is_superseded_of(&self, claimant: &ClaimantKey) -> bool {
-        let by =
-            |binding: &StickyBinding| ClaimantKey::of_sticky(&binding.key, claimant.interface()) == *claimant;
-        self.state == RecordState::Superseded && self.binding.as_ref().is_some_and(by)
+        let former = |by: &StickyBinding| ClaimantKey::of_sticky(&by.key, claimant.interface());
+        self.state == RecordState::Superseded && self.binding.as_ref().map(former).as_ref() == Some(claimant)
     }
 
     /// Whether only this claimant may have the address: it has it, or had it here before.
@@ -45,7 +42,7 @@ impl<D: Disk> LockedStore<'_, D> {
         attachment: &Attachment,
         kept: Option<&StoredRecord>,
         tried: &[IpAddr],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool> {
         if let Some(kept) = kept.filter(|kept| kept.record.addresses.contains(&address)) {
             self.renew(kept, attachment)?;
             self.commit()?;
@@ -65,30 +62,26 @@ impl<D: Disk> LockedStore<'_, D> {
     /// Writes that what is kept is wanted now, and by which sandbox: one that reserved it before, and gives
     /// up, does not release it any more ([`Store::unreserve`]). A record that a sandbox runs with is not
     /// changed.
-    pub(crate) fn renew(&mut self, kept: &StoredRecord, attachment: &Attachment) -> Result<(), StoreError> {
+    pub(crate) fn renew(&mut self, kept: &StoredRecord, attachment: &Attachment) -> Result<()> {
         let now = self.store.now.clone();
         if kept.record.is_attached(&now) {
             return Ok(());
         }
         // The pod stays: the record is evidence for the one that had the address last, and for no other.
         let (attachment, known) = (attachment.clone(), kept.record.clone());
-        let state = match known.state {
-            RecordState::Attached => RecordState::Kept,
-            other => other,
-        };
+        let state = if known.state == RecordState::Attached { RecordState::Kept } else { known.state };
         let record = Record { attachment, state, netns: None, since: now, ..known };
         self.put(&record, Some(kept))
     }
 
     /// Has a record keep only these of its addresses, and puts other records in place of some of the others.
-    /// The rest is released. A process that ends in between leaves the record with those that are not
-    /// replaced yet.
+    /// The rest is released. A process that ends in between leaves the record those not yet replaced.
     pub(crate) fn keep_addresses(
         &mut self,
         stored: &StoredRecord,
         addresses: Vec<IpAddr>,
         others: &[Record],
-    ) -> Result<(), StoreError> {
+    ) -> Result<()> {
         for other in others {
             self.put_over_shared_names(other, stored)?;
         }
@@ -107,7 +100,7 @@ impl<D: Disk> LockedStore<'_, D> {
         kept: Option<&StoredRecord>,
         next: &[IpAddr],
         tried: &[IpAddr],
-    ) -> Result<(), StoreError> {
+    ) -> Result<()> {
         let Some(stored) = kept else { return Ok(()) };
         let Some(claimant) = stored.record.claimant() else { return Ok(()) };
         let is_left = |address: &&IpAddr| !next.contains(address) && !tried.contains(address);
@@ -121,16 +114,10 @@ impl<D: Disk> LockedStore<'_, D> {
 
 impl<D: Disk> Store<D> {
     /// Releases those of these addresses that this attachment has reserved for the claimant.
-    pub fn unreserve(
-        &self,
-        claimant: &ClaimantKey,
-        attachment: &Attachment,
-        addresses: &[IpAddr],
-    ) -> Result<(), StoreError> {
+    pub fn unreserve(&self, claimant: &ClaimantKey, by: &Attachment, addresses: &[IpAddr]) -> Result<()> {
         let mut locked = self.lock()?;
-        let its_own = |kept: &StoredRecord| {
-            kept.record.state == RecordState::Kept && kept.record.attachment == *attachment
-        };
+        let its_own =
+            |kept: &StoredRecord| kept.record.state == RecordState::Kept && kept.record.attachment == *by;
         let Some(stored) = locked.find_by_claimant(claimant)?.filter(its_own) else { return Ok(()) };
         let mut others = stored.record.addresses.clone();
         others.retain(|address| !addresses.contains(address));

@@ -11,18 +11,12 @@ impl Record {
     /// The record of an address that is about to be published without an owner.
     pub fn unowned(address: IpAddr, now: &NodeTime) -> Self {
         Self {
-            addresses: vec![address],
-            attachment: Attachment::of_cilium(),
             state: RecordState::Unowned,
-            netns: None,
-            pod: None,
             retention: Some(Retention::FOREVER),
-            binding: None,
-            since: now.clone(),
+            ..Self::attached(vec![address], Attachment::of_cilium(), now)
         }
     }
 
-    /// Whether this is such a record.
     pub fn is_unowned(&self) -> bool {
         self.state == RecordState::Unowned
     }

@@ -8,12 +8,14 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::store::records::record;
-use crate::store::records::state;
-use crate::store::records::state::{DirectoryTime, NamePlacement, NameRemoval, PendingChange};
-use crate::store::{Disk, LockedStore, Read, Record, StoreError, StoredRecord, inode_of};
+use crate::store::error::cannot;
+use crate::store::records::record::attachment_index_path;
+use crate::store::records::state::{
+    self, DirectoryTime, NamePlacement, NameRemoval, PendingChange, StatePage,
+};
+use crate::store::{Disk, LockedStore, Read, Record, Result, STATE, StoreError, StoredRecord, inode_of};
 
 /// The new record before it has its names.
 const NEW: &str = ".sticky/new";
@@ -21,11 +23,11 @@ const NEW: &str = ".sticky/new";
 const SWAP: &str = ".sticky/swap";
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Puts a record in place, instead of `replacing` if there is one. Addresses that the old one has and the
-    /// new one has not are free afterwards.
+    /// Puts a record in place, instead of `replacing` if there is one. Addresses that only the old one has
+    /// are free afterwards.
     /// Errors: [`StoreError::Taken`] when an address turns out to be taken; nothing is changed then. Or the
     /// disk fails: the change is undone, or finished by the next process that opens the store.
-    pub fn put(&mut self, record: &Record, replacing: Option<&StoredRecord>) -> Result<(), StoreError> {
+    pub fn put(&mut self, record: &Record, replacing: Option<&StoredRecord>) -> Result<()> {
         self.put_replacing(record, replacing.as_slice())
     }
 
@@ -36,7 +38,7 @@ impl<D: Disk> LockedStore<'_, D> {
         record: &Record,
         replacing: Option<&StoredRecord>,
         given_up: &[StoredRecord],
-    ) -> Result<(), StoreError> {
+    ) -> Result<()> {
         let mut olds: Vec<&StoredRecord> = replacing.into_iter().chain(given_up).collect();
         let fewest = olds.len() - given_up.len();
         // With very long names the change may not fit into the page: the last ones are released first, alone.
@@ -48,86 +50,60 @@ impl<D: Disk> LockedStore<'_, D> {
         self.put_replacing(record, &olds)
     }
 
-    fn fits(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<bool, StoreError> {
+    fn fits(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<bool> {
         let change = PendingChange { inode: Some(u64::MAX), ..self.plan(record, olds)? };
-        Ok(state::page(&state::StatePage { change: Some(change), ..self.state.clone() }).is_ok())
+        Ok(state::page(&StatePage { change: Some(change), ..self.state.clone() }).is_ok())
     }
 
-    /// Puts a record in place of several.
-    pub(crate) fn put_replacing(
-        &mut self,
-        record: &Record,
-        olds: &[&StoredRecord],
-    ) -> Result<(), StoreError> {
+    pub(crate) fn put_replacing(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<()> {
         let change = self.plan(record, olds)?;
-        self.execute_put(record, olds, change)
+        self.put_by(record, olds, change)
     }
 
     /// Puts a record under those names of an older one that it has itself. The older one keeps its others.
-    pub(crate) fn put_over_shared_names(
-        &mut self,
-        record: &Record,
-        old: &StoredRecord,
-    ) -> Result<(), StoreError> {
+    pub(crate) fn put_over_shared_names(&mut self, record: &Record, old: &StoredRecord) -> Result<()> {
         let change = PendingChange { remove: Vec::new(), ..self.plan(record, &[old])? };
-        self.execute_put(record, &[old], change)
+        self.put_by(record, &[old], change)
     }
 
-    fn execute_put(
-        &mut self,
-        record: &Record,
-        olds: &[&StoredRecord],
-        mut change: PendingChange,
-    ) -> Result<(), StoreError> {
+    fn put_by(&mut self, record: &Record, olds: &[&StoredRecord], mut change: PendingChange) -> Result<()> {
         let (file, is_synced) = self.create_new(record)?;
         let path = self.store.path(NEW);
-        change.inode =
-            Some(file.metadata().map_err(|source| StoreError::io("look at", &path, source))?.ino());
+        change.inode = Some(file.metadata().map_err(cannot("look at", &path))?.ino());
         if is_synced {
             // A draft, which is whole on the disk.
         } else if olds.is_empty() {
             self.unsynced.push(file);
         } else if record.retention.is_some() || olds.iter().any(|old| old.record.retention.is_some()) {
             // A record that lasts must be whole on the disk before it takes an older one's name.
-            self.store.disk.sync(&file).map_err(|source| StoreError::io("sync", &path, source))?;
+            self.store.disk.sync(&file).map_err(cannot("sync", &path))?;
         }
-        // What is left is a record of host-local's that becomes ours: a loss of power may tear it, and frees
-        // it anyway.
+        // What is left is host-local's and becomes ours: a loss of power may tear it, and frees it anyway.
         self.execute(change)
     }
 
     /// The names that a record is to have, and those that are to go.
-    fn plan(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<PendingChange, StoreError> {
+    fn plan(&mut self, record: &Record, olds: &[&StoredRecord]) -> Result<PendingChange> {
         let mut change = PendingChange::default();
-        let mut over_old = Vec::new();
         for address in &record.addresses {
-            let name = address.to_string();
-            match self.replaceable(*address, record, olds)? {
-                None => change.place.push(NamePlacement { name, replaces: None }),
-                replaces => over_old.push(NamePlacement { name, replaces }),
-            }
+            let replaces = self.old_inode(*address, record, olds)?;
+            change.place.push(NamePlacement { name: address.to_string(), replaces });
         }
         // New names first: where one of them is taken, nothing old was touched yet.
-        change.place.append(&mut over_old);
-        let claimant = record.claimant().map(|claimant| claimant.index_path());
-        let attachment =
-            record.is_attached(&self.store.now).then(|| record::attachment_index_path(&record.attachment));
-        for name in claimant.into_iter().chain(attachment) {
-            let replaces = inode_of(&self.store.path(&name))?;
+        change.place.sort_by_key(|place| place.replaces.is_some());
+        for name in record.index_paths(&self.store.now) {
+            let replaces = self.store.inode(&name)?;
             change.place.push(NamePlacement { name, replaces });
         }
-        for old in olds {
-            let gone = names_of(old).into_iter();
-            change
-                .remove
-                .extend(gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)));
-        }
+        let gone = olds.iter().flat_map(|old| names_of(old));
+        change.remove =
+            gone.filter(|gone| change.place.iter().all(|place| place.name != gone.name)).collect();
         Ok(change)
     }
 
     /// Releases the addresses of a record, and forgets it.
     /// Errors: the disk fails; the next process that opens the store finishes the change.
-    pub(crate) fn release(&mut self, stored: &StoredRecord) -> Result<(), StoreError> {
+    pub(crate) fn release(&mut self, stored: &StoredRecord) -> Result<()> {
         self.execute(PendingChange { remove: names_of(stored), ..PendingChange::default() })?;
         match stored.record.claimant().filter(|_| stored.record.binding.is_some()) {
             Some(claimant) => self.remove_detached_snapshot(&claimant),
@@ -136,9 +112,9 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// Finishes what a process that ended left undone.
-    pub(crate) fn finish_change(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn finish_change(&mut self) -> Result<()> {
         let Some(mut change) = self.state.change.clone() else { return Ok(()) };
-        self.remove_leftover(SWAP)?;
+        self.remove_if_there(&self.store.path(SWAP))?;
         // host-local may have come first and taken an address that was free already, and the file system may
         // have given its file the inode of the one that is gone. What we remove is always a record of ours.
         let mut ours = Vec::new();
@@ -156,26 +132,18 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// Writes the page with the directory as it is now.
-    pub(crate) fn write_page(&mut self) -> Result<(), StoreError> {
-        let path = self.store.path(crate::store::STATE);
-        let root = &self.store.root;
-        self.state.directory =
-            DirectoryTime::of(root).map_err(|source| StoreError::io("look at", root, source))?;
-        state::page(&self.state)
-            .and_then(|page| self.store.disk.write_at(&self.page, 0, &page))
-            .map_err(|source| StoreError::io("write", &path, source))
+    pub(crate) fn write_page(&mut self) -> Result<()> {
+        let (path, root) = (self.store.path(STATE), &self.store.root);
+        self.state.directory = DirectoryTime::of(root).map_err(cannot("look at", root))?;
+        let page = state::page(&self.state);
+        page.and_then(|page| self.store.disk.write_at(&self.page, 0, &page)).map_err(cannot("write", &path))
     }
 
     /// The inode of what has the name of an address and may be replaced by `record`: the old record itself,
     /// or another one of the same claimant. Nothing: the address is free.
-    fn replaceable(
-        &mut self,
-        address: IpAddr,
-        record: &Record,
-        olds: &[&StoredRecord],
-    ) -> Result<Option<u64>, StoreError> {
+    fn old_inode(&mut self, address: IpAddr, record: &Record, olds: &[&StoredRecord]) -> Result<Option<u64>> {
         let name = address.to_string();
-        let inode = inode_of(&self.store.path(&name))?;
+        let inode = self.store.inode(&name)?;
         if inode.is_none_or(|inode| olds.iter().any(|old| old.inode == inode)) {
             return Ok(inode);
         }
@@ -193,9 +161,10 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// The file of the new record, and whether it is on the disk.
-    fn create_new(&mut self, record: &Record) -> Result<(File, bool), StoreError> {
+    fn create_new(&mut self, record: &Record) -> Result<(File, bool)> {
         let path = self.store.path(NEW);
-        let bytes = record.to_bytes().map_err(|error| StoreError::io("write", &path, error.into()))?;
+        let failed = cannot("write", &path);
+        let bytes = record.to_bytes().map_err(&failed)?;
         if let Some(draft) = self.draft.take() {
             // A draft that was removed, or that is of another record by now, cannot be used.
             if draft.bytes == bytes && self.store.disk.rename(&draft.path, &path).is_ok() {
@@ -203,13 +172,11 @@ impl<D: Disk> LockedStore<'_, D> {
             }
             self.remove_if_there(&draft.path)?;
         }
-        // One that is there was left by a process that ended before it wrote its change down: it has no other
-        // name.
-        let created = self.store.create_replacing(&path, &bytes);
-        Ok((created.map_err(|source| StoreError::io("write", &path, source))?, false))
+        // One that is there has no other name: its process ended before it wrote its change down.
+        Ok((self.store.create_replacing(&path, &bytes).map_err(failed)?, false))
     }
 
-    fn execute(&mut self, change: PendingChange) -> Result<(), StoreError> {
+    fn execute(&mut self, change: PendingChange) -> Result<()> {
         self.state.change = Some(change.clone());
         if let Err(error) = self.write_page() {
             self.state.change = None;
@@ -218,17 +185,16 @@ impl<D: Disk> LockedStore<'_, D> {
         self.complete(&change)
     }
 
-    fn complete(&mut self, change: &PendingChange) -> Result<(), StoreError> {
+    fn complete(&mut self, change: &PendingChange) -> Result<()> {
         self.names_changed = true;
         // Where this fails, the page still has the change, and the next process tries again.
         let outcome = match self.place_all_names(change) {
-            Ok(true) => {
-                for removal in &change.remove {
+            Ok(is_placed) => {
+                for removal in change.remove.iter().filter(|_| is_placed) {
                     self.remove_if_same(removal)?;
                 }
                 Ok(())
             }
-            Ok(false) => Ok(()),
             // An old name is replaced already, and the old record with it: there is no way back.
             Err(error @ StoreError::Io { .. }) if self.has_replaced(change)? => return Err(error),
             Err(error) => {
@@ -236,10 +202,9 @@ impl<D: Disk> LockedStore<'_, D> {
                 Err(error)
             }
         };
-        let names = change.place.iter().map(|place| &place.name);
-        for name in names.chain(change.remove.iter().map(|removal| &removal.name)) {
+        for name in change.names() {
             if let Ok(address) = name.parse() {
-                let taken = inode_of(&self.store.path(name))?.is_some();
+                let taken = self.store.inode(name)?.is_some();
                 self.occupied.mark(self.store, address, taken)?;
             }
         }
@@ -249,13 +214,12 @@ impl<D: Disk> LockedStore<'_, D> {
     }
 
     /// Gives the new record its names. The last one is the file itself, so that nothing is left over. Answers
-    /// with whether it has them: not so when a process took the change back and ended before it crossed it
-    /// out.
-    fn place_all_names(&mut self, change: &PendingChange) -> Result<bool, StoreError> {
+    /// whether it has them: not so if a process took the change back and ended before it crossed it out.
+    fn place_all_names(&self, change: &PendingChange) -> Result<bool> {
         let new = self.store.path(NEW);
         let Some((last, others)) = change.place.split_last() else { return Ok(true) };
         let Some(inode) = inode_of(&new)?.filter(|inode| Some(*inode) == change.inode) else {
-            return Ok(inode_of(&self.store.path(&last.name))? == change.inode);
+            return Ok(self.store.inode(&last.name)? == change.inode);
         };
         for place in others {
             self.place(place, inode, &new)?;
@@ -268,42 +232,38 @@ impl<D: Disk> LockedStore<'_, D> {
         if there.is_some() && there != last.replaces {
             return Err(occupied(last));
         }
-        self.store.disk.rename(&new, &path).map_err(|source| StoreError::io("place", &path, source))?;
+        self.store.disk.rename(&new, &path).map_err(cannot("place", &path))?;
         Ok(true)
     }
 
-    fn has_replaced(&self, change: &PendingChange) -> Result<bool, StoreError> {
+    fn has_replaced(&self, change: &PendingChange) -> Result<bool> {
         for place in change.place.iter().filter(|place| place.replaces.is_some()) {
-            if inode_of(&self.store.path(&place.name))? == change.inode {
+            if self.store.inode(&place.name)? == change.inode {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn place(&mut self, place: &NamePlacement, inode: u64, new: &Path) -> Result<(), StoreError> {
+    fn place(&self, place: &NamePlacement, inode: u64, new: &Path) -> Result<()> {
         let path = self.store.path(&place.name);
         match inode_of(&path)? {
             Some(there) if there == inode => Ok(()),
             None => match self.store.disk.link(new, &path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(occupied(place)),
-                linked => linked.map_err(|source| StoreError::io("place", &path, source)),
+                linked => linked.map_err(cannot("place", &path)),
             },
             there if there == place.replaces => {
-                let swap = self.store.path(SWAP);
-                self.remove_leftover(SWAP)?;
-                self.store
-                    .disk
-                    .link(new, &swap)
-                    .and_then(|()| self.store.disk.rename(&swap, &path))
-                    .map_err(|source| StoreError::io("place", &path, source))
+                let (disk, swap) = (&self.store.disk, self.store.path(SWAP));
+                self.remove_if_there(&swap)?;
+                disk.link(new, &swap).and_then(|()| disk.rename(&swap, &path)).map_err(cannot("place", &path))
             }
             Some(_) => Err(occupied(place)),
         }
     }
 
     /// Takes the new record's names away again, as far as they replaced nothing.
-    fn undo_placement(&mut self, change: &PendingChange) -> Result<(), StoreError> {
+    fn undo_placement(&self, change: &PendingChange) -> Result<()> {
         let Some(inode) = change.inode else { return Ok(()) };
         for place in change.place.iter().filter(|place| place.replaces.is_none()) {
             self.remove_if_same(&NameRemoval { name: place.name.clone(), inode })?;
@@ -311,49 +271,37 @@ impl<D: Disk> LockedStore<'_, D> {
         self.remove_leftovers()
     }
 
-    fn remove_if_same(&mut self, removal: &NameRemoval) -> Result<(), StoreError> {
+    fn remove_if_same(&self, removal: &NameRemoval) -> Result<()> {
         let path = self.store.path(&removal.name);
         if inode_of(&path)? == Some(removal.inode) { self.remove(&path) } else { Ok(()) }
     }
 
     /// Removes what a process that ended may have left, where the records alone are trusted.
-    pub(crate) fn remove_leftovers(&mut self) -> Result<(), StoreError> {
-        self.remove_leftover(SWAP)?;
-        self.remove_leftover(NEW)
+    pub(crate) fn remove_leftovers(&self) -> Result<()> {
+        self.remove_if_there(&self.store.path(SWAP))?;
+        self.remove_if_there(&self.store.path(NEW))
     }
 
-    fn remove_leftover(&mut self, name: &str) -> Result<(), StoreError> {
-        self.remove_if_there(&self.store.path(name))
-    }
-
-    pub(crate) fn remove_if_there(&mut self, path: &Path) -> Result<(), StoreError> {
+    pub(crate) fn remove_if_there(&self, path: &Path) -> Result<()> {
         if inode_of(path)?.is_some() { self.remove(path) } else { Ok(()) }
     }
 
-    pub(crate) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
-        self.store.disk.remove(path).map_err(|source| StoreError::io("remove", path, source))
+    pub(crate) fn remove(&self, path: &Path) -> Result<()> {
+        self.store.disk.remove(path).map_err(cannot("remove", path))
     }
 }
 
 fn occupied(place: &NamePlacement) -> StoreError {
     match place.name.parse() {
         Ok(address) => StoreError::Taken(address),
-        Err(_) => StoreError::Io {
-            what: "place",
-            path: PathBuf::from(&place.name),
-            source: io::Error::from(io::ErrorKind::AlreadyExists),
-        },
+        Err(_) => cannot("place", Path::new(&place.name))(io::ErrorKind::AlreadyExists.into()),
     }
 }
 
 fn names_of(stored: &StoredRecord) -> Vec<NameRemoval> {
     let record = &stored.record;
     let claimant = record.claimant().map(|claimant| claimant.index_path());
-    let attachment = record::attachment_index_path(&record.attachment);
-    let addresses = record.addresses.iter().map(ToString::to_string);
-    addresses
-        .chain(claimant)
-        .chain([attachment])
-        .map(|name| NameRemoval { name, inode: stored.inode })
-        .collect()
+    let attachment = attachment_index_path(&record.attachment);
+    let names = record.addresses.iter().map(ToString::to_string).chain(claimant).chain([attachment]);
+    names.map(|name| NameRemoval { name, inode: stored.inode }).collect()
 }

@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::alloc::{Bitmap, Group, position};
-use crate::store::files;
-use crate::store::files::address_of;
-use crate::store::records::{bitmaps, record};
-use crate::store::{
-    ASIDE, ATTACHMENTS, CLAIMANTS, DETACHED_SNAPSHOTS, DRAFTS, Disk, LockedStore, Read, Record, RecordState,
-    StoreError, StoredRecord, inode_of,
-};
+use crate::store::error::cannot;
+use crate::store::files::{self, address_of};
+use crate::store::records::bitmaps;
+use crate::store::{ASIDE, ATTACHMENTS, CLAIMANTS, DETACHED_SNAPSHOTS, DRAFTS};
+use crate::store::{Disk, LockedStore, Read, Record, RecordState, Result, StoredRecord, inode_of};
 
-/// How much is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReconcileDepth {
     /// Every record, and all indexes rebuilt: the first open of a boot.
@@ -23,8 +20,7 @@ pub(crate) enum ReconcileDepth {
 }
 
 impl<D: Disk> LockedStore<'_, D> {
-    /// Makes everything derived agree with the records.
-    pub(crate) fn reconcile(&mut self, depth: ReconcileDepth) -> Result<(), StoreError> {
+    pub(crate) fn reconcile(&mut self, depth: ReconcileDepth) -> Result<()> {
         match depth {
             ReconcileDepth::NewNames => self.finish_change()?,
             ReconcileDepth::Everything => {
@@ -50,16 +46,14 @@ impl<D: Disk> LockedStore<'_, D> {
                 self.occupied.mark(self.store, group.address(at), bitmap.get(at))?;
             }
         }
-        for old in &outdated {
-            self.replace_outdated(old)?;
-        }
+        outdated.iter().try_for_each(|old| self.replace_outdated(old))?;
         self.state.reconciled = true;
         self.write_page()
     }
 
     /// The record of an address. A file that is not known yet gets its entries in the indexes; one that is no
     /// record is set aside, and the address is free.
-    pub fn find_by_address(&mut self, address: IpAddr) -> Result<Option<StoredRecord>, StoreError> {
+    pub fn find_by_address(&mut self, address: IpAddr) -> Result<Option<StoredRecord>> {
         let name = address.to_string();
         if let Read::Ours(stored) = self.store.read(&name)?
             && stored.record.addresses.contains(&address)
@@ -71,9 +65,7 @@ impl<D: Disk> LockedStore<'_, D> {
         let mut outdated = Vec::new();
         let taken = self.index_file(address, ReconcileDepth::NewNames, &mut outdated)?;
         self.occupied.mark(self.store, address, taken)?;
-        for old in &outdated {
-            self.replace_outdated(old)?;
-        }
+        outdated.iter().try_for_each(|old| self.replace_outdated(old))?;
         match self.store.read(&name)? {
             Read::Ours(stored) if taken => Ok(Some(stored)),
             _ => Ok(None),
@@ -87,21 +79,18 @@ impl<D: Disk> LockedStore<'_, D> {
         address: IpAddr,
         depth: ReconcileDepth,
         outdated: &mut Vec<StoredRecord>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool> {
         let name = address.to_string();
         match self.store.read(&name)? {
             Read::Nothing => Ok(false),
             Read::Ours(stored) if !stored.record.addresses.contains(&address) => {
-                self.set_aside("", &name, "it lists other addresses")?;
-                Ok(false)
+                self.set_aside("", &name, "it lists other addresses").map(|()| false)
             }
             Read::Ours(stored) => {
                 let gone = stored.record.retention.is_none() && !stored.record.is_attached(&self.store.now);
                 if gone && depth == ReconcileDepth::Everything {
-                    tracing::info!(
-                        %address, holder = stored.record.holder(),
-                        "released: from before the reboot"
-                    );
+                    let holder = stored.record.holder();
+                    tracing::info!(%address, holder, "released: from before the reboot");
                     self.names_changed = true;
                     self.remove(&self.store.path(&name))?;
                     return Ok(false);
@@ -113,34 +102,22 @@ impl<D: Disk> LockedStore<'_, D> {
                 Ok(true)
             }
             Read::Other { bytes, inode } => {
-                match Record::from_host_local(&bytes, address, &self.store.now) {
-                    Some(record) => self.take_over(record, inode)?,
-                    None => {
-                        let why = if bytes.is_empty() { "it is empty" } else { "it is no record" };
-                        self.set_aside("", &name, why)?;
-                        return Ok(false);
-                    }
+                if let Some(record) = Record::from_host_local(&bytes, address, &self.store.now) {
+                    return self.take_over(record, inode).map(|()| true);
                 }
-                Ok(true)
+                let why = if bytes.is_empty() { "it is empty" } else { "it is no record" };
+                self.set_aside("", &name, why).map(|()| false)
             }
         }
     }
 
     /// Gives a record its entries in the indexes, where it has none.
-    fn index(
-        &mut self,
-        name: &str,
-        stored: &StoredRecord,
-        outdated: &mut Vec<StoredRecord>,
-    ) -> Result<(), StoreError> {
+    fn index(&mut self, name: &str, stored: &StoredRecord, outdated: &mut Vec<StoredRecord>) -> Result<()> {
         let record = &stored.record;
-        let claimant = record.claimant().map(|claimant| claimant.index_path());
-        let attachment =
-            record.is_attached(&self.store.now).then(|| record::attachment_index_path(&record.attachment));
-        for entry in claimant.into_iter().chain(attachment) {
+        for entry in record.index_paths(&self.store.now) {
             let path = self.store.path(&entry);
-            let there = match self.store.read(&entry)? {
-                Read::Nothing => None,
+            match self.store.read(&entry)? {
+                Read::Nothing => {}
                 Read::Ours(other) if other.inode == stored.inode => continue,
                 // Two records of one claimant: a change that lost power half way. The later one counts.
                 Read::Ours(other) if other.record.since.wall() >= record.since.wall() => {
@@ -149,45 +126,32 @@ impl<D: Disk> LockedStore<'_, D> {
                 }
                 Read::Ours(other) => {
                     outdated.push(other);
-                    Some(())
+                    self.remove(&path)?;
                 }
-                Read::Other { .. } => Some(()),
-            };
-            if there.is_some() {
-                self.remove(&path)?;
+                Read::Other { .. } => self.remove(&path)?,
             }
-            self.store
-                .disk
-                .link(&self.store.path(name), &path)
-                .map_err(|source| StoreError::io("make the index entry", &path, source))?;
+            let file = self.store.path(name);
+            self.store.disk.link(&file, &path).map_err(cannot("make the index entry", &path))?;
         }
         Ok(())
     }
 
-    /// Whether a record has the names of all of its addresses.
-    fn has_all_names(&self, stored: &StoredRecord) -> Result<bool, StoreError> {
-        for address in &stored.record.addresses {
-            if inode_of(&self.store.path(&address.to_string()))? != Some(stored.inode) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    fn has_all_names(&self, stored: &StoredRecord) -> Result<bool> {
+        Ok(self.store.standing(stored)? == stored.record.addresses)
     }
 
     /// Finishes a change that lost power half way: the claimant's later record takes the place of this one,
     /// and the names that it lacks, where no other record has them.
-    fn replace_outdated(&mut self, old: &StoredRecord) -> Result<(), StoreError> {
+    fn replace_outdated(&mut self, old: &StoredRecord) -> Result<()> {
         let Some(claimant) = old.record.claimant() else { return Ok(()) };
-        let Read::Ours(later) = self.store.read(&claimant.index_path())? else {
-            return Ok(());
-        };
+        let Read::Ours(later) = self.store.read(&claimant.index_path())? else { return Ok(()) };
         if later.inode == old.inode && self.has_all_names(&later)? {
             return Ok(());
         }
         let mut record = later.record.clone();
         record.addresses.clear();
         for address in &later.record.addresses {
-            let there = inode_of(&self.store.path(&address.to_string()))?;
+            let there = self.store.inode(&address.to_string())?;
             if there.is_none_or(|inode| inode == later.inode || inode == old.inode) {
                 record.addresses.push(*address);
             }
@@ -197,41 +161,29 @@ impl<D: Disk> LockedStore<'_, D> {
         }
         if !record.is_attached(&self.store.now) && record.state == RecordState::Attached {
             // Its container is from before the boot, and must not get an entry among the attachments.
-            record = Record {
-                state: RecordState::Kept,
-                since: self.state.first_opened_at.clone(),
-                netns: None,
-                ..record
-            };
+            let since = self.state.first_opened_at.clone();
+            record = Record { state: RecordState::Kept, since, netns: None, ..record };
         }
         self.put_replacing(&record, &[&later, old])
     }
 
     /// Makes a record of host-local's ours, joined with the other family's of the same attachment.
-    fn take_over(&mut self, mut record: Record, inode: u64) -> Result<(), StoreError> {
+    fn take_over(&mut self, mut record: Record, inode: u64) -> Result<()> {
         let known = self.find_by_attachment(&record.attachment)?;
         let is_host_local = StoredRecord { record: record.clone(), inode };
-        match known {
-            Some(known) => {
-                let mut addresses = known.record.addresses.clone();
-                addresses.extend(record.addresses.iter().filter(|ip| !known.record.addresses.contains(ip)));
-                record = Record { addresses, state: RecordState::Attached, ..known.record.clone() };
-                // Both files become one record; host-local's is replaced first, ours follows.
-                self.put_replacing(&record, &[&is_host_local, &known])
-            }
-            None => self.put_replacing(&record, &[&is_host_local]),
-        }
+        let Some(known) = known else { return self.put_replacing(&record, &[&is_host_local]) };
+        let mut addresses = known.record.addresses.clone();
+        addresses.extend(record.addresses.iter().filter(|ip| !known.record.addresses.contains(ip)));
+        record = Record { addresses, state: RecordState::Attached, ..known.record.clone() };
+        // Both files become one record; host-local's is replaced first, ours follows.
+        self.put_replacing(&record, &[&is_host_local, &known])
     }
 
-    /// Sets a file of a folder aside that is not what it should be: kept for inspection, where it blocks
-    /// nothing.
-    pub(crate) fn set_aside(&mut self, folder: &str, name: &str, why: &str) -> Result<(), StoreError> {
+    /// Sets a file aside that is not what it should be: kept for inspection, where it blocks nothing.
+    pub(crate) fn set_aside(&mut self, folder: &str, name: &str, why: &str) -> Result<()> {
         let aside = self.store.path(ASIDE);
         if inode_of(&aside)?.is_none() {
-            self.store
-                .disk
-                .make_dir(&aside)
-                .map_err(|source| StoreError::io("make the directory", &aside, source))?;
+            self.store.make_dir(&aside)?;
         }
         let from = self.store.path(folder).join(name);
         let mut to = aside.join(format!("{name}.{}", self.store.now.wall()));
@@ -242,10 +194,10 @@ impl<D: Disk> LockedStore<'_, D> {
         }
         tracing::warn!(file = %from.display(), to = %to.display(), reason = why, "set a file aside");
         self.names_changed = true;
-        self.store.disk.rename(&from, &to).map_err(|source| StoreError::io("set aside", &from, source))
+        self.store.disk.rename(&from, &to).map_err(cannot("set aside", &from))
     }
 
-    fn clear_indexes(&mut self) -> Result<(), StoreError> {
+    fn clear_indexes(&mut self) -> Result<()> {
         // The writers of drafts have ended, and the snapshots are of an earlier boot.
         for folder in [ATTACHMENTS, CLAIMANTS, DRAFTS, DETACHED_SNAPSHOTS] {
             let folder = self.store.path(folder);

@@ -1,9 +1,8 @@
 //! What the store remembers of an address: who has it, or for whom it is kept.
 //!
-//! A record is a small JSON file under each of its addresses' names. host-local's two lines are understood
-//! too.
+//! A record is a small JSON file under each of its addresses' names. host-local's two lines are read, too.
 
-use std::collections::HashSet;
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,8 +14,7 @@ use crate::names::{Attachment, AttachmentId, ContainerId, IfName, PodIdentity, S
 use crate::policy::lifetime::retention::Retention;
 use crate::store::{ATTACHMENTS, CLAIMANTS, NodeTime};
 
-/// The longest name that is used for an index entry as it is; longer ones are shortened to a hash. 255 bytes
-/// is what file systems allow.
+/// Longer names of index entries are shortened to a hash. File systems allow 255 bytes.
 const MAX_FILE_NAME: usize = 200;
 
 /// Who may use the addresses of a record.
@@ -39,11 +37,10 @@ pub enum RecordState {
 /// One attachment and its addresses, or the addresses kept for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The addresses, one per range set, in the order of the sets.
+    /// One per range set, in the order of the sets.
     pub addresses: Vec<IpAddr>,
     /// Who has them, or had them last.
     pub attachment: Attachment,
-    /// Who may use them.
     pub state: RecordState,
     /// The container's network namespace, to see whether an old sandbox is still there.
     pub netns: Option<PathBuf>,
@@ -51,16 +48,13 @@ pub struct Record {
     pub pod: Option<PodIdentity>,
     /// How long the addresses are kept for their pod. None: they are released when the attachment ends.
     pub retention: Option<Retention>,
-    /// The StickyIP that binds them, where the cluster does. Only the cluster releases such an address.
+    /// The StickyIP that binds them. Only the cluster releases such an address.
     pub binding: Option<StickyBinding>,
-    /// Since when it is in its state.
     pub since: NodeTime,
 }
 
-/// The StickyIP behind a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyBinding {
-    /// Its namespace and name.
     #[serde(flatten)]
     pub key: StickyKey,
     /// The id under which the API server knows the attachment: an older one than the record's if the API
@@ -80,14 +74,9 @@ pub struct ClaimantKey {
 
 impl ClaimantKey {
     pub fn of_pod(pod: &PodIdentity, interface: &IfName) -> Self {
-        Self {
-            namespace: pod.namespace().to_owned(),
-            name: pod.name().to_owned(),
-            interface: interface.clone(),
-        }
+        Self::new(pod.namespace(), pod.name(), interface)
     }
 
-    /// The claimant whose address this StickyIP binds.
     pub(crate) fn of_sticky(key: &StickyKey, interface: &IfName) -> Self {
         Self::new(&key.namespace, &key.name, interface)
     }
@@ -100,31 +89,25 @@ impl ClaimantKey {
         &self.interface
     }
 
-    /// The name of its entry in the index.
+    /// Its name in the index.
     pub(crate) fn entry(&self) -> String {
         shortened(format!("{},{},{}", self.namespace, self.name, self.interface.as_str()))
     }
 
-    /// The path of its entry, relative to the network's directory.
+    /// Relative to the network's directory.
     pub(crate) fn index_path(&self) -> String {
         format!("{CLAIMANTS}/{}", self.entry())
     }
 }
 
-/// The name of an attachment's entry in the index. The comma is in no container id, so the name is
-/// unambiguous.
+/// The name of an attachment's entry in the index. It is unambiguous: no container id has a comma.
 pub(crate) fn attachment_file_name(attachment: &Attachment) -> String {
     shortened(format!("{},{}", attachment.container.as_str(), attachment.interface.as_str()))
 }
 
-/// The path of an attachment's entry, relative to the network's directory.
+/// Relative to the network's directory.
 pub(crate) fn attachment_index_path(attachment: &Attachment) -> String {
     format!("{ATTACHMENTS}/{}", attachment_file_name(attachment))
-}
-
-/// The entries of these attachments, for GC.
-pub(crate) fn attachment_file_names(attachments: &[Attachment]) -> HashSet<String> {
-    attachments.iter().map(attachment_file_name).collect()
 }
 
 fn shortened(name: String) -> String {
@@ -142,14 +125,21 @@ impl Record {
         if self.retention.is_none() || matches!(self.state, RecordState::Superseded | RecordState::Unowned) {
             return None;
         }
+        let interface = &self.attachment.interface;
         match (&self.binding, &self.pod) {
-            (Some(binding), _) => Some(ClaimantKey::of_sticky(&binding.key, &self.attachment.interface)),
-            (None, Some(pod)) => Some(ClaimantKey::of_pod(pod, &self.attachment.interface)),
-            (None, None) => None,
+            (Some(binding), _) => Some(ClaimantKey::of_sticky(&binding.key, interface)),
+            (None, pod) => pod.as_ref().map(|pod| ClaimantKey::of_pod(pod, interface)),
         }
     }
 
-    /// The id under which the API server knows the attachment, if it knows one.
+    /// Its entries in the indexes.
+    pub(crate) fn index_paths(&self, now: &NodeTime) -> impl Iterator<Item = String> {
+        let claimant = self.claimant().map(|claimant| claimant.index_path());
+        let attachment = self.is_attached(now).then(|| attachment_index_path(&self.attachment));
+        claimant.into_iter().chain(attachment)
+    }
+
+    /// The id under which the API server knows the attachment.
     pub fn attachment_id(&self) -> Option<&AttachmentId> {
         self.binding.as_ref()?.attachment_id.as_ref()
     }
@@ -170,20 +160,16 @@ impl Record {
     ) -> Self {
         let ClaimantKey { namespace, name, .. } = claimant.clone();
         Self {
-            addresses,
-            attachment: attachment.clone(),
             state: RecordState::Kept,
-            netns: None,
             pod,
             retention: Some(Retention::FOREVER),
             binding: Some(StickyBinding { key: StickyKey { namespace, name }, attachment_id: None }),
-            since: now.clone(),
+            ..Self::attached(addresses, attachment.clone(), now)
         }
     }
 
-    /// Whether another pod may get the address: it is kept, and its retention is over. `first_opened_at` is
-    /// when this boot first looked into the store: what was attached before the boot counts as kept since
-    /// then.
+    /// Whether another pod may get the address: it is kept, and its retention is over. What was attached
+    /// before the boot counts as kept since `first_opened_at`, when this boot first looked into the store.
     pub fn has_expired(&self, now: &NodeTime, first_opened_at: &NodeTime) -> bool {
         let Some(time) = self.retention.and_then(|retention| retention.time()) else { return false };
         if self.is_attached(now) {
@@ -194,7 +180,7 @@ impl Record {
         time.is_zero() || now.since(since) > time
     }
 
-    /// Whether a container has it: attached, and since this boot.
+    /// Whether a container of this boot has it.
     pub fn is_attached(&self, now: &NodeTime) -> bool {
         self.state == RecordState::Attached && self.since.boot() == now.boot()
     }
@@ -208,7 +194,7 @@ impl Record {
         }
     }
 
-    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+    pub(crate) fn to_bytes(&self) -> io::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(&RecordFile::from(self))?;
         bytes.push(b'\n');
         Ok(bytes)
@@ -216,8 +202,7 @@ impl Record {
 
     /// Reads a record of ours. Nothing that is torn, cut or foreign passes.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let written: RecordFile = serde_json::from_slice(bytes).ok()?;
-        written.into_record()
+        serde_json::from_slice::<RecordFile>(bytes).ok()?.into_record()
     }
 
     /// Reads host-local's record of `address`: the container and the interface, one per line. Its older form,
@@ -229,15 +214,11 @@ impl Record {
             None if text.trim().len() == 64 => (text.trim(), "eth0"),
             None => return None,
         };
-        let attachment = Attachment {
-            container: ContainerId::new(container).ok()?,
-            interface: IfName::new(interface).ok()?,
-        };
-        Some(Self::of_host_local(vec![address], attachment, now))
+        Some(Self::attached(vec![address], attachment_of(container, interface)?, now))
     }
 
-    /// What host-local's record says: an attachment, and nothing of a pod.
-    pub(crate) fn of_host_local(addresses: Vec<IpAddr>, attachment: Attachment, now: &NodeTime) -> Self {
+    /// An attachment, and nothing of a pod: what host-local's record says.
+    pub(crate) fn attached(addresses: Vec<IpAddr>, attachment: Attachment, now: &NodeTime) -> Self {
         Self {
             addresses,
             attachment,
@@ -249,6 +230,10 @@ impl Record {
             since: now.clone(),
         }
     }
+}
+
+fn attachment_of(container: &str, interface: &str) -> Option<Attachment> {
+    Some(Attachment { container: ContainerId::new(container).ok()?, interface: IfName::new(interface).ok()? })
 }
 
 #[derive(Serialize, Deserialize)]
@@ -314,18 +299,13 @@ impl RecordFile {
             return None;
         }
         let pod = match (self.namespace, self.pod) {
-            (Some(namespace), Some(name)) => {
-                Some(PodIdentity::new(&namespace, &name, self.uid.as_deref()).ok()?)
-            }
+            (Some(space), Some(name)) => Some(PodIdentity::new(&space, &name, self.uid.as_deref()).ok()?),
             (None, None) => None,
             _ => return None,
         };
         Some(Record {
             addresses: self.addresses,
-            attachment: Attachment {
-                container: ContainerId::new(&self.container).ok()?,
-                interface: IfName::new(&self.interface).ok()?,
-            },
+            attachment: attachment_of(&self.container, &self.interface)?,
             state: self.state,
             netns: self.netns,
             pod,

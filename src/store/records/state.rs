@@ -13,7 +13,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::NodeTime;
+use crate::store::error::cannot;
+use crate::store::files::{address_of, first_bytes, if_there, open_plain};
+use crate::store::{ATTACHMENTS, CLAIMANTS, Disk, NodeTime, Result, STATE, Store, StoreError};
 
 /// The version of the layout that this program writes. host-local's directory counts as 0.
 pub const VERSION: u32 = 1;
@@ -21,13 +23,12 @@ pub const VERSION: u32 = 1;
 /// One page of memory: a write within it is whole or not at all when a process ends.
 const PAGE_BYTES: usize = 4096;
 
-/// What the page says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StatePage {
     pub(crate) version: u32,
     /// Whether everything derived agrees with the records in this boot.
     pub(crate) reconciled: bool,
-    /// When this boot first looked into the store.
+    /// By this boot.
     pub(crate) first_opened_at: NodeTime,
     /// The address given out last, by range set.
     #[serde(default)]
@@ -61,16 +62,18 @@ pub(crate) struct PendingChange {
 }
 
 impl PendingChange {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let placed = self.place.iter().map(|place| place.name.as_str());
+        placed.chain(self.remove.iter().map(|removal| removal.name.as_str()))
+    }
+
     /// Whether all names are ones that a record may have: whatever wrote the page, nothing else is touched.
     fn stays_inside(&self) -> bool {
-        let placed = self.place.iter().map(|place| &place.name);
-        placed.chain(self.remove.iter().map(|removal| &removal.name)).all(|name| {
-            let entry = [crate::store::ATTACHMENTS, crate::store::CLAIMANTS]
-                .iter()
-                .find_map(|folder| name.strip_prefix(folder)?.strip_prefix('/'));
-            match entry {
+        self.names().all(|name| {
+            let mut folders = [ATTACHMENTS, CLAIMANTS].into_iter();
+            match folders.find_map(|folder| name.strip_prefix(folder)?.strip_prefix('/')) {
                 Some(entry) => !entry.contains('/') && entry != "." && entry != "..",
-                None => crate::store::files::address_of(name).is_some(),
+                None => address_of(name).is_some(),
             }
         })
     }
@@ -92,50 +95,38 @@ pub(crate) struct NameRemoval {
     pub(crate) inode: u64,
 }
 
-/// What a look at the page found.
-pub(crate) enum ParsedPage {
-    /// A page of this version.
-    StatePage(StatePage),
-    /// A page of a version that this program does not know.
-    Newer(u32),
-    /// No page, or one that cannot be read: to be rebuilt.
-    Nothing,
+impl<D: Disk> Store<D> {
+    /// The open page, if there is one, and what it says. Errors: it cannot be read, or is of a newer version.
+    pub(crate) fn page(&self, write: bool) -> Result<(Option<File>, Option<StatePage>)> {
+        let path = self.path(STATE);
+        let read = || {
+            let Some(file) = if_there(open_plain(&path, write))? else { return Ok((None, Vec::new())) };
+            let bytes = first_bytes(&file, PAGE_BYTES)?;
+            Ok((Some(file), bytes))
+        };
+        let (file, bytes) = read().map_err(cannot("read", &path))?;
+        Ok((file, self.parse_page(&bytes)?))
+    }
+
+    pub(crate) fn parse_page(&self, bytes: &[u8]) -> Result<Option<StatePage>> {
+        let newer = |found| StoreError::NewerVersion { path: self.root.clone(), found, known: VERSION };
+        parse(bytes).map_err(newer)
+    }
 }
 
-pub(crate) fn parse(bytes: &[u8]) -> ParsedPage {
+/// What a page says; none: it is to be rebuilt. Errors: the version, if this program does not know it.
+fn parse(bytes: &[u8]) -> Result<Option<StatePage>, u32> {
     #[derive(Deserialize)]
     struct VersionOnly {
         version: u32,
     }
-    match serde_json::from_slice::<VersionOnly>(bytes) {
-        Ok(VersionOnly { version }) if version > VERSION => ParsedPage::Newer(version),
-        Ok(_) => match serde_json::from_slice::<StatePage>(bytes) {
-            Ok(state) if state.change.as_ref().is_none_or(PendingChange::stays_inside) => {
-                ParsedPage::StatePage(state)
-            }
-            _ => ParsedPage::Nothing,
-        },
-        Err(_) => ParsedPage::Nothing,
-    }
-}
-
-pub(crate) fn read(path: &Path) -> io::Result<Option<(File, Vec<u8>)>> {
-    match crate::store::open_plain(path, true) {
-        Ok(file) => {
-            let bytes = crate::store::first_bytes(&file, PAGE_BYTES)?;
-            Ok(Some((file, bytes)))
+    match serde_json::from_slice(bytes) {
+        Ok(VersionOnly { version }) if version > VERSION => Err(version),
+        _ => {
+            let stays_inside =
+                |state: &StatePage| state.change.as_ref().is_none_or(PendingChange::stays_inside);
+            Ok(serde_json::from_slice(bytes).ok().filter(stays_inside))
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// What the page says, read without the lock.
-pub(crate) fn read_unlocked(path: &Path) -> io::Result<ParsedPage> {
-    match crate::store::open_plain(path, false) {
-        Ok(file) => Ok(parse(&crate::store::first_bytes(&file, PAGE_BYTES)?)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ParsedPage::Nothing),
-        Err(error) => Err(error),
     }
 }
 
@@ -171,11 +162,11 @@ mod tests {
     #[test]
     fn a_page_whose_change_names_other_files_is_not_trusted() {
         for name in ["10.1.0.2", "fd00::2", ".sticky/attachments/c,eth0", ".sticky/claimants/ns,p,eth0"] {
-            assert!(matches!(parse(&with_name(name)), ParsedPage::StatePage(_)), "{name}");
+            assert!(matches!(parse(&with_name(name)), Ok(Some(_))), "{name}");
         }
         for name in ["../x", "/etc/passwd", "lock", ".sticky/attachments/../../x", ".sticky/claimants/..", ""]
         {
-            assert!(matches!(parse(&with_name(name)), ParsedPage::Nothing), "{name}");
+            assert!(matches!(parse(&with_name(name)), Ok(None)), "{name}");
         }
     }
 
@@ -183,8 +174,8 @@ mod tests {
     fn a_page_is_always_a_page_long_and_reads_back() {
         let bytes = with_name("10.1.0.2");
         assert_eq!(bytes.len(), PAGE_BYTES);
-        assert!(matches!(parse(&bytes), ParsedPage::StatePage(StatePage { reconciled: true, .. })));
-        assert!(matches!(parse(&bytes[..100]), ParsedPage::Nothing));
-        assert!(matches!(parse(b"{\"version\": 7}"), ParsedPage::Newer(7)));
+        assert!(matches!(parse(&bytes), Ok(Some(StatePage { reconciled: true, .. }))));
+        assert!(matches!(parse(&bytes[..100]), Ok(None)));
+        assert!(matches!(parse(b"{\"version\": 7}"), Err(7)));
     }
 }

@@ -1,22 +1,18 @@
 //! Comparing everything derived with the records, for people. Under the lock where there is one, and without
 //! changing anything; [`LockedStore::rebuild_derived`] is the cure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::alloc::{Bitmap, Group, position};
-use crate::store::files;
-use crate::store::files::address_of;
+use crate::store::error::cannot;
+use crate::store::files::{self, address_of, if_there};
 use crate::store::lock::StoreLock;
+use crate::store::records::bitmaps;
 use crate::store::records::reconcile::ReconcileDepth;
-use crate::store::records::state;
-use crate::store::records::state::ParsedPage;
-use crate::store::records::{bitmaps, record};
-use crate::store::{
-    ASIDE, ATTACHMENTS, CLAIMANTS, DERIVED, Disk, LockedStore, NodeTime, Read, Record, STATE, Store,
-    StoreError, StoredRecord, VERSION, inode_of,
-};
+use crate::store::{ASIDE, ATTACHMENTS, CLAIMANTS, DERIVED, STATE};
+use crate::store::{Disk, LockedStore, Read, Record, Result, Store, StoredRecord};
 
 /// The names that a network's directory has beside its addresses. host-local's cursors start with the last.
 const OTHER_NAMES: [&str; 3] = ["lock", DERIVED, "last_reserved_ip."];
@@ -34,28 +30,19 @@ const DERIVED_NAMES: [&str; 10] = [
     "detached",
 ];
 
-/// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyFinding {
-    /// Where.
     pub path: PathBuf,
-    /// What is there, or is missing.
     pub what: String,
     /// Whether it is wrong; if not, it is worth a look.
     pub wrong: bool,
 }
 
 impl<D: Disk> Store<D> {
-    /// Compares records, indexes and bitmaps, and changes nothing. Reads the whole directory: for people
-    /// only.
+    /// Compares records, indexes and bitmaps. Reads the whole directory: for people only.
     /// Errors: the lock is not to be had, the directory cannot be listed, or the store is of a newer version.
-    pub fn verify(&self) -> Result<Vec<VerifyFinding>, StoreError> {
-        // A directory without a lock file has never been used; making one would be a change.
-        let lock = self.path("lock");
-        let _held = match inode_of(&lock)? {
-            Some(_) => Some(StoreLock::acquire(&lock, self.timeout)?),
-            None => None,
-        };
+    pub fn verify(&self) -> Result<Vec<VerifyFinding>> {
+        let _held = StoreLock::acquire_existing(&self.path("lock"), self.timeout)?;
         let mut check = Check { store: self, records: Vec::new(), findings: Vec::new() };
         let reconciled = check.page()?;
         check.names(reconciled)?;
@@ -67,22 +54,12 @@ impl<D: Disk> Store<D> {
         check.set_aside()?;
         Ok(check.findings)
     }
-
-    /// When this boot first looked into the store; none if it has not, or if the page cannot be read.
-    pub(crate) fn first_opened(&self) -> Option<NodeTime> {
-        match state::parse(&std::fs::read(self.path(STATE)).ok()?) {
-            ParsedPage::StatePage(state) if state.first_opened_at.boot() == self.now.boot() => {
-                Some(state.first_opened_at)
-            }
-            _ => None,
-        }
-    }
 }
 
 impl<D: Disk> LockedStore<'_, D> {
     /// Rebuilds everything derived from the records, as the first open of a boot does.
     /// Errors: the disk fails; the next one who opens the store starts again.
-    pub(crate) fn rebuild_derived(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn rebuild_derived(&mut self) -> Result<()> {
         self.state.reconciled = false;
         self.write_page()?;
         self.reconcile(ReconcileDepth::Everything)
@@ -105,48 +82,35 @@ impl<D: Disk> Check<'_, D> {
     }
 
     /// Looks at the page. Answers whether what is derived should agree with the records now.
-    fn page(&mut self) -> Result<bool, StoreError> {
+    fn page(&mut self) -> Result<bool> {
         let path = self.store.path(STATE);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                if inode_of(&self.store.path(DERIVED))?.is_some() {
-                    self.wrong(STATE, "is missing");
-                } else {
-                    self.notice("", "was never used by sticky-ipam; the first verb imports it");
-                }
-                return Ok(false);
+        let Some(bytes) = if_there(std::fs::read(&path)).map_err(cannot("read", &path))? else {
+            if self.store.inode(DERIVED)?.is_some() {
+                self.wrong(STATE, "is missing");
+            } else {
+                self.notice("", "was never used by sticky-ipam; the first verb imports it");
             }
-            Err(source) => return Err(StoreError::io("read", &path, source)),
+            return Ok(false);
         };
-        match state::parse(&bytes) {
-            ParsedPage::Newer(found) => {
-                let path = self.store.root.clone();
-                Err(StoreError::NewerVersion { path, found, known: VERSION })
-            }
-            ParsedPage::Nothing => {
-                self.wrong(STATE, "cannot be read");
-                Ok(false)
-            }
-            ParsedPage::StatePage(state) if state.first_opened_at.boot() != self.store.now.boot() => {
+        match self.store.parse_page(&bytes)? {
+            None => self.wrong(STATE, "cannot be read"),
+            Some(state) if state.first_opened_at.boot() != self.store.now.boot() => {
                 self.notice(STATE, "is from before the reboot; the next verb puts the store in order");
-                Ok(false)
             }
-            ParsedPage::StatePage(state) if !state.reconciled => {
+            Some(state) if !state.reconciled => {
                 self.wrong(STATE, "a process ended while it put the store in order");
-                Ok(false)
             }
-            ParsedPage::StatePage(state) => {
+            Some(state) => {
                 if state.change.is_some() {
                     self.wrong(STATE, "a process ended in the middle of a change");
                 }
-                Ok(true)
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
-    /// Looks at every name of the directory.
-    fn names(&mut self, reconciled: bool) -> Result<(), StoreError> {
+    fn names(&mut self, reconciled: bool) -> Result<()> {
         let mut names = files::names(&self.store.root)?;
         names.sort();
         for (name, _) in names {
@@ -177,37 +141,29 @@ impl<D: Disk> Check<'_, D> {
     }
 
     /// A record of several addresses has the name of each.
-    fn all_addresses(&mut self) -> Result<(), StoreError> {
+    fn all_addresses(&mut self) -> Result<()> {
         let mut missing = Vec::new();
         for (address, stored) in &self.records {
-            for other in &stored.record.addresses {
-                let name = other.to_string();
-                if inode_of(&self.store.path(&name))? != Some(stored.inode) {
-                    missing
-                        .push((name, format!("is not the record of {address}, which has this address too")));
-                }
-            }
+            let standing = self.store.standing(stored)?;
+            let others = stored.record.addresses.iter().filter(|other| !standing.contains(other));
+            missing.extend(others.map(|other| (*other, *address)));
         }
-        for (name, what) in missing {
-            self.wrong(&name, what);
+        for (name, address) in missing {
+            let what = format!("is not the record of {address}, which has this address too");
+            self.wrong(&name.to_string(), what);
         }
         Ok(())
     }
 
     /// Every record has its entries, and every entry its record.
-    fn indexes(&mut self) -> Result<(), StoreError> {
+    fn indexes(&mut self) -> Result<()> {
         let mut due: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
         for (_, stored) in &self.records {
-            let record = &stored.record;
-            if let Some(claimant) = record.claimant() {
-                due.entry(claimant.index_path()).or_default().insert(stored.inode);
-            }
-            if record.is_attached(&self.store.now) {
-                let name = record::attachment_index_path(&record.attachment);
+            for name in stored.record.index_paths(&self.store.now) {
                 due.entry(name).or_default().insert(stored.inode);
             }
         }
-        let mut there: HashMap<String, u64> = HashMap::new();
+        let mut there: BTreeMap<String, u64> = BTreeMap::new();
         for folder in [ATTACHMENTS, CLAIMANTS] {
             let names = files::names(&self.store.path(folder))?;
             there.extend(names.into_iter().map(|(name, inode)| (format!("{folder}/{name}"), inode)));
@@ -222,16 +178,14 @@ impl<D: Disk> Check<'_, D> {
                 Some(_) => {}
             }
         }
-        let mut left: Vec<String> = there.into_keys().collect();
-        left.sort();
-        for name in left {
+        for name in there.into_keys() {
             self.wrong(&name, "belongs to no record");
         }
         Ok(())
     }
 
     /// Every record has its bit, and every bit its record.
-    fn bitmaps(&mut self) -> Result<(), StoreError> {
+    fn bitmaps(&mut self) -> Result<()> {
         let mut due: BTreeMap<Group, Bitmap> = BTreeMap::new();
         for (address, _) in &self.records {
             due.entry(Group::of(*address)).or_default().set(position(*address), true);
@@ -247,15 +201,16 @@ impl<D: Disk> Check<'_, D> {
             for at in there.taken().filter(|at| !due.get(*at)) {
                 let address = group.address(at);
                 // A file that is no record was found already.
-                if inode_of(&self.store.path(&address.to_string()))?.is_none() {
-                    self.wrong(&address.to_string(), "is marked as taken, but has no record");
+                let name = address.to_string();
+                if self.store.inode(&name)?.is_none() {
+                    self.wrong(&name, "is marked as taken, but has no record");
                 }
             }
         }
         Ok(())
     }
 
-    fn leftovers(&mut self) -> Result<(), StoreError> {
+    fn leftovers(&mut self) -> Result<()> {
         for (name, _) in files::names(&self.store.path(DERIVED))? {
             if !DERIVED_NAMES.contains(&name.as_str()) {
                 self.wrong(&format!("{DERIVED}/{name}"), "was left by a process that ended");
@@ -264,7 +219,7 @@ impl<D: Disk> Check<'_, D> {
         Ok(())
     }
 
-    fn set_aside(&mut self) -> Result<(), StoreError> {
+    fn set_aside(&mut self) -> Result<()> {
         let mut names = files::names(&self.store.path(ASIDE))?;
         names.sort();
         for (name, _) in names {
