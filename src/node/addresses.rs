@@ -1,8 +1,7 @@
 //! The addresses of this node as the binding of a claimant needs them: what is known of an old sandbox, and
 //! addresses that are reserved in the store before they are claimed.
 //!
-//! Must never release an address that a sandbox of this node has, and never count a decision as gone that an
-//! ADD could still use.
+//! Must never release an address that a sandbox here has, or count a decision as gone that an ADD could use.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -118,31 +117,26 @@ impl<'a, D: Disk> NodeAddresses<'a, D> {
     /// What the claimant has on this node.
     /// Errors: a sandbox of another pod may run with it.
     pub(crate) fn kept(&self, locked: &mut LockedStore<'_, D>) -> Result<Option<StoredRecord>, BindError> {
-        let kept = locked.find_by_claimant(&self.claimant()).map_err(store_failed)?;
-        match kept.as_ref().filter(|stored| self.is_in_use(&stored.record)) {
-            Some(stored) => Err(BindError::HeldOnNode {
-                address: stored.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0])),
-                held_by: stored.record.holder(),
-            }),
-            None => Ok(kept),
-        }
+        let kept = locked.find_by_claimant(&self.claimant())?;
+        let used = kept.as_ref().filter(|stored| self.is_in_use(&stored.record));
+        let Some(used) = used else { return Ok(kept) };
+        let address = used.record.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
+        Err(BindError::HeldOnNode { address, held_by: used.record.holder() })
     }
 
-    /// Reserves an address beside those that the claimant has reserved already, one per family; or writes
-    /// again that it is wanted.
+    /// Reserves an address beside the claimant's others, one per family; or writes again that it is wanted.
     fn reserve(&mut self, mut locked: LockedStore<'_, D>, address: IpAddr) -> Result<(), BindError> {
         let kept = self.kept(&mut locked)?;
         let (claimant, tried) = (self.claimant(), &self.reserved);
         let is_new = locked.reserve(address, &claimant, &self.pod, &self.attachment, kept.as_ref(), tried);
-        if is_new.map_err(store_failed)? {
+        if is_new? {
             self.reserved.push(address);
         }
         Ok(())
     }
 
-    /// Releases what was reserved for a binding that was refused, if it is not claimed by a live read: a pod
-    /// of another node may have attached the StickyIP that this binding made. Then this node, the home of the
-    /// address, must keep it.
+    /// Releases what was reserved for a refused binding, if a live read finds no claim: a pod of another node
+    /// may have attached the StickyIP that this binding made. Then this node, its home, must keep it.
     pub(crate) async fn unreserve_unclaimed(&self, api_writer: &ApiWriter<'_>) -> Result<(), StoreError> {
         if self.reserved.is_empty() {
             return Ok(());
@@ -155,8 +149,7 @@ impl<'a, D: Disk> NodeAddresses<'a, D> {
                 tracing::warn!(
                     pod = %self.pod, addresses, %error,
                     "cannot read whether the addresses are claimed; they stay reserved until the agent \
-                     releases \
-                     them"
+                     releases them"
                 );
                 Ok(())
             }
@@ -202,21 +195,19 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
     fn old_sandbox(&mut self, id: &AttachmentId, pod: OldPod) -> Result<OldSandbox, BindError> {
         let Ok(container) = id.container() else { return Ok(OldSandbox::Gone) };
         let old = Attachment { container, interface: self.attachment.interface.clone() };
-        let mut locked = self.node.store.lock().map_err(store_failed)?;
-        let by_container = locked.find_by_attachment(&old).map_err(store_failed)?;
+        let mut locked = self.node.store.lock()?;
+        let by_container = locked.find_by_attachment(&old)?;
         // The API server may know the sandbox by another id than the runtime's: it took the place of an older
-        // one, or was prepared. So any sandbox that runs with the claimant's addresses counts, whatever its
-        // id.
-        let by_claimant = locked.find_by_claimant(&self.claimant()).map_err(store_failed)?;
+        // one, or was prepared. So any sandbox with the claimant's addresses counts, whatever its id.
+        let by_claimant = locked.find_by_claimant(&self.claimant())?;
         if by_container.iter().chain(&by_claimant).any(|stored| self.is_in_use(&stored.record)) {
             return Ok(OldSandbox::MayLive);
         }
         // An unused decision for a pod that will not come must not be used from here on.
         let prepared = id.prepared_uid();
         if let Some(uid) = prepared.filter(|uid| pod != OldPod::Running && Some(*uid) != self.pod.uid()) {
-            match locked.withdraw_decision(uid, &self.attachment.interface).map_err(store_failed)? {
-                // Its ADD has used it: the record says that a sandbox has the address, and no DEL has said
-                // otherwise.
+            match locked.withdraw_decision(uid, &self.attachment.interface)? {
+                // Its ADD has used it: by the record a sandbox has the address, and no DEL has come.
                 Withdrawn::InUse => return Ok(OldSandbox::MayLive),
                 Withdrawn::Unused(_) => return Ok(OldSandbox::Gone),
                 Withdrawn::Nothing => {}
@@ -239,7 +230,7 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
         avoid: &BTreeSet<IpAddr>,
     ) -> Result<Option<Candidate>, BindError> {
         let barred = self.barred()?;
-        let mut locked = self.node.store.lock().map_err(store_failed)?;
+        let mut locked = self.node.store.lock()?;
         let kept = self.kept(&mut locked)?;
         let kept = kept.iter().flat_map(|stored| stored.record.addresses.iter().copied());
         // Cilium may have given a barred address to another pod since it was kept.
@@ -252,7 +243,7 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
         // Every set of the family in turn: the first may be full.
         for (index, set) in self.source.sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
             for _ in 0..MAX_SKIPPED {
-                let Some(address) = locked.next_free(index, set).map_err(store_failed)? else { break };
+                let Some(address) = locked.next_free(index, set)? else { break };
                 locked.set_cursor(index, address);
                 if is_skipped(&address) {
                     continue;
@@ -268,24 +259,20 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
     fn reserve_this(&mut self, address: IpAddr) -> Result<Origin, BindError> {
         let is_barred = self.barred()?.contains(&address);
         let Some(origin) = self.own_block(address) else { return Ok(Origin::Nowhere) };
-        let mut locked = self.node.store.lock().map_err(store_failed)?;
-        match locked.find_by_address(address).map_err(store_failed)? {
+        let mut locked = self.node.store.lock()?;
+        match locked.find_by_address(address)? {
             // First, because it is known by name: the pool shows addresses of others too.
             Some(there) if !there.record.is_for(&self.claimant()) => {
                 Err(BindError::HeldOnNode { address, held_by: there.record.holder() })
             }
-            // Own, and not available: as an address from nowhere it would be taken unreserved, by a claim of
-            // an earlier attempt.
+            // Own, and not available: from nowhere it would be taken unreserved, by an older attempt's claim.
             _ if is_barred => {
                 let held_by = "Cilium, which gives it to any pod".to_owned();
                 Err(BindError::HeldOnNode { address, held_by })
             }
             // Nothing releases an address while a sandbox runs with it.
             Some(there) if there.record.is_attached(self.node.store.now()) => Ok(origin),
-            _ => {
-                self.reserve(locked, address)?;
-                Ok(origin)
-            }
+            _ => self.reserve(locked, address).map(|()| origin),
         }
     }
 }
@@ -295,8 +282,10 @@ pub(crate) fn may_exist(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)
 }
 
-fn store_failed(error: StoreError) -> BindError {
-    BindError::LocalNode(error.to_string())
+impl From<StoreError> for BindError {
+    fn from(error: StoreError) -> Self {
+        Self::LocalNode(error.to_string())
+    }
 }
 
 #[cfg(test)]

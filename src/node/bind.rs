@@ -1,8 +1,6 @@
-//! Binding a pod to its StickyIP: which StickyIP it is, the protocol's steps, and what is reserved on this
-//! node.
+//! Binding a pod to its StickyIP: which one it is, the protocol's steps, and what is reserved on this node.
 //!
-//! Must never leave an address reserved for a refused binding that is not claimed, and never try slots
-//! without end.
+//! Must never leave an unclaimed address reserved for a refused binding, and never try slots without end.
 
 use std::time::Duration;
 
@@ -72,8 +70,7 @@ impl<'a> PodToBind<'a> {
     ///
     /// Each write has its own precondition (the protocol's); what is reserved on this node is released only
     /// if a live read finds no claim on it.
-    /// Errors: see [`BindPodError`]. What was written then is continued or undone by the next attempt, or by
-    /// repair.
+    /// Errors: what was written then is continued or undone by the next attempt, or by repair.
     pub(crate) async fn bind<D: Disk, L>(
         &self,
         api_writer: &mut ApiWriter<'_>,
@@ -107,9 +104,8 @@ impl<'a> PodToBind<'a> {
                 api_writer.api_mut().restart_time();
                 addresses.unreserve_unclaimed(api_writer).await?;
             }
-            let is_slot_lost =
-                matches!(error, BindError::Refused(Refusal::Handover { .. })) && slot.is_some();
-            if !is_slot_lost {
+            // Only a slot that another has taken is chosen again.
+            if slot.is_none() || !matches!(error, BindError::Refused(Refusal::Handover { .. })) {
                 return Err(BindPodError::Bind(error));
             }
         }
@@ -117,14 +113,13 @@ impl<'a> PodToBind<'a> {
     }
 
     /// The protocol's input for this pod: the StickyIP of its fixed name, or of this slot.
-    /// Errors: the pod's pin cannot be followed.
     pub(crate) fn binder(
         &self,
         node: &str,
         claimant: &Claimant,
         slot: Option<u32>,
     ) -> Result<Binder, PolicyError> {
-        let facts = self.facts;
+        let (facts, attachment_id) = (self.facts, self.attachment.id());
         let name = match claimant.fixed_name() {
             Some(name) => name.to_owned(),
             None => slot_name(&claimant.workload().name, slot.unwrap_or_default()),
@@ -132,11 +127,7 @@ impl<'a> PodToBind<'a> {
         let reference: ClaimantRef = sticky_identity::reference(claimant, slot);
         let pin = pin_of(facts, reference.ordinal)?;
         Ok(Binder {
-            asker: Attached {
-                node: node.to_owned(),
-                pod_uid: facts.uid.clone(),
-                attachment_id: self.attachment.id(),
-            },
+            asker: Attached { node: node.to_owned(), pod_uid: facts.uid.clone(), attachment_id },
             pod: facts.name.clone(),
             key: StickyKey { namespace: facts.namespace.clone(), name },
             claimant: reference,

@@ -1,8 +1,6 @@
-//! Detaching a sandbox of this node that has ended: unpublish, detach in the API server, and clear it in the
-//! store.
+//! Detaching a sandbox of this node that has ended: unpublish, detach in the API server, clear in the store.
 //!
-//! Must never detach what a newer sandbox of this node has, or what an ADD that is still to come was
-//! promised.
+//! Must never detach what a newer sandbox of this node has, or what was promised to an ADD still to come.
 
 use std::net::IpAddr;
 
@@ -24,7 +22,6 @@ pub(crate) struct EndedSandbox<'a> {
     pub(crate) snapshot_for: Option<&'a PodIdentity>,
 }
 
-/// What came of it.
 pub(crate) enum DetachOutcome {
     Detached(Box<Detached>),
     /// Another sandbox is attached, or none.
@@ -43,8 +40,7 @@ impl<D: Disk> ThisNode<'_, D> {
     /// on this node does so under it. The detach has the resourceVersion of the read as its precondition. The
     /// store is cleared last: if the process ends before, the record still says that the address may be
     /// attached, and the next attempt repeats this.
-    /// Errors: whatever `endpoint_gone` says, the store's, or a [`DetachError`]. It can be tried again at any
-    /// time.
+    /// Errors: of `endpoint_gone`, of the store, or a [`DetachError`]. It can be tried again at any time.
     pub(crate) async fn detach<E: From<StoreError> + From<DetachError>>(
         &self,
         api_writer: &mut ApiWriter<'_>,
@@ -57,8 +53,7 @@ impl<D: Disk> ThisNode<'_, D> {
         let mut ended = Vec::new();
         {
             let mut locked = self.store.lock()?;
-            // A newer sandbox may have the older one's id in the API server: it came while the API server was
-            // away.
+            // A newer sandbox that came while the API server was away may have the older one's id there.
             let current = locked.find_by_claimant(&claimant)?;
             if let Some(current) = current.filter(|current| current.record.is_attached(self.store.now())) {
                 let attachment = &current.record.attachment;
@@ -79,8 +74,7 @@ impl<D: Disk> ThisNode<'_, D> {
         let exists = read.is_some();
         let attached = read.filter(|read| {
             let attached = StickyView::from(read).attached;
-            attached
-                .is_some_and(|attached| attached.node == self.name && ended.contains(&attached.attachment_id))
+            attached.is_some_and(|it| it.node == self.name && ended.contains(&it.attachment_id))
         });
         let writes_before = api_writer.count();
         let detached = match attached {
@@ -94,8 +88,11 @@ impl<D: Disk> ThisNode<'_, D> {
             // Others may have the address from here on, also if the answer to the last write was lost.
             let mut locked = self.store.lock()?;
             let cleared = locked.clear_attachment(&claimant, &ended);
-            if let (Ok(Some(detached)), Some(pod)) = (&detached, snapshot_for) {
-                keep_snapshot(&mut locked, &claimant, detached, pod);
+            // The runtime knows a static pod by another uid than the API server; only a read knows both.
+            if let (Ok(Some(detached)), Some(pod)) = (&detached, snapshot_for)
+                && pod.uid() == Some(&detached.pod_uid)
+            {
+                keep_snapshot(&mut locked, &claimant, detached);
             }
             cleared.and_then(|()| locked.commit())?;
         }
@@ -107,18 +104,8 @@ impl<D: Disk> ThisNode<'_, D> {
     }
 }
 
-/// Keeps the StickyIP as this detach left it, so that the claimant's next ADD here can attach before it
-/// reads.
-fn keep_snapshot<D: Disk>(
-    locked: &mut LockedStore<'_, D>,
-    claimant: &ClaimantKey,
-    detached: &Detached,
-    pod: &PodIdentity,
-) {
-    // The runtime knows a static pod by another uid than the API server; only a read knows both.
-    if pod.uid() != Some(&detached.pod_uid) {
-        return;
-    }
+/// Keeps the StickyIP as this detach left it: the claimant's next ADD here can attach before it reads.
+fn keep_snapshot<D: Disk>(locked: &mut LockedStore<'_, D>, claimant: &ClaimantKey, detached: &Detached) {
     let mut object = detached.object.clone();
     object.metadata.managed_fields = None;
     let kept = match locked.find_by_claimant(claimant) {

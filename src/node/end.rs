@@ -4,10 +4,8 @@
 //! Must never end an attachment of which a repeated DEL or the agent could not learn.
 
 use crate::names::Attachment;
-use crate::store::{
-    Disk, LockedStore, NodeTime, PendingUpdate, PendingUpdateKind, Record, RecordState, StickyBinding,
-    StoreError, StoredRecord,
-};
+use crate::store::{Disk, LockedStore, NodeTime, PendingUpdate, PendingUpdateKind, Record, RecordState};
+use crate::store::{StoreError, StoredRecord};
 
 /// When a pending update is written before the record changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,19 +26,10 @@ pub(crate) fn end_attachment<D: Disk>(
     update: UpdateFirst,
 ) -> Result<&'static str, StoreError> {
     let record = &stored.record;
-    let binding = record.binding.as_ref();
-    let own_id = record.attachment.id();
-    let is_written = match update {
-        UpdateFirst::IfBound => binding.is_some(),
-        UpdateFirst::IfOtherId => {
-            binding.is_some_and(|binding| binding.attachment_id.as_ref() != Some(&own_id))
-        }
-    };
-    if is_written {
-        locked.put_pending_update(
-            &record.attachment,
-            &detached_update(&record.attachment, Some(record), now),
-        )?;
+    let has_own_id = record.attachment_id() == Some(&record.attachment.id());
+    if record.binding.is_some() && (update == UpdateFirst::IfBound || !has_own_id) {
+        let update = detached_update(&record.attachment, Some(record), now);
+        locked.put_pending_update(&record.attachment, &update)?;
     }
     if let Some(uid) = record.used_decision() {
         // A crash may have left it.
@@ -56,38 +45,23 @@ pub(crate) fn end_attachment<D: Disk>(
 }
 
 /// The pending update that this sandbox has ended.
-pub(crate) fn detached_update(
-    attachment: &Attachment,
-    record: Option<&Record>,
-    now: &NodeTime,
-) -> PendingUpdate {
+pub(crate) fn detached_update(ended: &Attachment, record: Option<&Record>, at: &NodeTime) -> PendingUpdate {
     let binding = record.and_then(|record| record.binding.as_ref());
-    let uid = record.and_then(|record| record.pod.as_ref()?.uid().map(str::to_owned));
-    update(PendingUpdateKind::Ended, attachment, binding, uid, now)
+    let known_by = record.and_then(Record::attachment_id).filter(|id| **id != ended.id());
+    PendingUpdate {
+        kind: PendingUpdateKind::Ended,
+        container: ended.container.to_string(),
+        interface: ended.interface.to_string(),
+        namespace: binding.map(|binding| binding.key.namespace.clone()),
+        name: binding.map(|binding| binding.key.name.clone()),
+        attachment_id: known_by.cloned(),
+        uid: record.and_then(|record| record.pod.as_ref()?.uid()).map(str::to_owned),
+        at: at.clone(),
+    }
 }
 
 /// The pending update that this sandbox has taken the place of its pod's older one.
 pub(crate) fn attached_update(attachment: &Attachment, record: &Record, now: &NodeTime) -> PendingUpdate {
-    let uid = record.pod.as_ref().and_then(|pod| pod.uid().map(str::to_owned));
-    update(PendingUpdateKind::Attached, attachment, record.binding.as_ref(), uid, now)
-}
-
-fn update(
-    kind: PendingUpdateKind,
-    attachment: &Attachment,
-    binding: Option<&StickyBinding>,
-    uid: Option<String>,
-    at: &NodeTime,
-) -> PendingUpdate {
-    let known_by = binding.and_then(|binding| binding.attachment_id.clone());
-    PendingUpdate {
-        kind,
-        container: attachment.container.to_string(),
-        interface: attachment.interface.as_str().to_owned(),
-        namespace: binding.map(|binding| binding.key.namespace.clone()),
-        name: binding.map(|binding| binding.key.name.clone()),
-        attachment_id: known_by.filter(|id| *id != attachment.id()),
-        uid,
-        at: at.clone(),
-    }
+    let kind = PendingUpdateKind::Attached;
+    PendingUpdate { kind, ..detached_update(attachment, Some(record), now) }
 }

@@ -1,5 +1,4 @@
-//! Publishing an attachment in this node's CiliumNode: its pool entry (`crd` mode) and, away from home, its
-//! route.
+//! Publishing an attachment in the CiliumNode: its pool entry (`crd` mode) and, away from home, its route.
 //!
 //! Must never publish what is not attached to this node by a live read under the claimant's pool lock.
 
@@ -9,7 +8,6 @@ use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind::read_sticky;
 use crate::names::StickyKey;
 
-/// What came of it.
 pub(crate) enum Published {
     Written(Publication),
     /// The CiliumNode showed it before.
