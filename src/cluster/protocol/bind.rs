@@ -300,13 +300,12 @@ impl<'a, 'w> Run<'a, 'w> {
     ) -> Result<BTreeMap<IpAddr, Origin>, BindError> {
         let own = self.candidates.iter().flatten();
         let mut origins: BTreeMap<_, _> = own.map(|one| (one.address, one.origin.clone())).collect();
-        for &address in view.addresses.iter().filter(|address| !claims.contains_key(address)) {
-            if !origins.contains_key(&address) {
-                let mut sources = self.take_sources().await?;
-                let origin = sources.origin(self.writer.api(), address, self.local_node).await?;
-                origins.insert(address, origin);
-                self.sources = Some(sources);
-            }
+        let is_unknown =
+            |address: &&IpAddr| !claims.contains_key(*address) && !origins.contains_key(*address);
+        for address in view.addresses.iter().filter(is_unknown).copied().collect::<Vec<_>>() {
+            let mut sources = self.take_sources().await?;
+            origins.insert(address, sources.origin(self.writer.api(), address, self.local_node).await?);
+            self.sources = Some(sources);
         }
         Ok(origins)
     }
