@@ -39,8 +39,7 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
         }
     }
     if outcome.status == 1 && !options.fix {
-        outcome.stderr =
-            "sticky-ipam store: put it in order with: sticky-ipam store check --fix\n".to_owned();
+        outcome.stderr = "sticky-ipam store: put it in order with: sticky-ipam store check --fix\n".into();
     }
     Ok(outcome)
 }
@@ -48,10 +47,10 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
 fn report(text: &mut String, findings: &[VerifyFinding], word: &str) {
     for finding in findings {
         // What is reported as found is reported again as a notice if it stays.
-        let word = match (finding.wrong, word) {
-            (true, word) => word,
-            (false, "found") => continue,
-            (false, _) => "notice",
+        let word = match word {
+            word if finding.wrong => word,
+            "found" => continue,
+            _ => "notice",
         };
         *text += &format!("{word}: {} {}\n", finding.path.display(), finding.what);
     }

@@ -45,10 +45,8 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
         let count = steps.iter().filter(|step| matches!(step.fate, ImportAction::Imported(_))).count();
         outcome.stdout += &match (refused, options.dry_run) {
             (true, _) => format!("{network}: refused, nothing is changed\n"),
-            (false, true) => {
-                format!("{network}: {count} addresses would be imported, nothing is changed\n")
-            }
-            (false, false) => format!("{network}: {count} addresses imported\n"),
+            (_, true) => format!("{network}: {count} addresses would be imported, nothing is changed\n"),
+            _ => format!("{network}: {count} addresses imported\n"),
         };
         if refused {
             outcome.status = 1;

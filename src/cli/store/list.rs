@@ -57,7 +57,7 @@ pub(super) fn run(options: &Options) -> Result<CommandOutput, CommandError> {
         rows.extend(store.address_files()?.iter().map(|look| row(&store, &network, look, &first_opened_at)));
     }
     let stdout = if options.json { serde_json::to_string_pretty(&rows)? + "\n" } else { table(&rows) };
-    Ok(CommandOutput { stdout, ..CommandOutput::default() })
+    Ok(CommandOutput::printed(stdout))
 }
 
 fn row(
@@ -83,10 +83,9 @@ fn row(
         container: record.map(|record| record.attachment.container.to_string()),
         interface: record.map(|record| record.attachment.interface.to_string()),
         since: ours.map(|record| record.since.to_rfc3339()),
-        retention: ours.map(|record| match (record.retention, record.retention.and_then(|it| it.time())) {
-            (None, _) => "no".to_owned(),
-            (Some(_), Some(time)) => written(time.as_secs()),
-            (Some(_), None) => "Forever".to_owned(),
+        retention: ours.map(|record| match record.retention {
+            None => "no".to_owned(),
+            Some(it) => it.time().map_or_else(|| "Forever".to_owned(), |time| written(time.as_secs())),
         }),
     }
 }
@@ -106,33 +105,24 @@ fn state(record: &Record, now: &NodeTime, first_opened_at: &NodeTime) -> &'stati
 /// Seconds, as they are written in the configuration.
 fn written(seconds: u64) -> String {
     let parts = [(seconds / 3600, 'h'), (seconds / 60 % 60, 'm'), (seconds % 60, 's')];
-    let text: String = parts
-        .iter()
-        .filter(|(number, _)| *number > 0)
-        .map(|(number, unit)| format!("{number}{unit}"))
-        .collect();
+    let text: String = parts.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{n}{unit}")).collect();
     if text.is_empty() { "0s".to_owned() } else { text }
 }
 
 fn table(rows: &[Row]) -> String {
-    let dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
-    let mut lines = vec![HEAD.map(str::to_owned)];
+    fn dash(text: &Option<String>) -> &str {
+        text.as_deref().unwrap_or("-")
+    }
+    let mut lines = vec![HEAD];
     lines.extend(rows.iter().map(|row| {
-        let container = dash(&row.container).chars().take(SHORT_ID).collect();
-        [
-            row.network.clone(),
-            row.address.clone(),
-            row.state.to_owned(),
-            dash(&row.pod),
-            container,
-            dash(&row.interface),
-            dash(&row.since),
-            dash(&row.retention),
-        ]
+        let container = dash(&row.container);
+        let container = container.get(..SHORT_ID).unwrap_or(container);
+        let (pod, interface) = (dash(&row.pod), dash(&row.interface));
+        let (since, retention) = (dash(&row.since), dash(&row.retention));
+        [row.network.as_str(), &row.address, row.state, pod, container, interface, since, retention]
     }));
-    let widths: Vec<usize> = (0..HEAD.len())
-        .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
-        .collect();
+    let width_of = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEAD.len()).map(width_of).collect();
     let mut text = String::new();
     for line in &lines {
         let cells: Vec<String> =

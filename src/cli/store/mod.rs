@@ -6,10 +6,9 @@ mod list;
 mod options;
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 use thiserror::Error;
 
@@ -21,7 +20,6 @@ use options::Options;
 /// How long a command waits for a store's lock, as the plugin does by default.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The help of `sticky-ipam store`.
 pub const HELP: &str = "\
 usage: sticky-ipam store COMMAND [OPTION…]
 
@@ -37,25 +35,18 @@ Options of all commands:
   -h, --help          help, also of each command
 ";
 
-/// Why a command could not be done.
 #[derive(Debug, Error)]
 enum CommandError {
-    /// It was not understood.
     #[error("{0}")]
     Usage(String),
-    /// There is nothing to work on.
     #[error("there is no directory {}; name the data directory with {option}", path.display())]
     NoDirectory { path: PathBuf, option: &'static str },
-    /// There is no such network.
     #[error("there is no network {network} in {}; there are: {}", dir.display(), names(.known))]
     NoNetwork { network: NetworkName, dir: PathBuf, known: Vec<NetworkName> },
-    /// A directory cannot be listed.
     #[error("cannot list {}: {source}; {}", path.display(), cure_of_listing(source, option))]
     List { path: PathBuf, source: io::Error, option: &'static str },
-    /// The store refused.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The answer could not be put into words.
     #[error("cannot write the list as JSON: {0}")]
     Json(#[from] serde_json::Error),
 }
@@ -75,49 +66,42 @@ fn names(networks: &[NetworkName]) -> String {
     networks.iter().map(NetworkName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Runs `sticky-ipam store` with these arguments.
 pub fn run(arguments: &[OsString]) -> CommandOutput {
-    let outcome = match arguments.first().map(|argument| argument.to_string_lossy()).as_deref() {
-        Some("list") => {
-            Options::parse(&arguments[1..], list::OPTIONS, list::HELP).and_then(answer(list::run))
-        }
-        Some("check") => {
-            Options::parse(&arguments[1..], check::OPTIONS, check::HELP).and_then(answer(check::run))
-        }
-        Some("import-host-local") => {
-            Options::parse(&arguments[1..], import::OPTIONS, import::HELP).and_then(answer(import::run))
-        }
-        Some("-h" | "--help") => Ok(CommandOutput { stdout: HELP.to_owned(), ..CommandOutput::default() }),
-        Some(other) => Err(CommandError::Usage(format!(
-            "there is no command '{other}'; there are: list, check, import-host-local"
-        ))),
-        None => Err(CommandError::Usage("which command? There are: list, check, import-host-local".into())),
-    };
-    outcome.unwrap_or_else(|error| {
-        let status = if matches!(error, CommandError::Usage(_)) { 2 } else { 1 };
-        let hint = if status == 2 { " (sticky-ipam store --help)" } else { "" };
-        CommandOutput {
-            stderr: format!("sticky-ipam store: {error}{hint}\n"),
-            status,
-            ..CommandOutput::default()
-        }
+    run_command(arguments).unwrap_or_else(|error| {
+        let (status, hint) = match error {
+            CommandError::Usage(_) => (2, " (sticky-ipam store --help)"),
+            _ => (1, ""),
+        };
+        let stderr = format!("sticky-ipam store: {error}{hint}\n");
+        CommandOutput { stderr, status, ..CommandOutput::default() }
     })
 }
 
-/// A command, unless only its help is asked for. What the store logs meanwhile goes to standard error.
-fn answer(
-    command: impl FnOnce(&Options) -> Result<CommandOutput, CommandError>,
-) -> impl FnOnce(Options) -> Result<CommandOutput, CommandError> {
-    move |options| match options.help {
-        Some(help) => Ok(CommandOutput { stdout: help.to_owned(), ..CommandOutput::default() }),
-        None => {
-            let log = tracing_subscriber::fmt().with_target(false).with_ansi(false).with_writer(io::stderr);
-            tracing::subscriber::with_default(log.finish(), || command(&options))
+/// Runs a command, or only prints its help. What the store logs meanwhile goes to standard error.
+fn run_command(arguments: &[OsString]) -> Result<CommandOutput, CommandError> {
+    type Command = fn(&Options) -> Result<CommandOutput, CommandError>;
+    let usage = |why: String| Err(CommandError::Usage(why));
+    let name = arguments.first().map(|argument| argument.to_string_lossy());
+    let (own, help, command): (_, _, Command) = match name.as_deref() {
+        Some("list") => (list::OPTIONS, list::HELP, list::run),
+        Some("check") => (check::OPTIONS, check::HELP, check::run),
+        Some("import-host-local") => (import::OPTIONS, import::HELP, import::run),
+        Some("-h" | "--help") => return Ok(CommandOutput::printed(HELP)),
+        Some(other) => {
+            return usage(format!(
+                "there is no command '{other}'; there are: list, check, import-host-local"
+            ));
         }
+        None => return usage("which command? There are: list, check, import-host-local".into()),
+    };
+    let options = Options::parse(&arguments[1..], own)?;
+    if options.help {
+        return Ok(CommandOutput::printed(help));
     }
+    let log = tracing_subscriber::fmt().with_target(false).with_ansi(false).with_writer(io::stderr);
+    tracing::subscriber::with_default(log.finish(), || command(&options))
 }
 
-/// The store of a network, as of now.
 fn open(options: &Options, dir: &Path, network: &NetworkName) -> Result<Store<RealDisk>, CommandError> {
     let now = NodeTime::now(&options.boot_id_file)?;
     Ok(Store::new(RealDisk, dir, network, now, LOCK_TIMEOUT))
@@ -128,13 +112,10 @@ fn networks(options: &Options, dir: &Path) -> Result<Vec<NetworkName>, CommandEr
     let option = if options.from.as_deref() == Some(dir) { "--from" } else { "--dir" };
     let failed = |source| CommandError::List { path: dir.to_owned(), source, option };
     let mut found = Vec::new();
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(CommandError::NoDirectory { path: dir.to_owned(), option });
-        }
-        Err(source) => return Err(failed(source)),
-    };
+    let entries = fs::read_dir(dir).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CommandError::NoDirectory { path: dir.to_owned(), option },
+        _ => failed(error),
+    })?;
     for entry in entries {
         let entry = entry.map_err(failed)?;
         if entry.path().is_dir()

@@ -7,8 +7,7 @@ use crate::cli::store::CommandError;
 use crate::cni::config::{DEFAULT_DATA_DIR, sticky};
 use crate::names::NetworkName;
 
-/// What was asked for.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Options {
     pub(super) dir: PathBuf,
     pub(super) network: Option<NetworkName>,
@@ -17,30 +16,19 @@ pub(super) struct Options {
     pub(super) dry_run: bool,
     pub(super) fix: bool,
     pub(super) json: bool,
-    /// The help to print, if that is what was asked for.
-    pub(super) help: Option<&'static str>,
+    pub(super) help: bool,
 }
 
-/// The options that every command takes.
 const EVERYWHERE: [&str; 5] = ["--dir", "--network", "--boot-id-file", "--help", "-h"];
 
 impl Options {
     /// Reads the options; those that are neither everywhere nor in `own` are refused.
-    pub(super) fn parse(
-        arguments: &[OsString],
-        own: &[&str],
-        help: &'static str,
-    ) -> Result<Self, CommandError> {
-        let usage = |why: String| CommandError::Usage(why);
+    pub(super) fn parse(arguments: &[OsString], own: &[&str]) -> Result<Self, CommandError> {
+        let usage = CommandError::Usage;
         let mut options = Self {
             dir: PathBuf::from(DEFAULT_DATA_DIR),
-            network: None,
             boot_id_file: PathBuf::from(sticky::DEFAULT_BOOT_ID_FILE),
-            from: None,
-            dry_run: false,
-            fix: false,
-            json: false,
-            help: None,
+            ..Self::default()
         };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
@@ -74,7 +62,7 @@ impl Options {
                 _ if attached.is_some() => return Err(usage(format!("{name} takes no value"))),
                 "--dry-run" => options.dry_run = true,
                 "--fix" => options.fix = true,
-                _ => options.help = Some(help),
+                _ => options.help = true,
             }
         }
         Ok(options)
