@@ -1,25 +1,23 @@
 //! What Cilium's own settings say: its mode, and whether it announces ranges. Read where that is allowed;
 //! must never be needed: without it the controller's own setting counts.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
 
 use crate::cluster::api::client::ApiError;
-use crate::controller::flags::ControllerSettings;
-use crate::controller::writer::Writer;
+use crate::controller::{flags::ControllerSettings, writer::Writer};
 use crate::policy::mode::CiliumMode;
 
 /// The ConfigMap that Cilium is installed with.
 const NAME: &str = "cilium-config";
-/// Where it is.
 const NAMESPACE: &str = "kube-system";
 
-/// What is known of Cilium's settings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct CiliumConfig {
-    /// How it gets its addresses.
     pub mode: CiliumMode,
     /// Whether its BGP speaker is asked to announce pod ranges.
     pub announces: bool,
@@ -35,22 +33,21 @@ impl CiliumConfig {
         let api: Api<ConfigMap> = Api::namespaced(writer.client(), NAMESPACE);
         let what = format!("get ConfigMap {NAMESPACE}/{NAME}");
         let data = match writer.connection().read(&what, || api.get_opt(NAME)).await {
-            Ok(found) => found.and_then(|found| found.data),
+            Ok(found) => found.and_then(|found| found.data).unwrap_or_default(),
             Err(error) => {
                 config.remarks.push(format!("{error}; going by --cilium-ipam"));
-                None
+                BTreeMap::new()
             }
         };
-        let said = |key: &str| data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
-        if let Some(mode) = said("ipam").map(CiliumMode::from_cilium_config) {
-            if mode.is_known() && mode != set {
+        let said = |key: &str| data.get(key).map(String::as_str);
+        if let Some(ipam) = said("ipam") {
+            config.mode = CiliumMode::from_cilium_config(ipam);
+            if config.mode.is_known() && config.mode != set {
                 config.remarks.push(format!(
-                    "ConfigMap {NAMESPACE}/{NAME} says ipam: {}, and --cilium-ipam says otherwise; set them \
-                     alike",
-                    said("ipam").unwrap_or_default()
+                    "ConfigMap {NAMESPACE}/{NAME} says ipam: {ipam}, and --cilium-ipam says otherwise; set \
+                     them alike"
                 ));
             }
-            config.mode = mode;
         }
         config.announces = said("bgp-announce-pod-cidr") == Some("true")
             || (said("enable-bgp-control-plane") == Some("true") && advertises(writer).await);
@@ -80,11 +77,11 @@ async fn advertises(writer: &Writer) -> bool {
 }
 
 fn asks_for_ranges(object: &Value) -> bool {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let advertised = list(&object["spec"]["advertisements"]);
-    let routers = list(&object["spec"]["virtualRouters"]);
-    advertised.iter().any(|one| one["advertisementType"] == "PodCIDR")
-        || routers.iter().any(|one| one["exportPodCIDR"] == Value::Bool(true))
+    let any = |list: &str, asks: fn(&Value) -> bool| {
+        object["spec"][list].as_array().is_some_and(|list| list.iter().any(asks))
+    };
+    any("advertisements", |one| one["advertisementType"] == "PodCIDR")
+        || any("virtualRouters", |one| one["exportPodCIDR"] == true)
 }
 
 #[cfg(test)]

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::cluster::api::events::NewEvent;
 use crate::controller::events::EventRecorder;
@@ -18,38 +17,29 @@ use crate::controller::metrics::ControllerMetrics;
 use crate::controller::queue::{Inbox, Key};
 use crate::controller::writer::Writer;
 use crate::policy::selection::facts::TimePoint;
-use crate::runtime::cache::CacheEvent;
-use crate::runtime::http::Readiness;
-use crate::runtime::locked;
+use crate::runtime::{cache::CacheEvent, http::Readiness, locked};
 
 /// For how long urgent work may hold up the rest at most: an API server that hangs keeps a duty busy, too.
 const MAX_URGENT_WORK: Duration = Duration::from_secs(10);
 
-/// Everything that a duty works with.
 pub struct Context {
     index: Mutex<ClusterIndex>,
     inboxes: Mutex<Vec<Arc<Inbox>>>,
-    /// Applies writes.
     pub writer: Writer,
-    /// What the operator has set.
     pub settings: ControllerSettings,
-    /// What is counted.
     pub metrics: Arc<ControllerMetrics>,
-    /// Whether this process is ready.
     pub ready: Readiness,
-    event_recorder: EventRecorder,
+    pub(crate) event_recorder: EventRecorder,
     listed: Notify,
     /// How many rounds decide about addresses right now, and since when there is one.
     urgent_work: Mutex<(usize, Instant)>,
     /// How many duties have yet to finish their first round, and since when they run.
     pending_first_rounds: Mutex<Option<(usize, Instant)>>,
-    /// The process's start.
     pub started: Instant,
     started_at: i64,
 }
 
 impl Context {
-    /// A context with an empty index.
     pub fn new(
         writer: Writer,
         settings: ControllerSettings,
@@ -72,7 +62,7 @@ impl Context {
         }
     }
 
-    /// The index. Never over an await.
+    /// Never over an await.
     pub fn index(&self) -> MutexGuard<'_, ClusterIndex> {
         locked(&self.index)
     }
@@ -104,7 +94,6 @@ impl Context {
         self.listed.notify_waiters();
     }
 
-    /// Returns when every kind has been listed once.
     pub async fn wait_until_listed(&self) {
         self.ready.no("not every kind has been listed yet; see the log");
         loop {
@@ -159,9 +148,7 @@ impl Context {
         let inboxes = locked(&self.inboxes).clone();
         let now = self.elapsed();
         for inbox in inboxes.iter().filter(|inbox| inbox.takes(kind)) {
-            for name in names {
-                inbox.put(Key::new(kind, name.clone()), now);
-            }
+            names.iter().for_each(|name| inbox.put(Key::new(kind, name), now));
         }
     }
 
@@ -171,28 +158,15 @@ impl Context {
         let index = self.index();
         let now = self.elapsed();
         for kind in kinds {
-            for name in index.names(*kind) {
-                inbox.put(Key::new(*kind, name), now);
-            }
+            index.names(*kind).for_each(|name| inbox.put(Key::new(*kind, name), now));
         }
         locked(&self.inboxes).push(inbox.clone());
         inbox
     }
 
-    /// Records an event once; in the background while [`Context::run_events`] runs.
+    /// Records an event once; in the background while [`EventRecorder::run`] runs.
     pub(crate) async fn record_event(&self, event: NewEvent) {
         self.event_recorder.record(&self.writer, event).await;
-    }
-
-    /// The same without waiting: if too many events are queued, this one is recorded when it is decided
-    /// again.
-    pub(crate) fn record_event_later(&self, event: NewEvent) {
-        self.event_recorder.record_later(event);
-    }
-
-    /// Sends the duties' events, beside them. Until dropped.
-    pub async fn run_events(&self) {
-        self.event_recorder.run(&self.writer, || self.has_urgent_work()).await;
     }
 }
 

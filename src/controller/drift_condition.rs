@@ -6,9 +6,8 @@ use serde_json::{Value, json};
 
 use crate::policy::drift::DriftFinding;
 
-/// The type of the condition. True while objects disagree about the node's addresses.
+/// True while objects disagree about the node's addresses.
 pub(crate) const TYPE: &str = "AddressDrift";
-/// The longest message.
 const MAX_MESSAGE: usize = 4096;
 
 /// The message of a Node's condition, if that is True.
@@ -24,11 +23,7 @@ pub fn changed(findings: &[&DriftFinding], current: Option<&str>) -> Option<Valu
     let texts: Vec<String> = findings.iter().map(ToString::to_string).collect();
     let text = texts.join("; ");
     let message = &text[..text.floor_char_boundary(MAX_MESSAGE)];
-    let is_same = match current {
-        Some(current) => current == message,
-        None => message.is_empty(),
-    };
-    if is_same {
+    if current.map_or(message.is_empty(), |current| current == message) {
         return None;
     }
     let (status, reason, message) = match findings.first() {

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::controller::context::Context;
-use crate::controller::index::Kind;
 use crate::controller::queue::{Inbox, Key};
+use crate::controller::{context::Context, index::Kind};
+use crate::runtime::metrics::whole;
 
-/// What came of a round.
 #[derive(Debug, Default)]
 pub struct RoundResult {
     /// What to look at again, and after how long.
@@ -37,7 +36,6 @@ pub trait Duty {
     /// A full round takes place this often, however much or little is due. None: never.
     const TICK: Option<Duration> = None;
 
-    /// One round over what is due.
     fn round(&mut self, context: &Context, due: Vec<Key>) -> impl Future<Output = RoundResult>;
 
     /// The tick's round: over what is due, and over what changes without waking the duty. A duty that looks
@@ -55,10 +53,9 @@ pub(crate) async fn run_duty<D: Duty>(duty: D, context: &Context) {
 /// The same with an inbox that others put keys into, too.
 pub(crate) async fn run_duty_with<D: Duty>(mut duty: D, context: &Context, inbox: &Inbox) {
     let mut tick = D::TICK.map(|every| Instant::now() + every);
-    let mut is_first = true;
-    if inbox.is_empty() {
+    let mut is_first = !inbox.queue().is_empty();
+    if !is_first {
         // There is nothing to look at.
-        is_first = false;
         context.first_round_done();
     }
     loop {
@@ -73,7 +70,7 @@ pub(crate) async fn run_duty_with<D: Duty>(mut duty: D, context: &Context, inbox
         if !is_first {
             tokio::time::sleep(D::BATCH_DELAY).await;
         }
-        due.extend(inbox.take_due(context.elapsed()));
+        due.extend(inbox.queue().take_due(context.elapsed()));
         due.sort();
         due.dedup();
         let began = Instant::now();
@@ -84,8 +81,11 @@ pub(crate) async fn run_duty_with<D: Duty>(mut duty: D, context: &Context, inbox
         } else {
             duty.round(context, due).await
         };
-        context.metrics.round(D::NAME, began.elapsed(), done.failures, inbox.depth(context.elapsed()));
         let now = context.elapsed();
+        let (metrics, duty_name) = (&context.metrics, [D::NAME]);
+        metrics.rounds.with(duty_name).observe(began.elapsed().as_secs_f64());
+        metrics.errors.with(duty_name).inc_by(u64::try_from(done.failures).unwrap_or(u64::MAX));
+        metrics.queue.with(duty_name).set(whole(inbox.queue().depth(now)));
         for (key, after) in done.again {
             inbox.put(key, now + after);
         }

@@ -7,8 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
+use crate::cluster::api::events::{self, NewEvent};
 use crate::controller::writer::Writer;
 use crate::runtime::locked;
 
@@ -22,7 +21,6 @@ const MAX_QUEUED: usize = 4096;
 /// How many events are remembered as sent. One that falls out may be sent again; its name is taken then.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// Sends events, and remembers which were sent.
 #[derive(Debug, Default)]
 pub(crate) struct EventRecorder {
     memory: Mutex<SentEvents>,
@@ -44,8 +42,7 @@ impl EventRecorder {
         }
     }
 
-    /// The same without waiting: if too many events are queued, this one is recorded when it is decided
-    /// again.
+    /// The same without waiting: if too many are queued, this one is recorded when it is decided again.
     pub(crate) fn record_later(&self, event: NewEvent) {
         if let Some(event) = self.enqueue(event) {
             self.forget(&event);
@@ -59,15 +56,13 @@ impl EventRecorder {
         let queued = futures_util::stream::unfold(queued, async |mut queued| {
             queued.recv().await.map(|event| (event, queued))
         });
-        let has_urgent_work = &has_urgent_work;
-        queued
-            .for_each_concurrent(CONCURRENCY, |event| async move {
-                while has_urgent_work() {
-                    tokio::time::sleep(URGENT_WORK_POLL).await;
-                }
-                self.send(writer, &event).await;
-            })
-            .await;
+        let send = async |event| {
+            while has_urgent_work() {
+                tokio::time::sleep(URGENT_WORK_POLL).await;
+            }
+            self.send(writer, &event).await;
+        };
+        queued.for_each_concurrent(CONCURRENCY, send).await;
     }
 
     /// None if it was recorded before, or is queued now; else the event, which the caller must send.
@@ -75,11 +70,8 @@ impl EventRecorder {
         if !self.is_new(&event) {
             return None;
         }
-        let out = locked(&self.out).clone();
-        match out {
-            Some(out) => out.try_send(event).err().map(mpsc::error::TrySendError::into_inner),
-            None => Some(event),
-        }
+        let Some(out) = locked(&self.out).clone() else { return Some(event) };
+        out.try_send(event).err().map(mpsc::error::TrySendError::into_inner)
     }
 
     async fn send(&self, writer: &Writer, event: &NewEvent) {

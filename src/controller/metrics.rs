@@ -1,8 +1,6 @@
 //! What the controller counts, for Prometheus. Two names are those that older alerts know.
 
-use std::time::Duration;
-
-use crate::runtime::metrics::{Counter, FloatGauge, Gauge, Histogram, metrics, whole};
+use crate::runtime::metrics::{Counter, FloatGauge, Gauge, Histogram, metrics};
 
 metrics! {
     /// The controller's metrics.
@@ -69,14 +67,5 @@ metrics! {
             "Objects that could not be read and were skipped, by kind";
         config_valid: Gauge = "sticky_ipam_controller_config_valid",
             "1 if the settings file is accepted as it is now, 0 if a change of it was rejected";
-    }
-}
-
-impl ControllerMetrics {
-    /// Counts a duty's round.
-    pub fn round(&self, duty: &str, took: Duration, failures: usize, left: usize) {
-        self.rounds.with([duty]).observe(took.as_secs_f64());
-        self.errors.with([duty]).inc_by(u64::try_from(failures).unwrap_or(u64::MAX));
-        self.queue.with([duty]).set(whole(left));
     }
 }

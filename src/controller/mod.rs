@@ -21,10 +21,9 @@ pub mod writer;
 
 use std::ffi::OsString;
 
-use flags::{ControllerCommand, LoadError};
-
 use crate::runtime::exit::{ExitError, ExitOutput};
-use crate::runtime::log;
+use crate::runtime::{flags::LogFlags, log};
+use flags::{ControllerCommand, LoadError};
 
 /// The whole program; what goes to standard output.
 /// Errors: what goes to standard error, and the status.
@@ -32,19 +31,19 @@ pub fn main(arguments: Vec<OsString>) -> Result<ExitOutput, ExitError> {
     let loaded = match flags::load(&arguments) {
         Ok(loaded) => loaded,
         Err(LoadError::CommandLine(error)) if !error.use_stderr() => return Ok(error.to_string().into()),
-        Err(LoadError::CommandLine(error)) => return Err(ExitError::start(error.to_string())),
-        Err(LoadError::Settings(refused)) => return Err(ExitError::start(format!("error: {refused}"))),
+        Err(refused) => return Err(ExitError::start(refused.to_string())),
     };
-    let command = loaded.line.command.clone().unwrap_or(ControllerCommand::Run);
-    let settings = loaded.line.settings.clone();
-    log::start(settings.log.log_level, settings.log.log_format);
+    let LogFlags { log_level, log_format } = loaded.line.settings.log;
+    log::start(log_level, log_format);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ExitError::start(format!("cannot start: {error}")))?;
     runtime.block_on(async {
-        match command {
-            ControllerCommand::Audit { output } => commands::audit(&settings, output).await,
-            ControllerCommand::Adopt(adoption) => commands::adopt(&settings, &adoption).await,
-            ControllerCommand::Run => run::run(loaded, arguments).await.map(|()| ExitOutput::default()),
+        match loaded.line.command {
+            Some(ControllerCommand::Audit { output }) => commands::audit(&loaded.line.settings, output).await,
+            Some(ControllerCommand::Adopt(options)) => commands::adopt(&loaded.line.settings, options).await,
+            Some(ControllerCommand::Run) | None => {
+                run::run(loaded, arguments).await.map(|()| ExitOutput::default())
+            }
         }
     })
 }

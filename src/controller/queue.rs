@@ -5,13 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::controller::index::Kind;
 use crate::runtime::locked;
 
-/// An object to look at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub kind: Kind,
@@ -48,26 +46,23 @@ impl Queue {
     /// Takes out everything that is due, in the order of its time.
     pub(crate) fn take_due(&mut self, now: Duration) -> Vec<Key> {
         let mut due = Vec::new();
-        while self.order.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, key)) = self.order.pop_first() {
-                self.due.remove(&key);
-                due.push(key);
-            }
+        while self.next().is_some_and(|at| at <= now)
+            && let Some((_, key)) = self.order.pop_first()
+        {
+            self.due.remove(&key);
+            due.push(key);
         }
         due
     }
 
-    /// When the next key is due.
     pub(crate) fn next(&self) -> Option<Duration> {
         self.order.first().map(|(at, _)| *at)
     }
 
-    /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
 
-    /// How many keys are due now.
     pub(crate) fn depth(&self, now: Duration) -> usize {
         self.order.iter().take_while(|(at, _)| *at <= now).count()
     }
@@ -81,12 +76,10 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty inbox for changes of these kinds.
     pub(crate) fn new(kinds: &'static [Kind]) -> Self {
         Self { kinds, queue: Mutex::default(), arrived: Notify::new() }
     }
 
-    /// Whether changes of this kind belong here.
     pub(crate) fn takes(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
@@ -97,7 +90,8 @@ impl Inbox {
         self.arrived.notify_one();
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    /// Never over an await, and not to put a key in: [`Inbox::put`] wakes the duty, too.
+    pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
         locked(&self.queue)
     }
 
@@ -121,21 +115,6 @@ impl Inbox {
             }
         }
     }
-
-    /// Takes what is due now.
-    pub(crate) fn take_due(&self, now: Duration) -> Vec<Key> {
-        self.queue().take_due(now)
-    }
-
-    /// Whether nothing is due or waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue().is_empty()
-    }
-
-    /// How many keys are due.
-    pub(crate) fn depth(&self, now: Duration) -> usize {
-        self.queue().depth(now)
-    }
 }
 
 /// A token bucket: a rate with a burst. The caller passes the time in.
@@ -154,7 +133,7 @@ impl TokenBucket {
         Self { per_second: f64::from(per_second.max(1)), burst, tokens: burst, filled: Duration::ZERO }
     }
 
-    /// Takes a token, or says how long to wait for one.
+    /// Takes a token.
     /// Errors: the time until the next token.
     pub(crate) fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let since = now.saturating_sub(self.filled).as_secs_f64();

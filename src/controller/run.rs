@@ -2,44 +2,33 @@
 //! after the Lease is lost: the process ends, and a new one takes part in the election.
 
 use std::ffi::OsString;
+use std::fmt::Debug;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::future::LocalBoxFuture;
-use futures_util::stream::FuturesUnordered;
+use futures_util::{StreamExt, future::LocalBoxFuture, stream::FuturesUnordered};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::Api;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
-use kube::runtime::watcher;
+use kube::{Api, Resource, core::PartialObjectMeta, runtime::watcher};
+use serde::de::DeserializeOwned;
 
-use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
-use crate::cluster::api::lease::LeaderElection;
+use crate::cluster::api::events::{self, NewEvent};
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
-use crate::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use crate::cluster::protocol::apply::{NoObserver, WriteObserver};
-use crate::controller::context::Context;
+use crate::cluster::objects::lenient::{Skipped, readable};
+use crate::cluster::{api::lease::LeaderElection, protocol::apply::NoObserver};
 use crate::controller::duties::{
     adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
 };
-use crate::controller::duty::run_duty;
-use crate::controller::flags::{ControllerSettings, LoadedSettings, reread};
+use crate::controller::flags::{LoadedSettings, reread};
 use crate::controller::index::objects::{
-    IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, namespace_annotations_of,
-    without_managed_fields,
+    IndexedCiliumNode, IndexedEndpoint, namespace_annotations_of, read_ours,
 };
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::ControllerMetrics;
-use crate::controller::writer::Writer;
-use crate::runtime::cache::CacheEvent;
-use crate::runtime::client::connect;
-use crate::runtime::exit::ExitError;
+use crate::controller::{context::Context, duty::run_duty, metrics::ControllerMetrics, writer::Writer};
 use crate::runtime::http::{HttpServer, Readiness};
-use crate::runtime::signals::ShutdownSignal;
-use crate::runtime::watch::{WatchProblem, feed, watch_readable, watch_trimmed};
+use crate::runtime::watch::{WatchProblem, feed, watch};
+use crate::runtime::{cache::CacheEvent, client::connect, exit::ExitError, signals::ShutdownSignal};
 
-/// How often the settings file is read again.
 const CONFIG_POLL: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT.
@@ -49,21 +38,15 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     for remark in settings.remarks() {
         tracing::warn!("{remark}");
     }
-    let mut shutdown = ShutdownSignal::listen()
-        .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
+    let mut shutdown = ShutdownSignal::listen()?;
     let metrics = Arc::new(ControllerMetrics::default());
     metrics.config_valid.set(1);
     let ready = Readiness::default();
     let counts = metrics.clone();
-    let tls = settings.server.certificate().map_err(|error| ExitError::start(format!("error: {error}")))?;
-    let pages = HttpServer::bind(
-        settings.server.metrics_address,
-        tls,
-        Arc::new(move || counts.page()),
-        ready.clone(),
-    )
-    .await;
-    let pages = pages.map_err(|error| ExitError::start(format!("error: {error}")))?;
+    let page = Arc::new(move || counts.page());
+    let tls = settings.server.certificate().map_err(ExitError::refused)?;
+    let bound = HttpServer::bind(settings.server.metrics_address, tls, page, ready.clone()).await;
+    let pages = bound.map_err(ExitError::refused)?;
     if let Ok(address) = pages.address() {
         tracing::info!(%address, "serving /metrics, /healthz and /readyz");
     }
@@ -71,8 +54,9 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     let counts = metrics.clone();
     let count = move |method: &str| counts.requests.inc([method]);
     let connected = connect(settings.client.kubeconfig.as_deref(), count).await;
-    let (client, _) = connected.map_err(|error| ExitError::start(format!("error: {error}")))?;
-    let context = context(client, settings.clone(), metrics.clone(), ready.clone(), Box::new(NoObserver));
+    let (client, _) = connected.map_err(ExitError::refused)?;
+    let writer = Writer::new(client, settings.client.origin().to_owned(), Box::new(NoObserver));
+    let context = Context::new(writer, settings.clone(), metrics.clone(), ready.clone());
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
     let (file, counts) = (loaded.file, metrics.clone());
     tokio::spawn(async move {
@@ -96,10 +80,9 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     }
     // A replica that waits to lead is as ready as it can be.
     ready.yes();
-    let name = identity();
     let (namespace, id) = (&settings.leader_election_namespace, &settings.leader_election_id);
-    let mut election =
-        LeaderElection::new(context.writer.client(), namespace, id, &name, settings.lease_times());
+    let (client, times) = (context.writer.client(), settings.lease_times());
+    let mut election = LeaderElection::new(client, namespace, id, &identity(), times);
     let term = tokio::select! {
         term = election.win() => Some(term),
         _ = stopped.wait_for(|stopped| *stopped) => None,
@@ -113,22 +96,10 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     held.map_err(|lost| ExitError::failed(lost.to_string()))
 }
 
-/// What the duties share, with nothing cached yet.
-pub fn context(
-    client: kube::Client,
-    settings: ControllerSettings,
-    metrics: Arc<ControllerMetrics>,
-    ready: Readiness,
-    observer: Box<dyn WriteObserver>,
-) -> Context {
-    let from = settings.client.origin().to_owned();
-    Context::new(Writer::new(client, from, observer), settings, metrics, ready)
-}
-
 /// Watches and does all duties, until dropped.
 pub async fn work(context: &Context) {
     let mut all: FuturesUnordered<Task<'_>> = watches(context).into_iter().collect();
-    all.push(Box::pin(context.run_events()));
+    all.push(Box::pin(context.event_recorder.run(&context.writer, || context.has_urgent_work())));
     all.push(Box::pin(async {
         context.wait_until_listed().await;
         tracing::info!("every kind is listed; starting the duties");
@@ -141,7 +112,6 @@ pub async fn work(context: &Context) {
     while all.next().await.is_some() {}
 }
 
-/// A part of the work that goes on until it is dropped.
 type Task<'a> = LocalBoxFuture<'a, ()>;
 
 fn duties(context: &Context) -> Vec<Task<'_>> {
@@ -164,41 +134,34 @@ fn duties(context: &Context) -> Vec<Task<'_>> {
     duties
 }
 
-/// What feeds the index.
 fn watches(context: &Context) -> Vec<Task<'_>> {
-    let client = || context.writer.client();
-    let config = watcher::Config::default;
-    macro_rules! theirs {
-        ($object:ty, $kind:expr, $trim:expr, $apply:expr) => {
-            Box::pin(feed(
-                watch_trimmed(Api::<$object>::all(client()), config(), $trim),
-                move |event| context.apply($kind, event, $apply),
-                report(context, $kind),
-            ))
-        };
-    }
-    macro_rules! ours {
-        ($object:ty, $field:ident, $kind:expr, $trim:expr) => {
-            Box::pin(feed(
-                watch_readable(Api::<DeserializeGuard<$object>>::all(client()), config(), $trim),
-                move |event| context.apply($kind, event, |index, event| index.$field.apply(event)),
-                report(context, $kind),
-            ))
-        };
-    }
-    let namespace = |object: PartialObjectMeta<Namespace>| namespace_annotations_of(object.metadata);
+    let namespace = |object: PartialObjectMeta<Namespace>| Ok(namespace_annotations_of(object.metadata));
+    let cilium_node = |object| readable::<CiliumNode>(object).map(IndexedCiliumNode::from);
+    let endpoint = |object| readable::<CiliumEndpoint>(object).map(IndexedEndpoint::from);
     vec![
-        theirs!(Pod, Kind::Pod, IndexedPod::from, ClusterIndex::apply_pod),
-        theirs!(Node, Kind::Node, IndexedNode::from, |index, event| index.nodes.apply(event)),
-        theirs!(PartialObjectMeta<Namespace>, Kind::Namespace, namespace, |index, event| index
-            .namespaces
-            .apply(event)),
-        ours!(StickyIP, stickies, Kind::StickyIP, without_managed_fields),
-        ours!(AddressClaim, claims, Kind::AddressClaim, without_managed_fields),
-        ours!(IPPool, pools, Kind::IPPool, without_managed_fields),
-        ours!(CiliumNode, cilium_nodes, Kind::CiliumNode, IndexedCiliumNode::from),
-        ours!(CiliumEndpoint, endpoints, Kind::CiliumEndpoint, IndexedEndpoint::from),
+        watched(context, Kind::Pod, |pod: Pod| Ok(pod.into()), ClusterIndex::apply_pod),
+        watched(context, Kind::Node, |node: Node| Ok(node.into()), |index, event| index.nodes.apply(event)),
+        watched(context, Kind::Namespace, namespace, |index, event| index.namespaces.apply(event)),
+        watched(context, Kind::StickyIP, read_ours, |index, event| index.stickies.apply(event)),
+        watched(context, Kind::AddressClaim, read_ours, |index, event| index.claims.apply(event)),
+        watched(context, Kind::IPPool, read_ours, |index, event| index.pools.apply(event)),
+        watched(context, Kind::CiliumNode, cilium_node, |index, event| index.cilium_nodes.apply(event)),
+        watched(context, Kind::CiliumEndpoint, endpoint, |index, event| index.endpoints.apply(event)),
     ]
+}
+
+fn watched<'a, O, T>(
+    context: &'a Context,
+    kind: Kind,
+    read: fn(O) -> Result<T, Skipped>,
+    apply: fn(&mut ClusterIndex, CacheEvent<(String, T)>) -> Vec<String>,
+) -> Task<'a>
+where
+    O: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    T: Send + 'static,
+{
+    let changes = watch(Api::all(context.writer.client()), watcher::Config::default(), read);
+    Box::pin(feed(changes, move |event| context.apply(kind, event, apply), report(context, kind)))
 }
 
 /// Reports what goes wrong with the watch of a kind: in the log, as an event, on /readyz, and as a stale
@@ -216,19 +179,19 @@ fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
             context.metrics.skipped.inc([&format!("{kind:?}")]);
             tracing::warn!("{skipped}");
             let (about, message) = (events::skipped(&skipped), skipped.to_string());
-            context.record_event_later(NewEvent { about, reason: "Unreadable", message, warning: true });
+            let event = NewEvent { about, reason: "Unreadable", message, warning: true };
+            context.event_recorder.record_later(event);
         }
         WatchProblem::UnknownKind(reason) => {
             tracing::warn!(?kind, reason, "the API server does not know this kind; trying again in a minute");
-            // A cluster without Cilium's kinds has none of its objects. Ours may only not be served right
-            // now.
+            // A cluster without Cilium's kinds has none of its objects. Ours may only not be served now.
             let none = CacheEvent::<()>::ListComplete;
             match kind {
                 Kind::CiliumNode => {
-                    context.apply(kind, none, |index, _| index.cilium_nodes.apply_empty_list());
+                    context.apply(kind, none, |index, _| index.cilium_nodes.apply_empty_list())
                 }
                 Kind::CiliumEndpoint => {
-                    context.apply(kind, none, |index, _| index.endpoints.apply_empty_list());
+                    context.apply(kind, none, |index, _| index.endpoints.apply_empty_list())
                 }
                 _ => not_ready(format!(
                     "the API server does not know the kind {kind:?}; install packaging/crds"
@@ -248,12 +211,9 @@ fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
 }
 
 /// Returns when the settings file has changed and is accepted: the next process starts with it.
-async fn file_changes(
-    arguments: &[OsString],
-    file: Option<&(std::path::PathBuf, String)>,
-    metrics: &ControllerMetrics,
-) {
+async fn file_changes(arguments: &[OsString], file: Option<&(PathBuf, String)>, metrics: &ControllerMetrics) {
     let Some((path, before)) = file else { return std::future::pending().await };
+    let file = path.display();
     let mut reported = None;
     loop {
         tokio::time::sleep(CONFIG_POLL).await;
@@ -263,22 +223,19 @@ async fn file_changes(
                 reported = None;
             }
             Some(Ok(())) => {
-                tracing::info!(
-                    file = %path.display(),
-                    "the settings file has changed; shutting down, to start again with it"
-                );
+                tracing::info!(%file, "the settings file has changed; shutting down, to start again with it");
                 return;
             }
-            Some(Err(refused)) => {
+            Some(Err(error)) => {
                 metrics.config_valid.set(0);
-                if reported.as_ref() != Some(&refused) {
+                if reported.as_ref() != Some(&error) {
                     tracing::error!(
-                        file = %path.display(),
-                        error = %refused,
+                        %file,
+                        %error,
                         "the settings file has changed and is not accepted; keeping the old settings"
                     );
                 }
-                reported = Some(refused);
+                reported = Some(error);
             }
         }
     }
@@ -300,13 +257,8 @@ mod tests {
     #[tokio::test]
     async fn a_kind_that_the_server_does_not_know_is_synced_and_has_no_objects() {
         let settings = load(&["sticky-ipam-controller".into()]).unwrap().line.settings;
-        let context = context(
-            Canned::new().client(),
-            settings,
-            Arc::default(),
-            Readiness::default(),
-            Box::new(NoObserver),
-        );
+        let writer = Writer::new(Canned::new().client(), "canned".into(), Box::new(NoObserver));
+        let context = Context::new(writer, settings, Arc::default(), Readiness::default());
         for kind in [Kind::CiliumEndpoint, Kind::CiliumNode] {
             // Every list begins with this, also one that is answered with 404.
             context.index().freshness.observe_event(kind, &CacheEvent::<()>::ListStarted);

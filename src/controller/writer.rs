@@ -1,24 +1,23 @@
 //! Sends the controller's writes, each with its precondition, observed and counted. Must never decide
 //! anything, and never write without saying what must not have changed.
 
-use std::future::Future;
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kube::api::{Api, Patch};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::apply::{ApiWriter, SentWrite, WriteObserver, patch_params};
-use crate::cluster::protocol::write::Precondition;
+use crate::cluster::{objects::StickyIP, protocol::write::Precondition};
 use crate::controller::index::objects::sticky_key_of;
 
 /// How long the API server may take over one request.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Sends writes, several at a time.
 pub struct Writer {
     client: kube::Client,
     kubeconfig: PathBuf,
@@ -27,12 +26,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer with this client; `kubeconfig` is where it came from, for messages.
+    /// `kubeconfig` is where the client came from, for messages.
     pub fn new(client: kube::Client, kubeconfig: PathBuf, observer: Box<dyn WriteObserver>) -> Self {
         Self { client, kubeconfig, observer, count: AtomicUsize::new(0) }
     }
 
-    /// The client, for reads.
     pub fn client(&self) -> kube::Client {
         self.client.clone()
     }
@@ -47,7 +45,6 @@ impl Writer {
         ApiWriter::in_sequence(self.connection(), &*self.observer, &self.count)
     }
 
-    /// How many writes were sent.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }
@@ -71,21 +68,17 @@ impl Writer {
     }
 
     /// A merge patch on exactly this state of an object.
-    pub async fn patch<K>(
+    pub async fn patch<K: Clone + DeserializeOwned + Debug>(
         &self,
         what: &str,
         api: &Api<K>,
         name: &str,
         at: &Precondition,
         mut patch: Value,
-    ) -> Result<Option<K>, ApiError>
-    where
-        K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
-    {
+    ) -> Result<Option<K>, ApiError> {
         patch["metadata"]["uid"] = json!(at.uid);
         patch["metadata"]["resourceVersion"] = json!(at.resource_version);
-        let params = patch_params();
-        self.write(what, api.patch(name, &params, &Patch::Merge(patch))).await
+        self.write(what, api.patch(name, &patch_params(), &Patch::Merge(patch))).await
     }
 
     /// A merge patch of one part on exactly this state of a StickyIP.
@@ -96,22 +89,19 @@ impl Writer {
         patch: Value,
     ) -> Result<Option<StickyIP>, ApiError> {
         let key = sticky_key_of(sticky);
-        let api: Api<StickyIP> = Api::namespaced(self.client(), &key.namespace);
+        let api = Api::namespaced(self.client(), &key.namespace);
         let what = format!("patch {part} of StickyIP {key}");
         self.patch(&what, &api, &key.name, &Precondition::of(sticky), patch).await
     }
 
     /// Deletes exactly this state of an object.
-    pub async fn delete<K>(
+    pub async fn delete<K: Clone + DeserializeOwned + Debug>(
         &self,
         what: &str,
         api: &Api<K>,
         name: &str,
         at: &Precondition,
-    ) -> Result<bool, ApiError>
-    where
-        K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
-    {
+    ) -> Result<bool, ApiError> {
         Ok(self.write(what, api.delete(name, &at.delete_params())).await?.is_some())
     }
 }

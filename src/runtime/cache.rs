@@ -39,38 +39,39 @@ impl<T: PartialEq> Cache<T> {
     /// Applies an event. Returns the names whose object differs now: none for a list that repeats what is
     /// cached.
     pub fn apply(&mut self, event: CacheEvent<(String, T)>) -> Vec<String> {
-        match event {
+        let changed = match event {
             CacheEvent::ListStarted => {
                 self.new_list = Some(Default::default());
-                Vec::new()
+                None
             }
             CacheEvent::Listed((name, object)) => {
                 self.new_list.get_or_insert_default().0.insert(name, object);
-                Vec::new()
+                None
             }
-            CacheEvent::ListComplete => self.replace(),
+            CacheEvent::ListComplete => return self.replace(),
             CacheEvent::Applied((name, object)) => {
                 let was_unreadable = self.unreadable.remove(&name);
                 let same = self.objects.get(&name) == Some(&object);
                 self.objects.insert(name.clone(), object);
-                if same && !was_unreadable { Vec::new() } else { vec![name] }
+                (!same || was_unreadable).then_some(name)
             }
             CacheEvent::Deleted(name) => {
                 let existed = self.unreadable.remove(&name) | self.objects.remove(&name).is_some();
-                if existed { vec![name] } else { Vec::new() }
+                existed.then_some(name)
             }
             CacheEvent::Unreadable(name) => match &mut self.new_list {
                 Some((_, unreadable)) => {
                     unreadable.insert(name);
-                    Vec::new()
+                    None
                 }
                 None => {
                     self.objects.remove(&name);
                     self.unreadable.insert(name.clone());
-                    vec![name]
+                    Some(name)
                 }
             },
-        }
+        };
+        changed.into_iter().collect()
     }
 
     fn replace(&mut self) -> Vec<String> {
@@ -78,17 +79,10 @@ impl<T: PartialEq> Cache<T> {
         let before = std::mem::replace(&mut self.objects, objects);
         let unreadable_before = std::mem::replace(&mut self.unreadable, unreadable);
         self.synced = true;
-        let gone = before.keys().filter(|name| !self.objects.contains_key(*name)).cloned();
+        let gone = before.keys().filter(|name| !self.objects.contains_key(*name));
         let other = self.objects.iter().filter(|(name, object)| before.get(*name) != Some(*object));
-        let mut changed: Vec<String> = gone.chain(other.map(|(name, _)| name.clone())).collect();
-        changed.extend(self.unreadable.symmetric_difference(&unreadable_before).cloned());
-        changed
-    }
-
-    /// Applies an empty list: there are no objects of this kind.
-    pub fn apply_empty_list(&mut self) -> Vec<String> {
-        self.apply(CacheEvent::ListStarted);
-        self.apply(CacheEvent::ListComplete)
+        let unreadable = self.unreadable.symmetric_difference(&unreadable_before);
+        gone.chain(other.map(|(name, _)| name)).chain(unreadable).cloned().collect()
     }
 }
 
@@ -98,21 +92,21 @@ impl<T> Cache<T> {
         self.synced
     }
 
-    /// Every object with its name.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &T)> + Clone {
         self.objects.iter()
     }
 
-    /// Every object.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.objects.keys()
+    }
+
     pub fn values(&self) -> impl Iterator<Item = &T> + Clone {
         self.objects.values()
     }
 
     /// Every object whose name starts with this, in the order of names.
     pub fn with_prefix<'a>(&'a self, prefix: &str) -> impl Iterator<Item = (&'a String, &'a T)> {
-        let from =
-            self.objects.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
-        from.take_while(move |(name, _)| name.starts_with(prefix))
+        self.objects.range(prefix.to_owned()..).take_while(move |(name, _)| name.starts_with(prefix))
     }
 
     /// The object of this name, if it can be read.
@@ -130,12 +124,6 @@ impl<T> Cache<T> {
         self.unreadable.iter()
     }
 
-    /// The number of readable objects.
-    pub fn len(&self) -> usize {
-        self.objects.len()
-    }
-
-    /// Whether there is no readable object.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }

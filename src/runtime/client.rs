@@ -7,12 +7,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kube::client::{Body, ClientBuilder};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use thiserror::Error;
-use tower::util::MapRequestLayer;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Service, layer::layer_fn, util::MapRequestLayer};
 
-/// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take to start: a little more than the API server gives itself (60 s). Without it,
 /// the client would wait forever for a list from a server that hangs, and its cache would stay stale.
@@ -24,41 +22,30 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// In messages, instead of the path of a kubeconfig: the credentials are those of the pod's service account.
 pub(crate) const IN_CLUSTER: &str = "(in the cluster)";
 
-/// Why there is no client.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// No kubeconfig was named, and this process is not in a cluster.
     #[error(
         "--kubeconfig (KUBECONFIG) is missing and this process is not a pod with a service account ({0}); \
          name a kubeconfig of the cluster"
     )]
-    NotInCluster(#[from] kube::config::InClusterError),
-    /// The kubeconfig cannot be read or used.
+    NotInCluster(#[from] InClusterError),
     #[error("--kubeconfig {}: {reason}", path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// The credentials cannot be used.
+    Kubeconfig { path: PathBuf, reason: KubeconfigError },
     #[error("cannot use the credentials: {0}")]
     Credentials(#[from] kube::Error),
 }
 
 /// Makes a client from this kubeconfig, or from the service account of this pod. `count` is called with the
 /// method of every request.
-/// Errors: there are no usable credentials.
 pub async fn connect(
     kubeconfig: Option<&Path>,
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<(kube::Client, kube::Config), ClientError> {
     let config = match kubeconfig {
         Some(path) => {
-            let bad = |reason: String| ClientError::Kubeconfig { path: path.to_owned(), reason };
-            let read = Kubeconfig::read_from(path).map_err(|error| bad(error.to_string()))?;
-            let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
-            config.map_err(|error| bad(error.to_string()))?
+            let bad = |reason| ClientError::Kubeconfig { path: path.to_owned(), reason };
+            let read = Kubeconfig::read_from(path).map_err(bad)?;
+            kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(bad)?
         }
         None => kube::Config::incluster()?,
     };
@@ -66,7 +53,6 @@ pub async fn connect(
     Ok((with_limits(config.clone(), count, limits)?, config))
 }
 
-/// The time limits of a client.
 #[derive(Clone, Copy)]
 struct Limits {
     answer: Duration,
@@ -89,16 +75,8 @@ fn with_limits(
         count(method(&request));
         request
     });
-    let builder = ClientBuilder::try_from(config)?;
-    Ok(builder.with_layer(&limits).with_layer(&counted).build())
-}
-
-impl<S> Layer<S> for Limits {
-    type Service = Limited<S>;
-
-    fn layer(&self, inner: S) -> Limited<S> {
-        Limited { inner, limits: *self }
-    }
+    let limited = layer_fn(move |inner| Limited { inner, limits });
+    Ok(ClientBuilder::try_from(config)?.with_layer(&limited).with_layer(&counted).build())
 }
 
 /// Gives up an answer that does not start in time.
@@ -126,10 +104,8 @@ where
         let limit = if method(&request) == WATCH { self.limits.watch } else { self.limits.answer };
         let answer = self.inner.call(request);
         Box::pin(async move {
-            match tokio::time::timeout(limit, answer).await {
-                Ok(answer) => answer.map_err(Into::into),
-                Err(_) => Err(format!("no answer started within {limit:?}").into()),
-            }
+            let late = |_| BoxError::from(format!("no answer started within {limit:?}"));
+            tokio::time::timeout(limit, answer).await.map_err(late)?.map_err(Into::into)
         })
     }
 }
@@ -141,11 +117,11 @@ const WATCH: &str = "WATCH";
 /// renewals of a Lease by its name, which go on for as long as a replica takes part in the election.
 fn method<B>(request: &hyper::Request<B>) -> &str {
     let (verb, path) = (request.method(), request.uri().path());
-    let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
-    if parameters.into_iter().any(|parameter| matches!(parameter, "watch=true" | "watch=1")) {
+    let query = request.uri().query().unwrap_or_default();
+    if query.split('&').any(|parameter| matches!(parameter, "watch=true" | "watch=1")) {
         return WATCH;
     }
-    let by_name = matches!(path.rsplit('/').nth(1), Some("leases")) && path.contains("/coordination.k8s.io/");
+    let by_name = path.rsplit('/').nth(1) == Some("leases") && path.contains("/coordination.k8s.io/");
     if by_name && (verb == hyper::Method::GET || verb == hyper::Method::PUT) {
         return "LEASE";
     }

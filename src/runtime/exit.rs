@@ -1,6 +1,5 @@
 //! What a program prints and ends with.
 
-/// Why a program ends without success.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExitError {
     /// For standard error.
@@ -12,6 +11,11 @@ impl ExitError {
     /// It could not start: a flag is wrong, or something that it needs is missing.
     pub(crate) fn start(text: impl Into<String>) -> Self {
         Self { text: text.into(), status: 2 }
+    }
+
+    /// It could not start because of this error.
+    pub(crate) fn refused(error: impl std::fmt::Display) -> Self {
+        Self::start(format!("error: {error}"))
     }
 
     /// It started and failed.

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Args};
+use tracing_subscriber::filter::LevelFilter;
 
 use super::client::IN_CLUSTER;
-use super::log::{LogFormat, LogLevel};
+use super::log::{LogFormat, level};
 use super::tls::{CertificateFiles, TlsError};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
@@ -59,7 +60,6 @@ pub struct ServerFlags {
 
 impl ServerFlags {
     /// The certificate and its key; none for plain HTTP.
-    /// Errors: only one of the two was given.
     pub(crate) fn certificate(&self) -> Result<Option<CertificateFiles>, TlsError> {
         CertificateFiles::of(self.tls_cert_file.as_deref(), self.tls_key_file.as_deref())
     }
@@ -70,8 +70,8 @@ impl ServerFlags {
 #[command(next_help_heading = PROCESS)]
 pub struct LogFlags {
     /// Lowest level that is logged: error, warn, info, debug, trace, or 0 to 6
-    #[arg(long, alias = "logLevel", env, default_value = "info", value_name = "LEVEL")]
-    pub log_level: LogLevel,
+    #[arg(long, alias = "logLevel", env, default_value = "info", value_parser = level, value_name = "LEVEL")]
+    pub log_level: LevelFilter,
     /// Format of log lines
     #[arg(long, alias = "logFormat", env, value_enum, default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
@@ -95,7 +95,6 @@ pub struct SelectionFlags {
 
 impl SelectionFlags {
     /// Checks what the parser of a single flag cannot.
-    /// Errors: the flag, and what would be right.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.exclude_key.is_empty() {
             return Err("--exclude-key (EXCLUDE_KEY) is empty; name a label".into());
@@ -103,7 +102,6 @@ impl SelectionFlags {
         Ok(())
     }
 
-    /// The rules that follow from the flags.
     pub fn rules(&self) -> Rules {
         Rules {
             selector: self.label_selector.clone(),
@@ -122,7 +120,6 @@ fn selector(text: &str) -> Result<Selector, String> {
 }
 
 /// A DNS name, as Kubernetes names most objects.
-/// Errors: what would be one.
 pub(crate) fn dns_name(text: &str) -> Result<String, String> {
     let is_label = |part: &str| {
         let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';

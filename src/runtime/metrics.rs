@@ -9,12 +9,11 @@ use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::{Metric, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::gauge::Gauge;
 pub use prometheus_client::metrics::histogram::Histogram;
-pub use prometheus_client::registry::Registry;
 
 /// A gauge of numbers that are not whole.
 pub(crate) type FloatGauge = Gauge<f64, AtomicU64>;
@@ -23,58 +22,39 @@ pub(crate) type FloatGauge = Gauge<f64, AtomicU64>;
 /// cluster.
 const BUCKETS: [f64; 8] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0];
 
-/// One metric, as it is declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Declaration {
-    /// Its name on the page.
     pub name: &'static str,
     /// `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
-    /// The names of its labels.
     pub labels: &'static [&'static str],
-    /// What it counts.
     pub help: &'static str,
 }
 
-/// A type of metric.
 pub trait MetricKind: Metric + Clone {
-    /// Its name.
     const NAME: &'static str;
-
-    /// A metric that has counted nothing.
-    fn zero() -> Self;
+    /// Makes one that has counted nothing.
+    const ZERO: fn() -> Self;
 }
 
 impl MetricKind for Counter {
     const NAME: &'static str = "counter";
-
-    fn zero() -> Self {
-        Self::default()
-    }
+    const ZERO: fn() -> Self = Self::default;
 }
 
 impl MetricKind for Gauge {
     const NAME: &'static str = "gauge";
-
-    fn zero() -> Self {
-        Self::default()
-    }
+    const ZERO: fn() -> Self = Self::default;
 }
 
 impl MetricKind for FloatGauge {
     const NAME: &'static str = "gauge";
-
-    fn zero() -> Self {
-        Self::default()
-    }
+    const ZERO: fn() -> Self = Self::default;
 }
 
 impl MetricKind for Histogram {
     const NAME: &'static str = "histogram";
-
-    fn zero() -> Self {
-        Self::new(BUCKETS)
-    }
+    const ZERO: fn() -> Self = || Self::new(BUCKETS);
 }
 
 type LabelSet<const N: usize> = [(&'static str, String); N];
@@ -86,18 +66,21 @@ pub struct Labelled<M, const N: usize> {
     family: Family<LabelSet<N>, M, fn() -> M>,
 }
 
-impl<M: MetricKind, const N: usize> Labelled<M, N> {
-    /// None of them has counted anything.
-    pub(crate) fn new(names: [&'static str; N]) -> Self {
-        Self { names, family: Family::new_with_constructor(M::zero) }
+impl<M: MetricKind, const N: usize> Labelled<M, N>
+where
+    Family<LabelSet<N>, M, fn() -> M>: Metric,
+{
+    pub(crate) fn add(page: &mut Page, name: &str, help: &str, names: [&'static str; N]) -> Self {
+        Self { names, family: page.add(name, help, Family::new_with_constructor(M::ZERO)) }
     }
+}
 
+impl<M: MetricKind, const N: usize> Labelled<M, N> {
     fn labels(&self, values: [&str; N]) -> LabelSet<N> {
         let mut values = values.into_iter();
         self.names.map(|name| (name, values.next().unwrap_or_default().to_owned()))
     }
 
-    /// The one with these values.
     pub(crate) fn with(&self, values: [&str; N]) -> M {
         self.family.get_or_create(&self.labels(values)).clone()
     }
@@ -107,55 +90,38 @@ impl<M: MetricKind, const N: usize> Labelled<M, N> {
         self.family.remove(&self.labels(values));
     }
 
-    /// Takes all of them off the page.
     pub(crate) fn clear(&self) {
         self.family.clear();
     }
 }
 
 impl<const N: usize> Labelled<Counter, N> {
-    /// Counts one.
     pub(crate) fn inc(&self, values: [&str; N]) {
         self.with(values).inc();
     }
 }
 
-/// Something that can be put onto the page.
-pub(crate) trait Registered {
-    /// Puts it there.
-    fn register(&self, registry: &mut Registry, name: &str, help: &str);
-}
+/// The metrics of one program, as Prometheus reads them.
+#[derive(Debug, Default)]
+pub(crate) struct Page(Registry);
 
-impl<M: MetricKind> Registered for M {
-    fn register(&self, registry: &mut Registry, name: &str, help: &str) {
-        register(registry, name, help, self.clone());
+impl Page {
+    /// Puts a metric onto the page. The library adds `_total` to counters and the unit to the name by itself.
+    pub(crate) fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        let name = name.strip_suffix("_total").unwrap_or(name);
+        match name.strip_suffix("_seconds") {
+            Some(bare) => self.0.register_with_unit(bare, help, Unit::Seconds, metric.clone()),
+            None => self.0.register(name, help, metric.clone()),
+        }
+        metric
     }
-}
 
-impl<M: MetricKind, const N: usize> Registered for Labelled<M, N>
-where
-    Family<LabelSet<N>, M, fn() -> M>: Metric,
-{
-    fn register(&self, registry: &mut Registry, name: &str, help: &str) {
-        register(registry, name, help, self.family.clone());
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into a string does not fail.
+        let _ = encode(&mut text, &self.0);
+        text
     }
-}
-
-/// The library adds `_total` to counters and the unit to the name by itself.
-fn register(registry: &mut Registry, name: &str, help: &str, metric: impl Metric) {
-    let name = name.strip_suffix("_total").unwrap_or(name);
-    match name.strip_suffix("_seconds") {
-        Some(bare) => registry.register_with_unit(bare, help, Unit::Seconds, metric),
-        None => registry.register(name, help, metric),
-    }
-}
-
-/// The page for Prometheus.
-pub fn page(registry: &Registry) -> String {
-    let mut text = String::new();
-    // Writing into a string does not fail.
-    let _ = encode(&mut text, registry);
-    text
 }
 
 /// A gauge's value; what is larger than it can show is shown as the largest.
@@ -172,24 +138,21 @@ macro_rules! metrics {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
-            registry: $crate::runtime::metrics::Registry,
+            page: $crate::runtime::metrics::Page,
             $(#[doc = $help] pub $field: $crate::runtime::metrics::metrics!(@type $kind $([$($label),+])?),)*
         }
 
         impl Default for $name {
             fn default() -> Self {
-                use $crate::runtime::metrics::Registered;
-                let mut registry = $crate::runtime::metrics::Registry::default();
-                $(
-                    let $field = $crate::runtime::metrics::metrics!(@new $kind $([$($label),+])?);
-                    $field.register(&mut registry, $metric, $help);
-                )*
-                Self { registry, $($field),* }
+                let mut page = $crate::runtime::metrics::Page::default();
+                $(let $field = $crate::runtime::metrics::metrics!(
+                    @add page $metric $help $kind $([$($label),+])?
+                );)*
+                Self { page, $($field),* }
             }
         }
 
         impl $name {
-            /// Every metric of this program.
             pub const DECLARED: &'static [$crate::runtime::metrics::Declaration] = &[$(
                 $crate::runtime::metrics::Declaration {
                     name: $metric,
@@ -199,9 +162,8 @@ macro_rules! metrics {
                 },
             )*];
 
-            /// The page for Prometheus.
             pub fn page(&self) -> String {
-                $crate::runtime::metrics::page(&self.registry)
+                self.page.text()
             }
         }
     };
@@ -209,9 +171,11 @@ macro_rules! metrics {
     (@type $kind:ident [$($label:ident),+]) => {
         $crate::runtime::metrics::Labelled<$kind, { [$(stringify!($label)),+].len() }>
     };
-    (@new $kind:ident) => { <$kind as $crate::runtime::metrics::MetricKind>::zero() };
-    (@new $kind:ident [$($label:ident),+]) => {
-        $crate::runtime::metrics::Labelled::<$kind, _>::new([$(stringify!($label)),+])
+    (@add $page:ident $metric:literal $help:literal $kind:ident) => {
+        $page.add($metric, $help, <$kind as $crate::runtime::metrics::MetricKind>::ZERO())
+    };
+    (@add $page:ident $metric:literal $help:literal $kind:ident [$($label:ident),+]) => {
+        $crate::runtime::metrics::Labelled::add(&mut $page, $metric, $help, [$(stringify!($label)),+])
     };
 }
 pub(crate) use metrics;

@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::CryptoProvider;
-use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring::default_provider};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
-use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{ServerConfig, sign::CertifiedKey};
 
 use crate::runtime::locked;
 
@@ -23,22 +21,11 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// Why a pair cannot be used. Each names the flag and the file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TlsError {
-    /// One of the two was given.
     #[error("{given} needs {missing}; give both, or neither for plain HTTP")]
-    Half {
-        /// The flag that was given.
-        given: &'static str,
-        missing: &'static str,
-    },
+    Half { given: &'static str, missing: &'static str },
     /// A file cannot be read, or is not what it should be.
     #[error("{flag} {file}: {why}", file = path.display())]
-    File {
-        flag: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why, and what would be right.
-        why: String,
-    },
+    File { flag: &'static str, path: PathBuf, why: String },
     /// Each file is valid, and the key is not that of the certificate.
     #[error("{CERT} {certificate} and {KEY} {key} do not fit: {why}; write the key of that certificate",
             certificate = pair.certificate.display(), key = pair.key.display())]
@@ -48,12 +35,10 @@ pub enum TlsError {
 const CERT: &str = "--tls-cert-file";
 const KEY: &str = "--tls-key-file";
 
-/// The two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// The certificate, followed by its chain, as PEM.
     pub certificate: PathBuf,
-    /// Its private key, as PEM.
     pub key: PathBuf,
 }
 
@@ -72,20 +57,14 @@ impl CertificateFiles {
 
     fn read(&self) -> Result<PemTexts, TlsError> {
         let read = |flag, path: &Path| {
-            std::fs::read(path).map_err(|error| TlsError::File {
-                flag,
-                path: path.to_owned(),
-                why: format!("cannot be read: {error}"),
-            })
+            std::fs::read(path).map_err(|error| bad_file(flag, path, format!("cannot be read: {error}")))
         };
         Ok(PemTexts { certificate: read(CERT, &self.certificate)?, key: read(KEY, &self.key)? })
     }
 
     fn parse(&self, texts: &PemTexts, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
-        let bad = |flag, path: &Path, what: &str, error: &dyn std::fmt::Display| TlsError::File {
-            flag,
-            path: path.to_owned(),
-            why: format!("it holds no {what} as PEM: {error}"),
+        let bad = |flag, path: &Path, what: &str, error: &dyn std::fmt::Display| {
+            bad_file(flag, path, format!("it holds no {what} as PEM: {error}"))
         };
         let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&texts.certificate).collect();
         let chain = chain.map_err(|error| bad(CERT, &self.certificate, "certificate", &error))?;
@@ -94,10 +73,13 @@ impl CertificateFiles {
         }
         let key = PrivateKeyDer::from_pem_slice(&texts.key);
         let key = key.map_err(|error| bad(KEY, &self.key, "private key", &error))?;
-        let pair = self.clone();
         CertifiedKey::from_der(chain, key, provider)
-            .map_err(|error| TlsError::Together { pair, why: error.to_string() })
+            .map_err(|error| TlsError::Together { pair: self.clone(), why: error.to_string() })
     }
+}
+
+fn bad_file(flag: &'static str, path: &Path, why: String) -> TlsError {
+    TlsError::File { flag, path: path.to_owned(), why }
 }
 
 /// The content of the files. Never logged: one of them is a secret.
@@ -116,7 +98,6 @@ struct Current {
     read_at: Instant,
 }
 
-/// The pair that is served now.
 pub(crate) struct CertificateSource {
     pair: CertificateFiles,
     provider: Arc<CryptoProvider>,
@@ -130,8 +111,6 @@ impl std::fmt::Debug for CertificateSource {
 }
 
 impl CertificateSource {
-    /// Reads the pair for the first time.
-    /// Errors: a file is missing or is not what it should be, or the two do not fit.
     pub(crate) fn load(pair: CertificateFiles) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
         let texts = pair.read()?;
@@ -148,31 +127,23 @@ impl CertificateSource {
         }
         current.read_at = now;
         let found = self.pair.read().and_then(|texts| {
-            if current.texts == texts {
-                return Ok(None);
-            }
-            Ok(Some((self.pair.parse(&texts, &self.provider)?, texts)))
-        });
-        match found {
-            Ok(None) => current.reported = None,
-            Ok(Some((served, texts))) => {
+            if current.texts != texts {
+                let served = self.pair.parse(&texts, &self.provider)?;
                 let certificate = self.pair.certificate.display();
                 tracing::info!(%certificate, "the certificate has changed; serving the new one");
                 current.served = Arc::new(served);
                 current.texts = texts;
-                current.reported = None;
             }
-            Err(error) => {
-                // The two files are not written at once: they may fit when they are read again.
-                if current.reported.as_ref() != Some(&error) {
-                    tracing::error!(
-                        %error,
-                        "the certificate has changed and cannot be used; serving the one before"
-                    );
-                }
-                current.reported = Some(error);
-            }
+            Ok(())
+        });
+        // The two files are not written at once: they may fit when they are read again.
+        let error = found.err();
+        if let Some(error) = &error
+            && current.reported.as_ref() != Some(error)
+        {
+            tracing::error!(%error, "the certificate has changed and cannot be used; serving the one before");
         }
+        current.reported = error;
     }
 
     /// What is served, and why the files cannot be used, if they cannot.

@@ -10,6 +10,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use thiserror::Error;
 
 use super::cache::CacheEvent;
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
@@ -21,31 +22,23 @@ const UNKNOWN_KIND_RETRY: Duration = Duration::from_secs(60);
 const PAGE_SIZE: u32 = 500;
 
 /// What went wrong with a watch. Another try follows by itself.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub(crate) enum WatchProblem {
     /// An object cannot be read. A [`CacheEvent::Unreadable`] follows.
+    #[error("{0}")]
     Unreadable(Skipped),
     /// The server does not know the kind. Nothing follows about its objects: that it is not served now does
     /// not mean that there are none.
+    #[error("{0}")]
     UnknownKind(String),
     /// The server does not allow to list or watch it; the message names verb and resource.
+    #[error("{0}")]
     Forbidden(String),
-    /// The server does not accept the credentials.
+    #[error("{0}")]
     Unauthorized(String),
     /// The server is unavailable, or no longer has the history.
+    #[error("{0}")]
     Disconnected(String),
-}
-
-impl std::fmt::Display for WatchProblem {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unreadable(skipped) => write!(f, "{skipped}"),
-            Self::UnknownKind(message)
-            | Self::Forbidden(message)
-            | Self::Unauthorized(message)
-            | Self::Disconnected(message) => f.write_str(message),
-        }
-    }
 }
 
 /// A change of one kind of object, by name, or why there is none.
@@ -53,10 +46,9 @@ pub(crate) type Watched<T> = Result<CacheEvent<(String, T)>, WatchProblem>;
 
 /// The name under which an object is cached.
 pub(crate) fn name_of(object: &impl ResourceExt) -> String {
-    let name = object.name_any();
     match object.namespace() {
-        Some(namespace) => format!("{namespace}/{name}"),
-        None => name,
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
     }
 }
 
@@ -74,23 +66,11 @@ where
     watch(api, config, move |object| readable(object).map(&trim))
 }
 
-/// Every change of a kind that the API server itself validates.
-pub(crate) fn watch_trimmed<K, T>(
-    api: Api<K>,
-    config: watcher::Config,
-    trim: impl Fn(K) -> T + Send,
-) -> impl Stream<Item = Watched<T>> + Send
-where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-    T: Send,
-{
-    watch(api, config, move |object| Ok(trim(object)))
-}
-
 /// How an object of a list, or one that changed, becomes an event of the cache.
 type Wrap<T> = fn((String, T)) -> CacheEvent<(String, T)>;
 
-fn watch<O, T>(
+/// Every change of a kind. `read` reads an object, and keeps what is needed of it.
+pub(crate) fn watch<O, T>(
     api: Api<O>,
     config: watcher::Config,
     read: impl Fn(O) -> Result<T, Skipped> + Send,

@@ -21,6 +21,7 @@ use sticky_ipam::controller::context::Context;
 use sticky_ipam::controller::flags::{ControllerSettings, load};
 use sticky_ipam::controller::metrics::ControllerMetrics;
 use sticky_ipam::controller::run;
+use sticky_ipam::controller::writer::Writer;
 use sticky_ipam::runtime::http::Readiness;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -115,13 +116,9 @@ impl Desk {
         given: &[&str],
         observer: Box<dyn WriteObserver>,
     ) -> Context {
-        run::context(
-            client,
-            settings(given),
-            Arc::new(ControllerMetrics::default()),
-            Readiness::default(),
-            observer,
-        )
+        let settings = settings(given);
+        let writer = Writer::new(client, settings.client.origin().to_owned(), observer);
+        Context::new(writer, settings, Arc::new(ControllerMetrics::default()), Readiness::default())
     }
 
     pub fn stickies(&self) -> Api<StickyIP> {

@@ -4,24 +4,19 @@
 pub mod adopt;
 pub mod list_once;
 
-use crate::cluster::api::client::ApiError;
 use crate::cluster::protocol::apply::NoObserver;
-use crate::controller::cilium_config::CiliumConfig;
-use crate::controller::duties::drift;
 use crate::controller::flags::{AdoptOptions, ControllerSettings, OutputFormat};
-use crate::controller::writer::Writer;
+use crate::controller::{cilium_config::CiliumConfig, duties::drift, writer::Writer};
 use crate::policy::drift::audit as compare;
-use crate::runtime::client::connect;
 use crate::runtime::exit::{ExitError, ExitOutput};
-use crate::runtime::signals::ShutdownSignal;
-use adopt::AdoptRequest;
+use crate::runtime::{client::connect, signals::ShutdownSignal};
 use list_once::list_cluster;
 
 /// Prints every finding; status 1 if there is one.
 pub async fn audit(settings: &ControllerSettings, output: OutputFormat) -> Result<ExitOutput, ExitError> {
     let writer = writer(settings).await?;
     let config = CiliumConfig::read(&writer, settings).await;
-    let (index, skipped) = list_cluster(&writer).await.map_err(|error| unable(&error))?;
+    let (index, skipped) = list_cluster(&writer).await.map_err(ExitError::refused)?;
     for unreadable in &skipped {
         tracing::warn!("{unreadable}");
     }
@@ -34,36 +29,29 @@ pub async fn audit(settings: &ControllerSettings, output: OutputFormat) -> Resul
 }
 
 /// Plans, writes or follows an adoption; status 1 if something is in the way.
-pub async fn adopt(settings: &ControllerSettings, adoption: &AdoptOptions) -> Result<ExitOutput, ExitError> {
+pub async fn adopt(settings: &ControllerSettings, options: AdoptOptions) -> Result<ExitOutput, ExitError> {
     let writer = writer(settings).await?;
-    let order = AdoptRequest { apply: adoption.apply, back: adoption.back, free: adoption.free };
-    let mut report = adopt::adopt(&writer, settings, order).await.map_err(|error| unable(&error))?;
-    if adoption.follow && report.clear {
+    let mut report = adopt::adopt(&writer, settings, options).await.map_err(ExitError::refused)?;
+    if options.follow && report.clear {
         for line in report.text.lines() {
             tracing::info!("{line}");
         }
-        let mut shutdown = ShutdownSignal::listen()
-            .map_err(|error| ExitError::start(format!("cannot listen for signals: {error}")))?;
+        let mut shutdown = ShutdownSignal::listen()?;
         tracing::info!(
             "following: pods that start are added to their node's pool until this process ends; stop it when \
              all agents are restarted"
         );
         tokio::select! {
             () = shutdown.received() => {}
-            () = adopt::follow(&writer, settings, order) => {}
+            () = adopt::follow(&writer, settings, options) => {}
         }
-        report = adopt::adopt(&writer, settings, order).await.map_err(|error| unable(&error))?;
+        report = adopt::adopt(&writer, settings, options).await.map_err(ExitError::refused)?;
     }
     Ok(ExitOutput { text: report.text, status: u8::from(!report.clear) })
 }
 
 async fn writer(settings: &ControllerSettings) -> Result<Writer, ExitError> {
     let connected = connect(settings.client.kubeconfig.as_deref(), |_| ()).await;
-    let (client, _) = connected.map_err(|error| ExitError::start(format!("error: {error}")))?;
-    let from = settings.client.origin().to_owned();
-    Ok(Writer::new(client, from, Box::new(NoObserver)))
-}
-
-fn unable(error: &ApiError) -> ExitError {
-    ExitError::start(format!("error: {error}"))
+    let (client, _) = connected.map_err(ExitError::refused)?;
+    Ok(Writer::new(client, settings.client.origin().to_owned(), Box::new(NoObserver)))
 }

@@ -9,7 +9,6 @@ use crate::controller::flags::{ControllerSettings, DurationArg, WATERMARK};
 use crate::policy::lifetime::recycle::Proof;
 use crate::policy::lifetime::retention::{Keep, LONGEST_TTL, OnScaleDown, Retention};
 
-/// The name of the pool that the cluster-pool flags make.
 pub(crate) const CLUSTER_POOL: &str = "cluster-pool";
 /// Below the priority of any IPPool.
 const LOWEST_PRIORITY: i32 = -1001;
@@ -21,7 +20,6 @@ pub struct SettingsError(pub String);
 
 impl ControllerSettings {
     /// Checks what flags say together.
-    /// Errors: both names, both values, and what would be right.
     pub fn check(&self) -> Result<(), SettingsError> {
         let refuse = |text: String| Err(SettingsError(text));
         if self.ip_rate_num > self.max_allocated_ip {
@@ -39,24 +37,18 @@ impl ControllerSettings {
         self.server.certificate().map_err(|error| SettingsError(error.to_string()))?;
         self.check_pool()?;
         self.check_retention()?;
-        let (lease, renew, retry) = (
-            self.leader_election_lease_duration,
-            self.leader_election_renew_deadline,
-            self.leader_election_retry_period,
-        );
+        let lease = format!("--leader-election-lease-duration {}", self.leader_election_lease_duration);
+        let renew = format!("--leader-election-renew-deadline {}", self.leader_election_renew_deadline);
+        let retry = format!("--leader-election-retry-period {}", self.leader_election_retry_period);
         match self.lease_times().check() {
             Ok(_) => Ok(()),
-            Err(BadLeaseTimes::RenewTooLong { .. }) => refuse(format!(
-                "--leader-election-renew-deadline {renew} must be shorter than \
-                 --leader-election-lease-duration {lease}"
-            )),
-            Err(BadLeaseTimes::RetryTooLong { .. }) => refuse(format!(
-                "--leader-election-retry-period {retry} must be more than zero and shorter than \
-                 --leader-election-renew-deadline {renew}"
-            )),
-            Err(BadLeaseTimes::TooShort(_)) => {
-                refuse(format!("--leader-election-lease-duration {lease} must be at least 1s"))
+            Err(BadLeaseTimes::RenewTooLong { .. }) => {
+                refuse(format!("{renew} must be shorter than {lease}"))
             }
+            Err(BadLeaseTimes::RetryTooLong { .. }) => {
+                refuse(format!("{retry} must be more than zero and shorter than {renew}"))
+            }
+            Err(BadLeaseTimes::TooShort(_)) => refuse(format!("{lease} must be at least 1s")),
         }
     }
 
@@ -72,11 +64,10 @@ impl ControllerSettings {
         ] {
             let Some(range) = range.0 else { continue };
             if mask < range.prefix_len() {
+                let least = range.prefix_len();
                 return Err(SettingsError(format!(
                     "--cluster-pool-{family}-mask-size {mask} is a larger block than \
-                     --cluster-pool-{family}-cidr {range}; \
-                     write a mask of {} or more",
-                    range.prefix_len()
+                     --cluster-pool-{family}-cidr {range}; write a mask of {least} or more"
                 )));
             }
         }
@@ -84,30 +75,21 @@ impl ControllerSettings {
     }
 
     fn check_retention(&self) -> Result<(), SettingsError> {
-        let pairs = [
-            ("--retention", self.retention == Keep::Ttl, "--retention-ttl", self.retention_ttl),
-            (
-                "--on-scale-down",
-                self.on_scale_down == OnScaleDown::Ttl,
-                "--scale-down-ttl",
-                self.scale_down_ttl,
-            ),
-        ];
-        for (word, is_ttl, time, given) in pairs {
-            match given {
-                None if is_ttl => return Err(SettingsError(format!("{word} TTL needs {time}"))),
-                Some(given) if !is_ttl => {
-                    return Err(SettingsError(format!(
-                        "{time} {given} contradicts {word}, which is not TTL"
-                    )));
-                }
+        let keep_ttl = self.retention == Keep::Ttl;
+        let scale_down_ttl = self.on_scale_down == OnScaleDown::Ttl;
+        for (word, is_ttl, time, given) in [
+            ("--retention", keep_ttl, "--retention-ttl", self.retention_ttl),
+            ("--on-scale-down", scale_down_ttl, "--scale-down-ttl", self.scale_down_ttl),
+        ] {
+            let why = match given {
+                None if is_ttl => format!("{word} TTL needs {time}"),
+                Some(given) if !is_ttl => format!("{time} {given} contradicts {word}, which is not TTL"),
                 Some(given) if !(1..=LONGEST_TTL).contains(&given.seconds()) => {
-                    return Err(SettingsError(format!(
-                        "{time} {given} must be between one second and ten years"
-                    )));
+                    format!("{time} {given} must be between one second and ten years")
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            return Err(SettingsError(why));
         }
         Ok(())
     }
@@ -125,16 +107,13 @@ impl ControllerSettings {
         for (flag, older, _) in here.into_iter().filter(|(_, _, is_set)| *is_set) {
             remarks.push(format!(
                 "{flag} ({older}) has no effect here: a node's pool is filled by its agent; give the flag, \
-                 under either spelling, to \
-                 sticky-ipam-agent"
+                 under either spelling, to sticky-ipam-agent"
             ));
         }
         if !self.enable_leader_election {
-            remarks.push(
-                "--enable-leader-election=false: run one replica only; two do no harm, but their writes \
-                 conflict"
-                    .to_owned(),
-            );
+            let remark = "--enable-leader-election=false: run one replica only; two do no harm, but their \
+                          writes conflict";
+            remarks.push(remark.to_owned());
         }
         remarks
     }
@@ -150,7 +129,6 @@ impl ControllerSettings {
         }
     }
 
-    /// The proof that recycling needs.
     pub fn proof(&self) -> Proof {
         Proof {
             gap_seconds: self.proof_gap.seconds(),
@@ -159,12 +137,10 @@ impl ControllerSettings {
         }
     }
 
-    /// The repair loop's times.
     pub fn times(&self) -> RepairTimes {
         RepairTimes { orphan: self.orphan_after.seconds(), quarantine: self.quarantine.seconds() }
     }
 
-    /// The election's times.
     pub fn lease_times(&self) -> LeaseTimes {
         LeaseTimes {
             lease_duration: self.leader_election_lease_duration.0,
@@ -178,14 +154,11 @@ impl ControllerSettings {
     pub fn cluster_pool(&self) -> Option<IPPool> {
         self.cilium_ipam.blocks_go_to()?;
         let v6 = self.cluster_pool_ipv6_cidr.0.filter(|_| self.enable_ipv6);
-        let cidrs: Vec<_> = self.cluster_pool_ipv4_cidr.0.into_iter().chain(v6).collect();
+        let (ipv4, ipv6) = (self.cluster_pool_ipv4_mask_size, self.cluster_pool_ipv6_mask_size);
         let spec = IPPoolSpec {
-            cidrs,
+            cidrs: self.cluster_pool_ipv4_cidr.0.into_iter().chain(v6).collect(),
             purpose: PoolUse::NodeBlocks,
-            block_size: BlockSize {
-                ipv4: self.cluster_pool_ipv4_mask_size,
-                ipv6: self.cluster_pool_ipv6_mask_size,
-            },
+            block_size: BlockSize { ipv4, ipv6 },
             node_selector: None,
             priority: LOWEST_PRIORITY,
             excluded: Vec::new(),

@@ -5,13 +5,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, Parser};
 use serde_json::{Map, Value};
+use thiserror::Error;
 
-use crate::controller::flags::ControllerCommandLine;
-use crate::controller::flags::check::SettingsError;
+use crate::controller::{flags::ControllerCommandLine, flags::check::SettingsError};
 
-/// Settings, and the text of the file that they come from.
 #[derive(Debug)]
 pub struct LoadedSettings {
     /// The command line with everything filled in.
@@ -20,27 +19,26 @@ pub struct LoadedSettings {
     pub file: Option<(PathBuf, String)>,
 }
 
-/// Why there are no settings.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub enum LoadError {
     /// The command line cannot be read, or asks for help: clap's own words.
-    CommandLine(clap::Error),
+    #[error(transparent)]
+    CommandLine(#[from] clap::Error),
     /// The file, or what the settings say together, is refused.
-    Settings(SettingsError),
+    #[error("error: {0}")]
+    Settings(#[from] SettingsError),
 }
 
 /// Reads the command line, the environment and the file, and checks what they say together.
 /// Errors: names the flag or the key, and its value.
 pub fn load(arguments: &[OsString]) -> Result<LoadedSettings, LoadError> {
-    let matches =
-        ControllerCommandLine::command().try_get_matches_from(arguments).map_err(LoadError::CommandLine)?;
-    let line = ControllerCommandLine::from_arg_matches(&matches).map_err(LoadError::CommandLine)?;
+    let line = ControllerCommandLine::try_parse_from(arguments)?;
     let Some(path) = line.settings.config.clone() else {
-        line.settings.check().map_err(LoadError::Settings)?;
+        line.settings.check()?;
         return Ok(LoadedSettings { line, file: None });
     };
-    let text = read(&path).map_err(LoadError::Settings)?;
-    let line = with_file(arguments, &path, &text).map_err(LoadError::Settings)?;
+    let text = read(&path)?;
+    let line = with_file(arguments, &path, &text)?;
     Ok(LoadedSettings { line, file: Some((path, text)) })
 }
 
@@ -67,44 +65,41 @@ fn with_file(
     let said: Option<Map<String, Value>> =
         serde_saphyr::from_str(text).map_err(|error| refuse(format!("it is not a YAML map: {error}")))?;
     let command = ControllerCommandLine::command();
-    let given = command.clone().try_get_matches_from(arguments).map_err(|error| refuse(error.to_string()))?;
-    let mut all: Vec<OsString> = arguments.to_vec();
+    let bad_line = |error: clap::Error| refuse(error.to_string());
+    let given = command.clone().try_get_matches_from(arguments).map_err(bad_line)?;
+    let mut all = arguments.to_vec();
     for (key, value) in said.unwrap_or_default() {
         let argument = command
             .get_arguments()
             .find(|argument| spellings(argument).any(|spelling| spelling == key))
             .ok_or_else(|| refuse(format!("there is no setting {key:?}; keys are the names of the flags")))?;
-        if argument.get_id() == "config" || argument.get_long().is_none() {
+        let Some(flag) = argument.get_long().filter(|_| argument.get_id() != "config") else {
             return Err(refuse(format!("{key:?} cannot be set here")));
-        }
+        };
         let stronger = matches!(
             given.value_source(argument.get_id().as_str()),
             Some(ValueSource::CommandLine | ValueSource::EnvVariable)
         );
         if !stronger {
             let value = as_text(&value).ok_or_else(|| refuse(format!("{key}: {value} is no value")))?;
-            all.push(format!("--{}={value}", argument.get_long().unwrap_or_default()).into());
+            all.push(format!("--{flag}={value}").into());
         }
     }
-    let matches = command.try_get_matches_from(all).map_err(|error| refuse(error.to_string()))?;
-    let line =
-        ControllerCommandLine::from_arg_matches(&matches).map_err(|error| refuse(error.to_string()))?;
+    let line = ControllerCommandLine::try_parse_from(all).map_err(bad_line)?;
     line.settings.check().map_err(|SettingsError(why)| refuse(why))?;
     Ok(line)
 }
 
-/// Every name of an argument.
 fn spellings(argument: &clap::Arg) -> impl Iterator<Item = &str> {
     argument.get_long().into_iter().chain(argument.get_all_aliases().into_iter().flatten())
 }
 
 fn as_text(value: &Value) -> Option<String> {
     Some(match value {
-        Value::String(text) => text.clone(),
-        Value::Bool(_) | Value::Number(_) => value.to_string(),
-        Value::Array(parts) => parts.iter().map(as_text).collect::<Option<Vec<_>>>()?.join(","),
-        // A selector, written as YAML.
-        Value::Object(_) => value.to_string(),
         Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().map(as_text).collect::<Option<Vec<_>>>()?.join(","),
+        // An object is a selector, written as YAML.
+        Value::Bool(_) | Value::Number(_) | Value::Object(_) => value.to_string(),
     })
 }

@@ -43,10 +43,8 @@ const ELECTION: &str = "Leader election";
     mut_args(flags::global)
 )]
 pub struct ControllerCommandLine {
-    /// What to do; `run` if nothing is named.
     #[command(subcommand)]
     pub command: Option<ControllerCommand>,
-    /// The settings.
     #[command(flatten)]
     pub settings: ControllerSettings,
 }
@@ -77,7 +75,7 @@ pub enum OutputFormat {
 }
 
 /// The options of `adopt`.
-#[derive(Debug, Clone, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub struct AdoptOptions {
     /// Write the pools; without it only print what would be written
     #[arg(long)]
@@ -86,15 +84,8 @@ pub struct AdoptOptions {
     #[arg(long, requires = "apply")]
     pub follow: bool,
     /// Check that every address is on its home node again, so that Cilium can return to this mode
-    #[arg(
-        long,
-        value_enum,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "cluster-pool",
-        value_name = "MODE",
-        conflicts_with_all = ["apply", "follow"]
-    )]
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "cluster-pool")]
+    #[arg(value_name = "MODE", conflicts_with_all = ["apply", "follow"])]
     pub back: Option<BackTo>,
     /// Free addresses per node and IP family that any pod may get from the pool
     #[arg(long, default_value_t = 16, value_name = "N")]
@@ -117,21 +108,17 @@ pub enum BackTo {
     mut_arg("label_selector", |flag| flag.default_value(DEFAULT_SELECTOR))
 )]
 pub struct ControllerSettings {
-    /// How the API server is reached.
     #[command(flatten)]
     pub client: ClientFlags,
     /// YAML file of settings, by the names of the flags; flags and variables override it, and a change of it
     /// restarts the process
     #[arg(long, env, value_name = "FILE", help_heading = "Process")]
     pub config: Option<PathBuf>,
-    /// Where metrics and probes are served.
     #[command(flatten)]
     pub server: ServerFlags,
-    /// What is logged.
     #[command(flatten)]
     pub log: LogFlags,
 
-    /// Which pods are sticky.
     #[command(flatten)]
     pub selection: SelectionFlags,
     /// Whether running pods that started without the plugin get a StickyIP for the addresses they have

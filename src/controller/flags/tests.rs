@@ -4,10 +4,11 @@
 use super::*;
 use crate::policy::lifetime::retention::{Keep, OnScaleDown};
 use crate::policy::selection::selector::Selector;
-use crate::runtime::log::{LogFormat, LogLevel};
+use crate::runtime::log::LogFormat;
 use clap::CommandFactory;
 use std::ffi::OsString;
 use std::time::Duration;
+use tracing_subscriber::filter::LevelFilter;
 
 fn arguments(given: &[&str]) -> Vec<OsString> {
     std::iter::once("sticky-ipam-controller").chain(given.iter().copied()).map(OsString::from).collect()
@@ -43,7 +44,7 @@ fn without_any_flag_the_defaults_are_those_of_the_guide() {
     assert_eq!(settings.leader_election_id, "cilium-ipam-leader");
     assert_eq!(settings.lease_times(), crate::cluster::api::lease::LeaseTimes::default());
     assert_eq!(settings.cep_termination_timeout.0, Duration::from_secs(30 * 60));
-    assert_eq!((settings.log.log_level, settings.log.log_format), (LogLevel::Info, LogFormat::Text));
+    assert_eq!((settings.log.log_level, settings.log.log_format), (LevelFilter::INFO, LogFormat::Text));
     let pool = settings.cluster_pool().unwrap();
     assert_eq!(pool.spec.cidrs, ["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(pool.spec.block_size.ipv4, 24);

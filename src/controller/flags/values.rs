@@ -9,14 +9,13 @@ use clap::builder::RangedI64ValueParser;
 use ipnet::IpNet;
 
 use crate::policy::lifetime::duration::parse_duration;
-use crate::runtime::flags;
+use crate::runtime::flags::dns_name;
 
 /// A time, written as `90s`, `15m`, `1h30m`, `168h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DurationArg(pub Duration);
 
 impl DurationArg {
-    /// Whole seconds.
     pub(crate) fn seconds(self) -> u64 {
         self.0.as_secs()
     }
@@ -75,5 +74,5 @@ pub(crate) fn dns_label(text: &str) -> Result<String, String> {
     if text.len() > 63 || text.contains('.') {
         return Err("a namespace's name has at most 63 characters, and no dot".to_owned());
     }
-    flags::dns_name(text)
+    dns_name(text)
 }

@@ -4,25 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::controller::index::Kind;
-use crate::runtime::cache::CacheEvent;
-use crate::runtime::client::WATCH_START;
+use crate::runtime::{cache::CacheEvent, client::WATCH_START};
 
 /// After this long without a failure the first pause is the shortest again, as in kube's own watches.
 const BACKOFF_RESET: Duration = Duration::from_secs(120);
 
-/// Freshness of watches, by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Freshness {
     failed: BTreeMap<Kind, WatchFailure>,
     being_listed: BTreeSet<Kind>,
 }
 
-/// A watch that fails.
 #[derive(Debug, Clone, Copy)]
 struct WatchFailure {
     /// How many times in a row.
     times: u32,
-    /// The last time.
     last: Duration,
 }
 

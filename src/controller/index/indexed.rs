@@ -7,11 +7,10 @@ use std::ops::Deref;
 
 use crate::runtime::cache::{Cache, CacheEvent};
 
-/// The values by which objects of a kind are found.
 pub trait IndexKeys {
     type IndexKey: Ord + Clone;
 
-    /// Those of this object, in any order; one that is there twice counts once.
+    /// The values by which this object is found, in any order; one that is there twice counts once.
     fn index_keys(&self) -> Vec<Self::IndexKey>;
 }
 
@@ -46,7 +45,7 @@ impl<T: IndexKeys + PartialEq> IndexedCache<T> {
             }
             CacheEvent::ListStarted | CacheEvent::Listed(_) | CacheEvent::ListComplete => None,
         };
-        for pair in touched.iter().flat_map(|name| of(&self.cache, name)).collect::<Vec<_>>() {
+        for pair in touched.iter().flat_map(|name| of(&self.cache, name)) {
             self.by.remove(&pair);
         }
         let changed = self.cache.apply(event);

@@ -15,16 +15,13 @@ use kube::ResourceExt;
 
 use crate::cluster::objects::{AddressClaim, IPPool, StickyIP, WorkloadRef};
 use crate::policy::handover::NodeState;
-use crate::policy::selection::claimant::Claimant;
-use crate::policy::selection::facts::PodFacts;
+use crate::policy::selection::{claimant::Claimant, facts::PodFacts};
 use crate::runtime::cache::{Cache, CacheEvent};
 use freshness::Freshness;
 use indexed::IndexedCache;
 use objects::{IndexedCiliumNode, IndexedEndpoint, IndexedNode, IndexedPod, attached_pod_uid};
 
-/// The kinds of object that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(missing_docs, reason = "each is the kind of its name")]
 pub enum Kind {
     Pod,
     Namespace,
@@ -43,20 +40,15 @@ pub struct ClusterIndex {
     /// The annotations of namespaces.
     pub namespaces: Cache<BTreeMap<String, String>>,
     pub nodes: Cache<IndexedNode>,
-    /// StickyIPs, without the record of who wrote which field.
     pub stickies: Cache<StickyIP>,
-    /// Claims, the same.
     pub claims: IndexedCache<AddressClaim>,
-    /// Pools, the same.
     pub pools: Cache<IPPool>,
     pub cilium_nodes: IndexedCache<IndexedCiliumNode>,
-    /// CiliumEndpoints.
     pub endpoints: IndexedCache<IndexedEndpoint>,
     /// The addresses that more than one live pod shows.
     duplicates: BTreeSet<IpAddr>,
     /// How many pods that have not ended a workload has, by namespace, kind and name.
     pods_of: BTreeMap<(String, String, String), u32>,
-    /// Which kinds may be stale.
     pub(crate) freshness: Freshness,
 }
 
@@ -76,20 +68,16 @@ impl ClusterIndex {
         listed.into_iter().filter(|(_, listed)| !listed).map(|(kind, _)| kind).collect()
     }
 
-    /// The names of all objects of a kind.
-    pub fn names(&self, kind: Kind) -> Vec<String> {
-        fn all<T>(known: &Cache<T>) -> Vec<String> {
-            known.iter().map(|(name, _)| name.clone()).collect()
-        }
+    pub fn names(&self, kind: Kind) -> Box<dyn Iterator<Item = &String> + '_> {
         match kind {
-            Kind::Pod => all(&self.pods),
-            Kind::Namespace => all(&self.namespaces),
-            Kind::Node => all(&self.nodes),
-            Kind::StickyIP => all(&self.stickies),
-            Kind::AddressClaim => all(&self.claims),
-            Kind::IPPool => all(&self.pools),
-            Kind::CiliumNode => all(&self.cilium_nodes),
-            Kind::CiliumEndpoint => all(&self.endpoints),
+            Kind::Pod => Box::new(self.pods.names()),
+            Kind::Namespace => Box::new(self.namespaces.names()),
+            Kind::Node => Box::new(self.nodes.names()),
+            Kind::StickyIP => Box::new(self.stickies.names()),
+            Kind::AddressClaim => Box::new(self.claims.names()),
+            Kind::IPPool => Box::new(self.pools.names()),
+            Kind::CiliumNode => Box::new(self.cilium_nodes.names()),
+            Kind::CiliumEndpoint => Box::new(self.endpoints.names()),
         }
     }
 
@@ -128,18 +116,15 @@ impl ClusterIndex {
         changed
     }
 
-    /// Whether a pod shows this address.
     pub fn is_shown_by_pod(&self, address: IpAddr) -> bool {
         self.pods.with(&address).next().is_some()
     }
 
-    /// The addresses that more than one live pod shows.
     pub fn duplicates(&self) -> &BTreeSet<IpAddr> {
         &self.duplicates
     }
 
-    /// The live pods that show an address, by name: those that have not ended, and are not of the host
-    /// network.
+    /// The live pods that show an address, by name.
     pub(crate) fn live_pods_with<'a>(
         &'a self,
         address: &'a IpAddr,
@@ -154,8 +139,7 @@ impl ClusterIndex {
         PodFacts { namespace_annotations: of_namespace, ..pod.facts.clone() }
     }
 
-    /// The StickyIP with the fixed name of the pod's claimant; without one, the slot that is attached to the
-    /// pod.
+    /// The StickyIP with the fixed name of the pod's claimant; without one, the slot attached to the pod.
     pub(crate) fn sticky_of(&self, pod: &IndexedPod) -> Option<&StickyIP> {
         let (claimant, namespace) = (Claimant::of(&pod.facts), &pod.facts.namespace);
         if let Some(name) = claimant.fixed_name() {
@@ -167,7 +151,6 @@ impl ClusterIndex {
         slots.find(|sticky| attached_pod_uid(sticky) == Some(pod.facts.uid.as_str()))
     }
 
-    /// The pod that a StickyIP is attached to.
     pub(crate) fn pod_of(&self, sticky: &StickyIP) -> Option<&IndexedPod> {
         let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
         let pod = self.pods.get(&format!("{}/{}", sticky.namespace()?, attachment.pod_name))?;
@@ -181,11 +164,7 @@ impl ClusterIndex {
 
     /// The names of all nodes that have a Node or a CiliumNode.
     pub fn node_names(&self) -> BTreeSet<&String> {
-        self.nodes
-            .iter()
-            .map(|(name, _)| name)
-            .chain(self.cilium_nodes.iter().map(|(name, _)| name))
-            .collect()
+        self.nodes.names().chain(self.cilium_nodes.names()).collect()
     }
 
     /// The blocks of any CiliumNode or Node in which one of these addresses lies.
@@ -196,8 +175,8 @@ impl ClusterIndex {
             let annotated = node.annotated.values().flatten();
             node.pod_cidrs.iter().chain(annotated).map(move |block| (name, *block))
         });
-        let with =
-            listed.chain(said).filter(|(_, block)| addresses.iter().any(|address| block.contains(address)));
+        let holds = |block: &IpNet| addresses.iter().any(|address| block.contains(address));
+        let with = listed.chain(said).filter(|(_, block)| holds(block));
         with.map(|(name, block)| (name.clone(), block)).collect()
     }
 
@@ -206,7 +185,6 @@ impl ClusterIndex {
         self.nodes.get(name).is_none_or(|node| node.state == NodeState::OutOfService)
     }
 
-    /// The home node of an address, and its home block.
     pub fn home_of(&self, address: IpAddr) -> Option<(&str, IpNet)> {
         self.cilium_nodes.iter().find_map(|(name, node)| {
             node.blocks().find(|block| block.contains(&address)).map(|block| (name.as_str(), block))

@@ -6,20 +6,18 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::ResourceExt;
+use kube::core::{DeserializeGuard, ObjectMeta};
+use kube::{Resource, ResourceExt};
 
-use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode, PoolEntry};
+use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 use crate::cluster::objects::{AddressClaim, StickyIP};
-use crate::cluster::pod;
-use crate::controller::drift_condition;
-use crate::controller::index::indexed::IndexKeys;
+use crate::cluster::{cilium::barrier, pod};
+use crate::controller::{drift_condition, index::indexed::IndexKeys};
 use crate::names::StickyKey;
-use crate::policy::handover::NodeState;
-use crate::policy::lifetime::retention::RETENTION;
-use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::pin::{CALICO_ADDRESSES, PIN};
 use crate::policy::selection::rules::{FIXED_IP, STICKY};
+use crate::policy::{handover::NodeState, lifetime::retention::RETENTION, selection::facts::PodFacts};
 
 /// The annotations of a pod or namespace that anything here depends on.
 const ANNOTATIONS: &[&str] = &[STICKY, PIN, CALICO_ADDRESSES, FIXED_IP, RETENTION];
@@ -31,7 +29,6 @@ pub(crate) const RANGE_ANNOTATIONS: &[&str] = &[
     "io.cilium.network.ipv6-pod-cidr",
 ];
 
-/// A pod, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedPod {
     /// What decides whether it is sticky. The namespace's annotations are not in it:
@@ -39,13 +36,10 @@ pub struct IndexedPod {
     pub facts: PodFacts,
     /// The node it is bound to; empty if none.
     pub node: String,
-    /// The addresses it shows.
     pub addresses: Vec<IpAddr>,
-    /// It runs.
     pub running: bool,
     /// Its containers have ended for good.
     pub ended: bool,
-    /// It is being deleted.
     pub deleting: bool,
 }
 
@@ -56,7 +50,6 @@ impl IndexedPod {
     }
 }
 
-/// Pods are found by the addresses that they show.
 impl IndexKeys for IndexedPod {
     type IndexKey = IpAddr;
 
@@ -83,19 +76,16 @@ impl From<Pod> for IndexedPod {
     }
 }
 
-/// A node, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedNode {
     pub uid: String,
-    /// Its labels. The resourceVersion is not kept: it changes with every heartbeat.
+    // The resourceVersion is not kept: it changes with every heartbeat.
     pub labels: BTreeMap<String, String>,
-    /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
     /// The ranges of its annotations, by key ([`RANGE_ANNOTATIONS`]).
     pub annotated: BTreeMap<String, Vec<IpNet>>,
     /// The addresses under which the node itself is reached, inside and outside.
     pub addresses: BTreeSet<IpAddr>,
-    /// Whether it is ready, gone off, and so on.
     pub state: NodeState,
     /// The message of its condition [`drift_condition::TYPE`], if that is True.
     pub drift: Option<String>,
@@ -132,16 +122,13 @@ fn addresses(node: &Node) -> BTreeSet<IpAddr> {
     own.filter_map(|one| one.address.parse().ok()).collect()
 }
 
-/// A CiliumNode, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IndexedCiliumNode {
     pub uid: String,
     pub resource_version: String,
     /// `spec.ipam.podCIDRs`, blocks and single addresses alike.
     pub pod_cidrs: Vec<IpNet>,
-    /// The owned pool entries.
     pub owned: BTreeMap<IpAddr, PoolEntry>,
-    /// The unowned pool entries.
     pub unowned: BTreeSet<IpAddr>,
     /// The addresses that Cilium says it has given out.
     pub used: BTreeSet<IpAddr>,
@@ -149,8 +136,7 @@ pub struct IndexedCiliumNode {
     pub own: BTreeSet<IpAddr>,
 }
 
-/// CiliumNodes are found by the addresses that they publish: owned pool entries, and routes of single
-/// addresses.
+/// Found by the addresses that they publish: owned pool entries, and routes of single addresses.
 impl IndexKeys for IndexedCiliumNode {
     type IndexKey = IpAddr;
 
@@ -160,7 +146,6 @@ impl IndexKeys for IndexedCiliumNode {
     }
 }
 
-/// Claims are found by the StickyIP that they name.
 impl IndexKeys for AddressClaim {
     type IndexKey = StickyKey;
 
@@ -190,10 +175,9 @@ impl From<CiliumNode> for IndexedCiliumNode {
             own: object.spec.own().collect(),
             ..Self::default()
         };
-        for (text, entry) in
-            object.spec.ipam.pool.into_iter().filter(|(_, entry)| !barrier::is_barrier(entry))
-        {
-            let Ok(address) = text.parse::<IpAddr>() else { continue };
+        let entries = object.spec.ipam.pool.into_iter().filter(|(_, entry)| !barrier::is_barrier(entry));
+        for (text, entry) in entries {
+            let Ok(address) = text.parse() else { continue };
             if entry.owner.is_empty() {
                 seen.unowned.insert(address);
             } else {
@@ -206,11 +190,9 @@ impl From<CiliumNode> for IndexedCiliumNode {
     }
 }
 
-/// A CiliumEndpoint, trimmed to what the controller needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IndexedEndpoint {
     pub uid: String,
-    /// It is being deleted.
     pub deleting: bool,
     /// Finalizers hold the deletion up.
     pub held: bool,
@@ -219,7 +201,6 @@ pub struct IndexedEndpoint {
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// CiliumEndpoints are found by their addresses.
 impl IndexKeys for IndexedEndpoint {
     type IndexKey = IpAddr;
 
@@ -232,28 +213,23 @@ impl From<CiliumEndpoint> for IndexedEndpoint {
     fn from(object: CiliumEndpoint) -> Self {
         let status = object.status.as_ref();
         let pairs = status.map(|status| status.networking.addressing.as_slice()).unwrap_or_default();
+        let texts = pairs.iter().flat_map(|pair| [&pair.ipv4, &pair.ipv6]);
         Self {
             uid: object.uid().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
             held: !object.finalizers().is_empty(),
             made_for: made_for(&object.metadata),
-            addresses: pairs
-                .iter()
-                .flat_map(|pair| [&pair.ipv4, &pair.ipv6])
-                .filter_map(|text| text.parse().ok())
-                .collect(),
+            addresses: texts.filter_map(|text| text.parse().ok()).collect(),
         }
     }
 }
 
-/// The uid of the pod that an endpoint was made for.
-pub fn made_for(meta: &kube::core::ObjectMeta) -> Option<String> {
+pub fn made_for(meta: &ObjectMeta) -> Option<String> {
     let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
     owner.map(|owner| owner.uid.clone())
 }
 
-/// The annotations of a namespace that matter.
-pub(crate) fn namespace_annotations_of(meta: kube::core::ObjectMeta) -> BTreeMap<String, String> {
+pub(crate) fn namespace_annotations_of(meta: ObjectMeta) -> BTreeMap<String, String> {
     let mut kept = meta.annotations.unwrap_or_default();
     kept.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
     kept
@@ -263,14 +239,17 @@ pub(crate) fn attached_pod_uid(sticky: &StickyIP) -> Option<&str> {
     Some(sticky.status.as_ref()?.attachment.as_ref()?.pod_uid.as_str())
 }
 
-/// A StickyIP's namespace and name.
 pub(crate) fn sticky_key_of(sticky: &StickyIP) -> StickyKey {
     StickyKey { namespace: sticky.namespace().unwrap_or_default(), name: sticky.name_any() }
 }
 
-/// An object without its managed fields: they are half its size, and nothing here reads them.
-pub(crate) fn without_managed_fields<K: ResourceExt>(mut object: K) -> K {
+/// Reads one of our objects, without its managed fields: they are half its size, and nothing here reads them.
+pub(crate) fn read_ours<K>(object: DeserializeGuard<K>) -> Result<K, Skipped>
+where
+    K: Resource<DynamicType = ()> + Validate,
+{
+    let mut object = readable(object)?;
     // Not cleared: its memory would stay allocated.
     object.meta_mut().managed_fields = None;
-    object
+    Ok(object)
 }

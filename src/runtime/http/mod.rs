@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::runtime::locked;
 use crate::runtime::tls::{CertificateFiles, CertificateSource, TlsError};
@@ -37,22 +36,19 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// The process is ready.
     pub fn yes(&self) {
         self.set(Vec::new());
     }
 
-    /// The process is not ready.
     pub fn no(&self, why: impl Into<String>) {
         self.set(vec![why.into()]);
     }
 
-    /// The process is not ready because of these problems; without any it is ready.
+    /// Not ready because of these problems; without any, ready.
     pub fn set(&self, problems: Vec<String>) {
         *locked(&self.0) = problems;
     }
 
-    /// The problems; none if the process is ready.
     pub fn problems(&self) -> Vec<String> {
         locked(&self.0).clone()
     }
@@ -61,17 +57,11 @@ impl Readiness {
 /// Writes the page for Prometheus.
 pub type Counts = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Why the pages cannot be served.
 #[derive(Debug, Error)]
 pub enum HttpServerError {
     /// The address is taken, or not of this machine.
     #[error("--metrics-address {address}: {source}; name another address, or end the program that has it")]
-    Address {
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The certificate or its key cannot be used.
+    Address { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
@@ -99,12 +89,10 @@ impl HttpServer {
         Ok(Self { listener, tls, counts, ready })
     }
 
-    /// Where it listens.
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until it is dropped.
     pub(crate) async fn serve(self) {
         let slots = Arc::new(tokio::sync::Semaphore::new(MOST_CONNECTIONS));
         loop {
@@ -134,20 +122,11 @@ impl HttpServer {
     }
 }
 
-async fn shake_hands(
-    tls: &TlsAcceptor,
-    stream: TcpStream,
-) -> std::io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
-    match tokio::time::timeout(HEADER_TIMEOUT, tls.accept(stream)).await {
-        Ok(shaken) => shaken,
-        Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
-    }
+async fn shake_hands(tls: &TlsAcceptor, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    tokio::time::timeout(HEADER_TIMEOUT, tls.accept(stream)).await?
 }
 
-async fn converse<S>(stream: S, counts: &Counts, ready: &Readiness)
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-{
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, counts: &Counts, ready: &Readiness) {
     let service = service_fn(|request| {
         let answer = answer(&request, counts, ready);
         async move { Ok::<_, Infallible>(answer) }
@@ -166,22 +145,20 @@ where
 
 fn answer(request: &Request<Incoming>, counts: &Counts, ready: &Readiness) -> Response<Full<Bytes>> {
     let plain = "text/plain";
-    let (status, kind, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, plain, "ok\n".to_owned()),
-        (&Method::GET | &Method::HEAD, "/readyz") => match ready.problems() {
-            problems if problems.is_empty() => (StatusCode::OK, plain, "ok\n".to_owned()),
-            problems => {
-                let lines = problems.iter().map(|problem| format!("not ready: {problem}\n")).collect();
-                (StatusCode::SERVICE_UNAVAILABLE, plain, lines)
-            }
-        },
-        (&Method::GET | &Method::HEAD, "/metrics") => {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    let problems = ready.problems();
+    let (status, kind, text) = match request.uri().path() {
+        "/readyz" if is_read && !problems.is_empty() => {
+            let lines = problems.iter().map(|problem| format!("not ready: {problem}\n")).collect();
+            (StatusCode::SERVICE_UNAVAILABLE, plain, lines)
+        }
+        "/healthz" | "/readyz" if is_read => (StatusCode::OK, plain, "ok\n".to_owned()),
+        "/metrics" if is_read => {
             (StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", counts())
         }
         _ => (StatusCode::NOT_FOUND, plain, "there is /metrics, /healthz and /readyz\n".to_owned()),
     };
-    let built =
-        Response::builder().status(status).header("content-type", kind).body(Full::new(Bytes::from(text)));
+    let built = Response::builder().status(status).header("content-type", kind).body(Full::from(text));
     built.unwrap_or_default()
 }
 

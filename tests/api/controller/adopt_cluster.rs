@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::cluster::protocol::apply::{NoObserver, SentWrite, WriteObserver};
-use sticky_ipam::controller::commands::adopt::{AdoptReport, AdoptRequest, adopt, follow};
-use sticky_ipam::controller::flags::BackTo;
+use sticky_ipam::controller::commands::adopt::{AdoptReport, adopt, follow};
+use sticky_ipam::controller::flags::{AdoptOptions, BackTo};
 use sticky_ipam::controller::writer::Writer;
 
 use crate::support::api_server::access::Access;
@@ -22,9 +22,10 @@ use crate::support::api_server::{ApiServer, comes_true};
 use crate::support::duty::{EndControllerAt, apply, bare_node, settings};
 use crate::support::node::ended_by_the_witness;
 
-const DRY: AdoptRequest = AdoptRequest { apply: false, back: None, free: 4 };
-const APPLY: AdoptRequest = AdoptRequest { apply: true, back: None, free: 4 };
-const BACK: AdoptRequest = AdoptRequest { apply: false, back: Some(BackTo::ClusterPool), free: 4 };
+const DRY: AdoptOptions = AdoptOptions { apply: false, back: None, free: 4, follow: false };
+const APPLY: AdoptOptions = AdoptOptions { apply: true, back: None, free: 4, follow: false };
+const BACK: AdoptOptions =
+    AdoptOptions { apply: false, back: Some(BackTo::ClusterPool), free: 4, follow: false };
 
 /// A server of its own: adoption looks at the whole cluster.
 async fn server() -> ApiServer {
@@ -75,7 +76,7 @@ async fn writer(case: &Case<'_>, observer: Box<dyn WriteObserver>) -> Writer {
     Writer::new(case.admin().client().await, PathBuf::from("the test's"), observer)
 }
 
-async fn run(case: &Case<'_>, order: AdoptRequest) -> (AdoptReport, usize) {
+async fn run(case: &Case<'_>, order: AdoptOptions) -> (AdoptReport, usize) {
     let writer = writer(case, Box::new(NoObserver)).await;
     let flags = settings(case, &["--cilium-ipam=cluster-pool"]);
     (adopt(&writer, &flags, order).await.unwrap(), writer.count())
@@ -330,7 +331,7 @@ async fn the_way_back_waits_until_every_address_is_at_home() {
     assert!(report.clear && report.text.contains("restart its agents"), "{}", report.text);
     // These Nodes name no range: good enough for cluster-pool, and it says so.
     assert!(report.text.contains("adopt --back=kubernetes"), "{}", report.text);
-    let (report, writes) = run(&case, AdoptRequest { back: Some(BackTo::Kubernetes), ..BACK }).await;
+    let (report, writes) = run(&case, AdoptOptions { back: Some(BackTo::Kubernetes), ..BACK }).await;
     assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
     let waits = "node n2: its Node names no range";
     assert!(

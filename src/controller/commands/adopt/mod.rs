@@ -17,12 +17,9 @@ use serde_json::json;
 use crate::alloc::join;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
-use crate::cluster::protocol::apply::patch_params;
-use crate::cluster::protocol::write::Precondition;
-use crate::controller::cilium_config::CiliumConfig;
-use crate::controller::commands::list_once::list_cluster;
-use crate::controller::flags::{BackTo, ControllerSettings};
-use crate::controller::writer::Writer;
+use crate::cluster::protocol::{apply::patch_params, write::Precondition};
+use crate::controller::flags::{AdoptOptions, BackTo, ControllerSettings};
+use crate::controller::{cilium_config::CiliumConfig, commands::list_once::list_cluster, writer::Writer};
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
 
 /// Between two looks of `--follow`.
@@ -33,32 +30,19 @@ const ENTRIES_PER_PATCH: usize = 500;
 /// few times per minute at most, so after this many conflicts another program writes too.
 const MAX_PLANS: usize = 10;
 
-/// What the command must do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdoptRequest {
-    /// Write; otherwise only say what would be written.
-    pub apply: bool,
-    /// The way back, into this mode.
-    pub back: Option<BackTo>,
-    /// Addresses a node and family that any pod may get.
-    pub free: usize,
-}
-
-/// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdoptReport {
-    /// For a person.
     pub text: String,
     /// Whether one may go on.
     pub clear: bool,
 }
 
-/// Reads, writes if asked to, reads again, and reports.
+/// Reads, writes if asked to, reads again, and reports. Does not follow.
 /// Errors: the API server did not answer, or refused. What was written stays, and does no harm.
 pub async fn adopt(
     writer: &Writer,
     settings: &ControllerSettings,
-    order: AdoptRequest,
+    options: AdoptOptions,
 ) -> Result<AdoptReport, ApiError> {
     let config = CiliumConfig::read(writer, settings).await;
     let (index, skipped) = list_cluster(writer).await?;
@@ -66,31 +50,30 @@ pub async fn adopt(
     for remark in config.remarks.iter().cloned().chain(skipped.iter().map(ToString::to_string)) {
         let _ = writeln!(text, "note: {remark}");
     }
-    if let Some(to) = order.back {
+    if let Some(to) = options.back {
         let obstacles = back(&index, to);
-        text.push_str(&back_report(&obstacles));
+        text += &back_report(&obstacles);
         if to == BackTo::ClusterPool && back(&index, BackTo::Kubernetes) != obstacles {
-            text.push_str(NOT_KUBERNETES);
+            text += NOT_KUBERNETES;
         }
         return Ok(AdoptReport { text, clear: obstacles.is_empty() });
     }
-    let offers = offers(&config, order);
+    let offers = offers(&config, options);
     let (mut plans, mut obstacles) = into_crd(&index, offers);
-    if !config.mode.can_be_adopted() {
-        obstacles.push(Obstacle::Mode { mode: config.mode.as_str().to_owned() });
-    }
     let now = config.mode.as_str();
+    if !config.mode.can_be_adopted() {
+        obstacles.push(Obstacle::Mode { mode: now.to_owned() });
+    }
     let _ = writeln!(text, "Adoption into Cilium's crd mode (ipam is {now} now)");
-    text.push_str(&table(&plans));
-    if !order.apply || !obstacles.is_empty() {
-        text.push_str(&obstacle_list(&obstacles, "In the way:"));
-        let is_done = plans.iter().all(NodePlan::is_done);
-        text.push_str(match (order.apply, obstacles.is_empty()) {
+    text += &table(&plans);
+    if !options.apply || !obstacles.is_empty() {
+        text += &obstacle_list(&obstacles, "In the way:");
+        text += match (options.apply, obstacles.is_empty()) {
             (true, _) => "Nothing was written.\n",
-            (false, true) if is_done => "Dry run: there is nothing to write.\n",
+            (false, true) if plans.iter().all(NodePlan::is_done) => "Dry run: there is nothing to write.\n",
             (false, true) => "Dry run: nothing was written. Run it again with --apply.\n",
             (false, false) => "Dry run: nothing was written.\n",
-        });
+        };
         return Ok(AdoptReport { text, clear: obstacles.is_empty() });
     }
     let mut after;
@@ -106,79 +89,75 @@ pub async fn adopt(
         if conflicts.is_empty() {
             break;
         }
-        tracing::info!(nodes = conflicts.join(", "), "CiliumNodes changed meanwhile; planning again");
+        let nodes = conflicts.join(", ");
+        tracing::info!(nodes, "CiliumNodes changed meanwhile; planning again");
         (plans, obstacles) = into_crd(&after, offers);
         if looks == MAX_PLANS || !obstacles.is_empty() {
-            let nodes = conflicts.join(", ");
             let _ = writeln!(
                 text,
                 "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
             );
-            text.push_str(&obstacle_list(&obstacles, "In the way:"));
+            text += &obstacle_list(&obstacles, "In the way:");
             return Ok(AdoptReport { text, clear: false });
         }
         looks += 1;
     }
     let left = missing(&after);
-    text.push_str(&obstacle_list(&left, "Do not go on. Still missing:"));
+    text += &obstacle_list(&left, "Do not go on. Still missing:");
     if left.is_empty() {
-        let _ = writeln!(text, "Every live pod's address is in the pool of its node.");
-        if starting(&after) > 0 {
+        text += "Every live pod's address is in the pool of its node.\n";
+        let starting = starting(&after);
+        if starting > 0 {
             let _ = writeln!(
                 text,
-                "{} pods are starting: their addresses are not known yet. Use --follow until all agents are \
-                 restarted.",
-                starting(&after)
+                "{starting} pods are starting: their addresses are not known yet. Use --follow until all \
+                 agents are restarted."
             );
         }
-        text.push_str(NEXT);
+        text += NEXT;
     }
     Ok(AdoptReport { text, clear: left.is_empty() })
 }
 
 const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: \
-    sticky-ipam-controller \
-adopt --back=kubernetes\n";
+    sticky-ipam-controller adopt --back=kubernetes\n";
 
 const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's ConfigMap, restart its \
-    operator, then its agents node by \
-node (pods keep running), with this command under --follow meanwhile, so that pods which start in between are not left out. Then start sticky-ipam's \
-agents. The way back: sticky-ipam-controller adopt --back\n";
+    operator, then its agents node by node (pods keep running), with this command under --follow meanwhile, \
+    so that pods which start in between are not left out. Then start sticky-ipam's agents. The way back: \
+    sticky-ipam-controller adopt --back\n";
+
+const MAY_GO_BACK: &str = "Every pod has an address of its own node's blocks, and no single address is \
+    routed elsewhere.\nNext: set Cilium's ipam back in its ConfigMap, and restart its agents node by node \
+    (pods keep running). The pools may stay: other modes do not read them.\n";
 
 /// Goes on putting in what is missing until dropped, for the time in which agents are restarted.
-pub async fn follow(writer: &Writer, settings: &ControllerSettings, order: AdoptRequest) {
+pub async fn follow(writer: &Writer, settings: &ControllerSettings, options: AdoptOptions) {
     loop {
         tokio::time::sleep(FOLLOW_INTERVAL).await;
         let config = CiliumConfig::read(writer, settings).await;
-        match list_cluster(writer).await {
-            Ok((index, _)) => {
-                let (plans, _) = into_crd(&index, offers(&config, order));
-                for plan in plans.iter().filter(|plan| !plan.is_done()) {
-                    match write(writer, plan).await {
-                        Ok(true) => {
-                            tracing::info!(
-                                node = plan.node,
-                                keys = plan.put.len(),
-                                "added addresses to the pool"
-                            )
-                        }
-                        Ok(false) => {
-                            tracing::info!(node = plan.node, "write conflict on the CiliumNode; trying again")
-                        }
-                        Err(error) => {
-                            tracing::warn!(node = plan.node, %error, "cannot write the pool; trying again")
-                        }
-                    }
-                }
+        let index = match list_cluster(writer).await {
+            Ok((index, _)) => index,
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the objects; trying again");
+                continue;
             }
-            Err(error) => tracing::warn!(%error, "cannot list the objects; trying again"),
+        };
+        let (plans, _) = into_crd(&index, offers(&config, options));
+        for plan in plans.iter().filter(|plan| !plan.is_done()) {
+            let node = &plan.node;
+            match write(writer, plan).await {
+                Ok(true) => tracing::info!(node, keys = plan.put.len(), "added addresses to the pool"),
+                Ok(false) => tracing::info!(node, "write conflict on the CiliumNode; trying again"),
+                Err(error) => tracing::warn!(node, %error, "cannot write the pool; trying again"),
+            }
         }
     }
 }
 
 /// In crd mode agents may go by the pools already: what is offered now may be another's by then.
-fn offers(config: &CiliumConfig, order: AdoptRequest) -> Option<usize> {
-    (!config.mode.publishes_pool_entries()).then_some(order.free)
+fn offers(config: &CiliumConfig, options: AdoptOptions) -> Option<usize> {
+    (!config.mode.publishes_pool_entries()).then_some(options.free)
 }
 
 /// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without
@@ -189,9 +168,7 @@ async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
         let nodes: Api<Node> = Api::all(writer.client());
         // The server takes them only while the Node has none.
         let body = Patch::Merge(json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}}));
-        let params = patch_params();
-        let sent = nodes.patch(node, &params, &body);
-        writer.write(&format!("patch Node {node}"), sent).await?;
+        writer.write(&format!("patch Node {node}"), nodes.patch(node, &patch_params(), &body)).await?;
     }
     let keys: Vec<(String, &PoolEntry)> =
         plan.put.iter().map(|(address, entry)| (address.to_string(), entry)).collect();
@@ -212,51 +189,32 @@ async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
 fn table(plans: &[NodePlan]) -> String {
     let mut text = String::new();
     let width = plans.iter().map(|plan| plan.node.len()).max().unwrap_or(4).max(4);
-    let _ = writeln!(
-        text,
-        "{:width$}  {:>5}  {:>6}  {:>6}  {:>5}  {:>8}  blocks",
-        "node", "pods", "sticky", "cilium", "free", "to write"
-    );
+    let _ = writeln!(text, "{:width$}   pods  sticky  cilium   free  to write  blocks", "node");
     for plan in plans {
-        let blocks: Vec<String> = plan.blocks.iter().map(ToString::to_string).collect();
-        let _ = writeln!(
-            text,
-            "{:width$}  {:>5}  {:>6}  {:>6}  {:>5}  {:>8}  {}",
-            plan.node,
-            plan.pods,
-            plan.sticky,
-            plan.own,
-            plan.free,
-            plan.put.len(),
-            blocks.join(", ")
-        );
+        let NodePlan { node, pods, sticky, own, free, .. } = plan;
+        let (put, blocks) = (plan.put.len(), join(&plan.blocks));
+        let _ =
+            writeln!(text, "{node:width$}  {pods:>5}  {sticky:>6}  {own:>6}  {free:>5}  {put:>8}  {blocks}");
     }
     for plan in plans {
+        let node = &plan.node;
         if let Some(ranges) = &plan.node_cidrs {
             let _ = writeln!(
                 text,
-                "node {}: spec.podCIDRs of the Node becomes {}: without it Cilium invents a range in crd \
-                 mode, and it cannot \
-                 be changed afterwards",
-                plan.node,
+                "node {node}: spec.podCIDRs of the Node becomes {}: without it Cilium invents a range in crd \
+                 mode, and it cannot be changed afterwards",
                 join(ranges)
             );
         }
         if let Some(ranges) = &plan.pod_cidrs {
-            let _ = writeln!(
-                text,
-                "node {}: spec.ipam.podCIDRs of the CiliumNode becomes {}",
-                plan.node,
-                join(ranges)
-            );
+            let ranges = join(ranges);
+            let _ = writeln!(text, "node {node}: spec.ipam.podCIDRs of the CiliumNode becomes {ranges}");
         }
         if plan.own == 0 {
             let _ = writeln!(
                 text,
-                "node {}: its CiliumNode names no address of Cilium's own (spec.addresses, \
-                 CiliumInternalIP); the router may \
-                 get another one",
-                plan.node
+                "node {node}: its CiliumNode names no address of Cilium's own (spec.addresses, \
+                 CiliumInternalIP); the router may get another one"
             );
         }
     }
@@ -264,23 +222,16 @@ fn table(plans: &[NodePlan]) -> String {
 }
 
 fn obstacle_list(obstacles: &[Obstacle], heading: &str) -> String {
-    let mut text = String::new();
-    if !obstacles.is_empty() {
-        let _ = writeln!(text, "{heading}");
+    if obstacles.is_empty() {
+        return String::new();
     }
-    for obstacle in obstacles {
-        let _ = writeln!(text, "  {obstacle}");
-    }
-    text
+    let lines = obstacles.iter().map(|obstacle| format!("  {obstacle}\n"));
+    format!("{heading}\n{}", lines.collect::<String>())
 }
 
 fn back_report(obstacles: &[Obstacle]) -> String {
     if obstacles.is_empty() {
-        return "Every pod has an address of its own node's blocks, and no single address is routed \
-            elsewhere.\nNext: set \
-                Cilium's ipam back in its ConfigMap, and restart its agents node by node (pods keep running). The pools may stay: \
-                other modes do not read them.\n"
-            .to_owned();
+        return MAY_GO_BACK.to_owned();
     }
     obstacle_list(obstacles, "Do not go back yet. Away from home:")
 }

@@ -3,18 +3,16 @@
 //! address to another.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use thiserror::Error;
 
 use crate::alloc::Family;
-use crate::cluster::cilium::objects::PoolEntry;
-use crate::cluster::cilium::pool::resource;
+use crate::cluster::cilium::{objects::PoolEntry, pool::resource};
 use crate::cluster::protocol::write::Precondition;
-use crate::controller::flags::BackTo;
-use crate::controller::index::ClusterIndex;
 use crate::controller::index::objects::{IndexedCiliumNode, IndexedNode, IndexedPod};
+use crate::controller::{flags::BackTo, index::ClusterIndex};
 
 /// What must be written on one node's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -22,9 +20,8 @@ pub(crate) struct NodePlan {
     pub node: String,
     /// Its CiliumNode as the plan was made from: written only if it has not changed since.
     pub at: Precondition,
-    /// Its home blocks.
     pub blocks: Vec<IpNet>,
-    /// How many addresses of live pods there are, how many of them sticky, and how many of Cilium's own.
+    /// How many addresses of live pods there are.
     pub pods: usize,
     /// Of those, the sticky ones.
     pub sticky: usize,
@@ -32,7 +29,6 @@ pub(crate) struct NodePlan {
     pub own: usize,
     /// Addresses that any pod may have, after the write.
     pub free: usize,
-    /// Keys to put into the pool.
     pub put: BTreeMap<IpAddr, PoolEntry>,
     /// The CiliumNode's ranges, if it names no block.
     pub pod_cidrs: Option<Vec<IpNet>>,
@@ -41,134 +37,73 @@ pub(crate) struct NodePlan {
 }
 
 impl NodePlan {
-    /// Whether there is nothing to write.
+    /// There is nothing to write.
     pub(crate) fn is_done(&self) -> bool {
         self.put.is_empty() && self.pod_cidrs.is_none() && self.node_cidrs.is_none()
     }
 }
 
-/// What is in the way.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Error)]
 pub enum Obstacle {
-    /// There is nothing to write a pool on.
-    NoCiliumNode {
-        node: String,
-        /// A pod that lives there.
-        pod: String,
-    },
-    /// No object names a range of the node.
+    #[error(
+        "node {node} has no CiliumNode, and pod {pod} lives there; start cilium-agent on it, or drain it"
+    )]
+    NoCiliumNode { node: String, pod: String },
+    #[error(
+        "node {node}: neither its CiliumNode nor its Node names a range; wait until it has one, or write \
+         spec.podCIDRs of the Node"
+    )]
     NoBlock { node: String },
-    /// A live pod's address is not in its node's pool.
-    Missing {
-        node: String,
-        /// The pod, or what of Cilium's it is.
-        who: String,
-        address: IpAddr,
-    },
+    /// A live pod's address, or one of Cilium's own, is not in its node's pool.
+    #[error(
+        "node {node}: {address} of {who} is not in the pool of its CiliumNode; it would lose its network \
+         when cilium-agent restarts. Run this command again with --apply"
+    )]
+    Missing { node: String, who: String, address: IpAddr },
     /// A live pod's address is kept for another in its node's pool.
-    Contested {
-        node: String,
-        pod: String,
-        address: IpAddr,
-        /// The owner that the pool names.
-        owner: String,
-    },
-    /// A live pod has an address that is not of its node's blocks.
+    #[error(
+        "node {node}: {address} of pod {pod} is kept for {owner} in the pool of its CiliumNode; delete one \
+         of the two pods"
+    )]
+    Contested { node: String, pod: String, address: IpAddr, owner: String },
+    #[error(
+        "node {node}: pod {pod} has {address}, which is of no block of this node; let it run on its home \
+         node, or delete its StickyIP and the pod"
+    )]
     Away { node: String, pod: String, address: IpAddr },
-    /// A live pod has an address that the Node itself does not name, for a mode that goes by the Node.
+    #[error(
+        "node {node}: pod {pod} has {address}, which is of no range that the Node itself names, and \
+         kubernetes mode knows no other; delete its StickyIP, if there is one, and the pod"
+    )]
     NotOfNode { node: String, pod: String, address: IpAddr },
-    /// The Node names no range, for a mode that goes by the Node.
+    #[error(
+        "node {node}: its Node names no range, and in kubernetes mode Cilium's agent would wait for one; \
+         write spec.podCIDRs of the Node"
+    )]
     NoRange { node: String },
-    /// A single address is still routed to the node.
+    #[error(
+        "node {node}: its CiliumNode still routes {address} to it; the pod that had it must go home, then \
+         the agent takes it out"
+    )]
     Route { node: String, address: IpAddr },
     /// It is not known which address the object keeps, or what it offers already.
+    #[error(
+        "{kind} {name} cannot be read (the note above says why), so an address that it keeps might be \
+         offered; correct or delete it"
+    )]
     Unreadable { kind: String, name: String },
-    /// Cilium gets its addresses in a way from which there is none to `crd`.
-    Mode {
-        /// How.
-        mode: String,
-    },
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoCiliumNode { node, pod } => write!(
-                f,
-                "node {node} has no CiliumNode, and pod {pod} lives there; start cilium-agent on it, or \
-                 drain it"
-            ),
-            Self::NoBlock { node } => write!(
-                f,
-                "node {node}: neither its CiliumNode nor its Node names a range; wait until it has one, or \
-                 write \
-                 spec.podCIDRs of the Node"
-            ),
-            Self::Missing { node, who, address } => write!(
-                f,
-                "node {node}: {address} of {who} is not in the pool of its CiliumNode; it would lose its \
-                 network when \
-                 cilium-agent restarts. Run this command again with --apply"
-            ),
-            Self::Contested { node, pod, address, owner } => write!(
-                f,
-                "node {node}: {address} of pod {pod} is kept for {owner} in the pool of its CiliumNode; \
-                 delete one of the two pods"
-            ),
-            Self::Away { node, pod, address } => write!(
-                f,
-                "node {node}: pod {pod} has {address}, which is of no block of this node; let it run on its \
-                 home node, or \
-                 delete its StickyIP and the pod"
-            ),
-            Self::NotOfNode { node, pod, address } => write!(
-                f,
-                "node {node}: pod {pod} has {address}, which is of no range that the Node itself names, and \
-                 kubernetes mode \
-                 knows no other; delete its StickyIP, if there is one, and the pod"
-            ),
-            Self::NoRange { node } => write!(
-                f,
-                "node {node}: its Node names no range, and in kubernetes mode Cilium's agent would wait for \
-                 one; write \
-                 spec.podCIDRs of the Node"
-            ),
-            Self::Route { node, address } => write!(
-                f,
-                "node {node}: its CiliumNode still routes {address} to it; the pod that had it must go home, \
-                 then the agent \
-                 takes it out"
-            ),
-            Self::Unreadable { kind, name } => write!(
-                f,
-                "{kind} {name} cannot be read (the note above says why), so an address that it keeps might \
-                 be offered; correct \
-                 or delete it"
-            ),
-            Self::Mode { mode } => write!(
-                f,
-                "Cilium gets its addresses by ipam: {mode}; the way leads from cluster-pool or kubernetes \
-                 only"
-            ),
-        }
-    }
+    /// There is no way to `crd` from how Cilium gets its addresses.
+    #[error("Cilium gets its addresses by ipam: {mode}; the way leads from cluster-pool or kubernetes only")]
+    Mode { mode: String },
 }
 
 /// The objects that would say which addresses are kept or shown, and cannot be read.
 fn unreadable(index: &ClusterIndex) -> Vec<Obstacle> {
-    let of = |kind: &str, names: Vec<&String>| {
-        let kind = kind.to_owned();
-        names
-            .into_iter()
-            .map(move |name| Obstacle::Unreadable { kind: kind.clone(), name: name.clone() })
-            .collect()
-    };
-    let all: [Vec<Obstacle>; 3] = [
-        of("AddressClaim", index.claims.unreadable().collect()),
-        of("StickyIP", index.stickies.unreadable().collect()),
-        of("CiliumNode", index.cilium_nodes.unreadable().collect()),
-    ];
-    all.concat()
+    let claims = index.claims.unreadable().map(|name| ("AddressClaim", name));
+    let stickies = index.stickies.unreadable().map(|name| ("StickyIP", name));
+    let nodes = index.cilium_nodes.unreadable().map(|name| ("CiliumNode", name));
+    let all = claims.chain(stickies).chain(nodes);
+    all.map(|(kind, name)| Obstacle::Unreadable { kind: kind.to_owned(), name: name.clone() }).collect()
 }
 
 /// Plans the way into `crd` mode. `free` addresses a node are offered to any pod; none are while agents may
@@ -198,15 +133,9 @@ pub(crate) fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePl
         }
         let own = own(cilium, &blocks);
         let at = Precondition { uid: cilium.uid.clone(), resource_version: cilium.resource_version.clone() };
-        let mut plan = NodePlan {
-            node: name.clone(),
-            at,
-            blocks: blocks.clone(),
-            own: own.len(),
-            ..NodePlan::default()
-        };
+        let mut plan =
+            NodePlan { node: name.clone(), at, pods: pods.len(), own: own.len(), ..NodePlan::default() };
         for (pod, seen, address) in pods {
-            plan.pods += 1;
             let wanted = entry(index, pod, seen, *address);
             plan.sticky += usize::from(!wanted.owner.is_empty());
             match cilium.owned.get(address) {
@@ -236,13 +165,12 @@ pub(crate) fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePl
         let offered: BTreeSet<IpAddr> =
             cilium.unowned.iter().filter(|address| !taken(address)).copied().collect();
         plan.free = offered.len();
-        for family in [Family::V4, Family::V6].into_iter().filter(|_| free.is_some()) {
+        for (family, free) in free.iter().flat_map(|free| [(Family::V4, free), (Family::V6, free)]) {
             let there = offered.iter().filter(|address| Family::of(**address) == family).count();
-            let more = free.unwrap_or(0).saturating_sub(there);
             let of_family = blocks.iter().filter(|block| Family::of(block.addr()) == family);
             let next =
                 of_family.flat_map(hosts).filter(|address| !taken(address) && !offered.contains(address));
-            for address in next.take(more) {
+            for address in next.take(free.saturating_sub(there)) {
                 plan.put.insert(address, PoolEntry::default());
                 plan.free += 1;
             }
@@ -252,19 +180,19 @@ pub(crate) fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePl
         plan.pod_cidrs = cilium.blocks().next().is_none().then(with_routes);
         plan.node_cidrs =
             index.nodes.get(name).filter(|node| node.pod_cidrs.is_empty()).map(|_| first(&blocks));
+        plan.blocks = blocks;
         plans.push(plan);
     }
     obstacles.sort();
     (plans, obstacles)
 }
 
-/// Every address of a live pod, or of Cilium, that is not in its node's pool. While there is one, do not go
-/// on.
+/// Every address of a live pod, or of Cilium, that is not in its node's pool.
 pub fn missing(index: &ClusterIndex) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (node, pods) in live(index) {
+        let pool = index.cilium_nodes.get(node);
         for (pod, _, address) in pods {
-            let pool = index.cilium_nodes.get(node);
             let there = pool.is_some_and(|pool| {
                 pool.unowned.contains(&address)
                     || pool.owned.get(&address).is_some_and(|entry| entry.owner == *pod)
@@ -316,9 +244,11 @@ pub fn back(index: &ClusterIndex, to: BackTo) -> Vec<Obstacle> {
 
 /// Pods that are bound to a node and show no address yet: they may get one that no plan knows.
 pub fn starting(index: &ClusterIndex) -> usize {
-    let bound =
-        index.pods.values().filter(|pod| !pod.node.is_empty() && !pod.ended && !pod.facts.host_network);
-    bound.filter(|pod| pod.addresses.is_empty()).count()
+    bound(index).filter(|(_, pod)| pod.addresses.is_empty()).count()
+}
+
+fn bound(index: &ClusterIndex) -> impl Iterator<Item = (&String, &IndexedPod)> {
+    index.pods.iter().filter(|(_, pod)| !pod.node.is_empty() && pod.is_live())
 }
 
 type LivePod<'a> = (&'a String, &'a IndexedPod, IpAddr);
@@ -326,14 +256,11 @@ type LivePod<'a> = (&'a String, &'a IndexedPod, IpAddr);
 /// The addresses of live pods, by node.
 fn live(index: &ClusterIndex) -> BTreeMap<&str, Vec<LivePod<'_>>> {
     let mut live: BTreeMap<&str, Vec<LivePod<'_>>> = BTreeMap::new();
-    for (name, pod) in index.pods.iter() {
-        if pod.node.is_empty() || pod.ended || pod.facts.host_network {
-            continue;
+    for (name, pod) in bound(index) {
+        for address in &pod.addresses {
+            live.entry(&pod.node).or_default().push((name, pod, *address));
         }
-        let pods = live.entry(&pod.node).or_default();
-        pods.extend(pod.addresses.iter().map(|address| (name, pod, *address)));
     }
-    live.retain(|_, pods| !pods.is_empty());
     live
 }
 
@@ -356,14 +283,13 @@ fn own(cilium: &IndexedCiliumNode, blocks: &[IpNet]) -> BTreeSet<IpAddr> {
 
 fn home(index: &ClusterIndex, name: &str, cilium: &IndexedCiliumNode) -> Vec<IpNet> {
     let listed: Vec<IpNet> = cilium.blocks().collect();
-    let node = index.nodes.get(name);
-    let own = node.map(|node| node.pod_cidrs.clone()).unwrap_or_default();
-    let annotated: BTreeSet<IpNet> =
-        node.map(|node| node.annotated.values().flatten().copied().collect()).unwrap_or_default();
-    [listed, own, annotated.into_iter().collect()]
-        .into_iter()
-        .find(|ranges| !ranges.is_empty())
-        .unwrap_or_default()
+    match index.nodes.get(name) {
+        Some(node) if listed.is_empty() && node.pod_cidrs.is_empty() => {
+            node.annotated.values().flatten().copied().collect::<BTreeSet<_>>().into_iter().collect()
+        }
+        Some(node) if listed.is_empty() => node.pod_cidrs.clone(),
+        _ => listed,
+    }
 }
 
 /// What Cilium goes by in `kubernetes` mode: the first range of a family in the Node's spec, or else in its
