@@ -10,10 +10,11 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use thiserror::Error;
 
-use crate::alloc::Family;
 use crate::alloc::block::overlap;
 use crate::alloc::block_map::BlockMap;
+use crate::alloc::{Family, join};
 use crate::policy::mode::CiliumMode;
 
 /// The ranges and pods of one node, from all sources.
@@ -30,87 +31,52 @@ pub struct NodeRanges {
     pub pods: Vec<(String, IpAddr)>,
 }
 
-/// The cluster as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClusterRanges {
-    /// How Cilium gets its addresses.
     pub mode: CiliumMode,
-    /// Whether its BGP speaker is configured to announce pod ranges.
+    /// Whether Cilium's BGP speaker is configured to announce pod ranges.
     pub announces: bool,
     pub nodes: Vec<NodeRanges>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub(crate) enum Breaks {
     /// What the routers of the network learn.
+    #[error("BGP")]
     Bgp,
     /// Which pod is reachable from where.
+    #[error("routes")]
     Routes,
     /// Which part allocates which address.
+    #[error("IPAM")]
     Ipam,
 }
 
-impl fmt::Display for Breaks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bgp => "BGP",
-            Self::Routes => "routes",
-            Self::Ipam => "IPAM",
-        })
-    }
-}
-
-/// What was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What was found; the text says it of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Drift {
-    /// Node and CiliumNode have different ranges.
-    Disagree {
-        /// What the Node says.
-        node: Vec<IpNet>,
-        /// What the CiliumNode says.
-        cilium: Vec<IpNet>,
-        /// Ranges are announced by BGP.
-        announced: bool,
-    },
-    /// The Node's range contains the pods of another node: if this node is removed, the route of the other is
-    /// removed too.
-    RangeOfAnotherNode {
-        range: IpNet,
-        /// The node whose pods are there.
-        other: String,
-    },
-    /// Two nodes have the same addresses.
-    Overlap {
-        /// This node's range.
-        range: IpNet,
-        /// The other node.
-        other: String,
-        /// The other's range.
-        theirs: IpNet,
-    },
-    /// A pod's address is in none of its node's ranges, and no route of its own leads to it.
-    Stray {
-        /// Namespace and name.
-        pod: String,
-        address: IpAddr,
-    },
-    /// In `crd` mode the Node has no range, and Cilium chooses one itself.
+    #[error("Node has {}, CiliumNode has {}", list(.node), list(.cilium))]
+    Disagree { node: Vec<IpNet>, cilium: Vec<IpNet>, announced: bool },
+    /// If this node is removed, the route of the other is removed too.
+    #[error("its Node range {range} contains the pods of node {other}")]
+    RangeOfAnotherNode { range: IpNet, other: String },
+    #[error("its range {range} overlaps {theirs} of node {other}")]
+    Overlap { range: IpNet, other: String, theirs: IpNet },
+    /// No route of its own leads to it, either.
+    #[error("pod {pod} has {address}, which is in none of the node's ranges")]
+    Stray { pod: String, address: IpAddr },
+    /// In `crd` mode.
+    #[error("the Node has no range, so Cilium chooses one itself")]
     Invented,
     /// In `kubernetes` mode the ranges of Node and annotation differ, or those of two annotations.
-    Annotation {
-        /// The annotation's key.
-        key: String,
-        says: Vec<IpNet>,
-        /// What Cilium uses.
-        stands: Vec<IpNet>,
-    },
-    /// There is a CiliumNode without a Node.
+    #[error("annotation {key} has {}, Cilium uses {}", list(.says), list(.stands))]
+    Annotation { key: String, says: Vec<IpNet>, stands: Vec<IpNet> },
+    #[error("there is a CiliumNode but no Node")]
     NoNode,
-    /// BGP is configured to announce ranges in a mode in which Cilium announces none.
+    #[error("BGP is configured to announce pod ranges, but Cilium announces none in this mode")]
     NothingAnnounced,
 }
 
-/// One finding of the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftFinding {
     /// The node; empty if it concerns the cluster.
@@ -120,7 +86,7 @@ pub struct DriftFinding {
 
 impl DriftFinding {
     pub(crate) fn breaks(&self) -> Breaks {
-        match &self.drift {
+        match self.drift {
             Drift::Disagree { announced: true, .. }
             | Drift::RangeOfAnotherNode { .. }
             | Drift::NothingAnnounced => Breaks::Bgp,
@@ -143,13 +109,11 @@ impl DriftFinding {
         }
     }
 
-    /// What to do about it.
     pub(crate) fn advice(&self) -> &'static str {
         match &self.drift {
             Drift::Disagree { .. } => {
                 "announce from CiliumNode (Cilium 1.14 and later in cluster-pool mode does), or let one part \
-                 assign both: \
-                 kube-controller-manager with --allocate-node-cidrs=false"
+                 assign both: kube-controller-manager with --allocate-node-cidrs=false"
             }
             Drift::RangeOfAnotherNode { .. } => {
                 "do not remove this node before its Node range is corrected; the other node's pods become \
@@ -157,8 +121,7 @@ impl DriftFinding {
             }
             Drift::Overlap { .. } => {
                 "drain the younger node, delete its CiliumNode and let it register again; look for two \
-                 controllers that assign \
-                 ranges"
+                 controllers that assign ranges"
             }
             Drift::Stray { .. } => {
                 "delete the pod if it may restart with another address; for a sticky pod see the events of \
@@ -169,8 +132,7 @@ impl DriftFinding {
             Drift::NoNode => "delete the CiliumNode if the machine is gone for good",
             Drift::NothingAnnounced => {
                 "Cilium announces pod ranges only in kubernetes and cluster-pool mode: route the pools' \
-                 ranges to the nodes in the \
-                 network, or turn the announcement off"
+                 ranges to the nodes in the network, or turn the announcement off"
             }
         }
     }
@@ -179,34 +141,12 @@ impl DriftFinding {
 impl fmt::Display for DriftFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, drift } = self;
-        match drift {
-            Drift::Disagree { node: says, cilium, .. } => {
-                write!(f, "node {node}: Node has {}, CiliumNode has {}", list(says), list(cilium))
-            }
-            Drift::RangeOfAnotherNode { range, other } => {
-                write!(f, "node {node}: its Node range {range} contains the pods of node {other}")
-            }
-            Drift::Overlap { range, other, theirs } => {
-                write!(f, "node {node}: its range {range} overlaps {theirs} of node {other}")
-            }
-            Drift::Stray { pod, address } => {
-                write!(f, "node {node}: pod {pod} has {address}, which is in none of the node's ranges")
-            }
-            Drift::Invented => write!(f, "node {node}: the Node has no range, so Cilium chooses one itself"),
-            Drift::Annotation { key, says, stands } => {
-                write!(f, "node {node}: annotation {key} has {}, Cilium uses {}", list(says), list(stands))
-            }
-            Drift::NoNode => write!(f, "node {node}: there is a CiliumNode but no Node"),
-            Drift::NothingAnnounced => {
-                write!(f, "BGP is configured to announce pod ranges, but Cilium announces none in this mode")
-            }
-        }
+        if node.is_empty() { drift.fmt(f) } else { write!(f, "node {node}: {drift}") }
     }
 }
 
 fn list(ranges: &[IpNet]) -> String {
-    let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
-    if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
+    if ranges.is_empty() { "nothing".to_owned() } else { join(ranges) }
 }
 
 /// Compares all sources. The findings are in the order of the nodes, those of the cluster last.
@@ -215,15 +155,11 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
     let owners: BlockMap = cluster
         .nodes
         .iter()
-        .flat_map(|node| {
-            let ranges = blocks(node.cilium.as_deref().unwrap_or_default());
-            ranges.into_iter().map(|range| (range, node.name.as_str()))
-        })
+        .flat_map(|node| blocks(node.cilium.as_deref()).into_iter().map(|range| (range, node.name.as_str())))
         .collect();
     for node in &cluster.nodes {
         let mut tell = |drift| found.push(DriftFinding { node: node.name.clone(), drift });
-        let cilium = blocks(node.cilium.as_deref().unwrap_or_default());
-        let own = blocks(node.node.as_deref().unwrap_or_default());
+        let (own, cilium) = (blocks(node.node.as_deref()), blocks(node.cilium.as_deref()));
         match (&node.node, &node.cilium) {
             (None, Some(_)) => tell(Drift::NoNode),
             (Some(_), Some(_)) if disagree(cluster.mode, &own, &cilium) => {
@@ -257,12 +193,8 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
         }
         // Without a range no pod can be outside of it.
         let annotated: Vec<IpNet> = node.annotated.values().flatten().copied().collect();
-        let all = [
-            node.cilium.as_deref().unwrap_or_default(),
-            node.node.as_deref().unwrap_or_default(),
-            &annotated,
-        ];
-        if let Some(known) = all.into_iter().find(|known| !known.is_empty()) {
+        let all = [node.cilium.as_deref(), node.node.as_deref(), Some(&*annotated)];
+        if let Some(known) = all.into_iter().flatten().find(|known| !known.is_empty()) {
             for (pod, address) in &node.pods {
                 if !known.iter().any(|range| range.contains(address)) {
                     tell(Drift::Stray { pod: pod.clone(), address: *address });
@@ -277,8 +209,9 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
 }
 
 /// The ranges that are more than one address.
-fn blocks(ranges: &[IpNet]) -> Vec<IpNet> {
-    ranges.iter().filter(|range| range.prefix_len() < range.max_prefix_len()).copied().collect()
+fn blocks(ranges: Option<&[IpNet]>) -> Vec<IpNet> {
+    let ranges = ranges.unwrap_or_default().iter();
+    ranges.filter(|range| range.prefix_len() < range.max_prefix_len()).copied().collect()
 }
 
 /// Whether Node and CiliumNode contradict each other. If Cilium does not copy one from the other, a
@@ -298,13 +231,9 @@ fn stands(node: &NodeRanges, key: &str, own: &[IpNet], cilium: &[IpNet], says: &
     let of_family = |ranges: &[IpNet]| -> Vec<IpNet> {
         ranges.iter().filter(|range| families.contains(&Family::of(range.addr()))).copied().collect()
     };
-    let newer =
-        node.annotated.iter().filter(|(other, _)| other.as_str() > key).map(|(_, says)| of_family(says));
-    [of_family(own), of_family(cilium)]
-        .into_iter()
-        .chain(newer)
-        .find(|all| !all.is_empty())
-        .unwrap_or_default()
+    let newer = node.annotated.iter().filter(|(other, _)| other.as_str() > key).map(|(_, says)| &**says);
+    let mut all = [own, cilium].into_iter().chain(newer).map(of_family);
+    all.find(|ranges| !ranges.is_empty()).unwrap_or_default()
 }
 
 fn same(a: &[IpNet], b: &[IpNet]) -> bool {

@@ -5,6 +5,8 @@
 //! delete removes the object, not the process). Proof is one of these: the old node cleared the attachment
 //! itself, its Node object was deleted, or it has the out-of-service taint.
 
+use thiserror::Error;
+
 use crate::names::AttachmentId;
 
 /// An attached sandbox.
@@ -19,7 +21,6 @@ pub struct Attached {
 /// The state of the node of the attachment, by a live read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NodeState {
-    /// It reports Ready.
     Ready,
     /// It does not report, or reports that it is not ready.
     NotReady,
@@ -36,13 +37,11 @@ pub enum NodeState {
 pub(crate) enum OldPod {
     /// It exists and is not being deleted.
     Running,
-    /// It exists and is being deleted.
     Terminating,
     /// It exists and its containers have ended for good.
     Finished,
     /// It does not exist: deleted, forcibly or not.
     Gone,
-    /// The lookup failed.
     Unknown,
 }
 
@@ -55,16 +54,11 @@ pub enum OldSandbox {
     MayLive,
 }
 
-/// Everything that the decision depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Situation<'a> {
-    /// The attachment in the status of the StickyIP.
     pub attached: Option<&'a Attached>,
-    /// The sandbox that asks.
     pub asker: &'a Attached,
-    /// The state of the attached node.
     pub old_node: NodeState,
-    /// The state of the attached pod.
     pub(crate) old_pod: OldPod,
     /// What this node knows, if the attachment names it.
     pub old_sandbox: OldSandbox,
@@ -75,40 +69,25 @@ pub struct Situation<'a> {
 pub enum Takeover {
     /// The same pod has a new sandbox on the same node.
     SandboxReplaced,
-    /// The old pod's sandbox on this node is gone.
     LocalSandboxGone,
-    /// The old node's Node object is gone.
     NodeGone,
-    /// The old node is tainted out-of-service.
     OutOfService,
 }
 
 /// Why a pod must wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Error)]
 pub enum WaitReason {
-    /// The old pod's sandbox on this node may still live.
+    #[error("its sandbox on this node may still be alive")]
     LocalSandboxMayLive,
-    /// The old node is Ready and will detach.
+    #[error("that node is Ready, and detaches when the pod has ended")]
     OldNodeDetaches,
-    /// The old node is NotReady, which proves nothing.
+    #[error(
+        "that node is NotReady, which does not prove that the pod has ended; delete the Node or taint it \
+         out-of-service once it is off"
+    )]
     NotReadyIsNoProof,
-    /// The old node's state is unknown.
+    #[error("the state of that node is unknown")]
     NodeUnknown,
-}
-
-impl std::fmt::Display for WaitReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::LocalSandboxMayLive => "its sandbox on this node may still be alive",
-            Self::OldNodeDetaches => "that node is Ready, and detaches when the pod has ended",
-            Self::NotReadyIsNoProof => {
-                "that node is NotReady, which does not prove that the pod has ended; delete the Node or \
-                 taint it out-of-service once \
-                 it is off"
-            }
-            Self::NodeUnknown => "the state of that node is unknown",
-        })
-    }
 }
 
 /// Why a pod is refused at once.
@@ -120,18 +99,14 @@ pub enum RefuseReason {
     HeldByLivePod,
 }
 
-/// The decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Handover {
     /// Exactly this sandbox is attached already: nothing to write.
     AlreadyAttached,
-    /// Nothing is attached: attach.
     Attach,
-    /// Attach instead of the old sandbox, for this reason.
     TakeOver(Takeover),
     /// Try again until the deadline.
     Wait(WaitReason),
-    /// Fail now.
     Refuse(RefuseReason),
 }
 
@@ -156,25 +131,20 @@ pub fn decide(situation: &Situation<'_>) -> Handover {
     }
     match (attached.pod_uid == asker.pod_uid, attached.node == asker.node) {
         // The kubelet creates a new sandbox for a pod only after the old one has stopped.
-        (true, true) => return Handover::TakeOver(Takeover::SandboxReplaced),
-        (true, false) => return Handover::Refuse(RefuseReason::SameUidOnTwoNodes),
-        (false, true) => {
-            return match (old_sandbox, old_pod) {
-                (OldSandbox::Gone, _) => Handover::TakeOver(Takeover::LocalSandboxGone),
-                (OldSandbox::MayLive, OldPod::Running) => Handover::Refuse(RefuseReason::HeldByLivePod),
-                (OldSandbox::MayLive, _) => Handover::Wait(WaitReason::LocalSandboxMayLive),
-            };
-        }
-        (false, false) => {}
-    }
-    if let Some(proof) = old_node.proof_of_death() {
-        return Handover::TakeOver(proof);
-    }
-    match (old_node, old_pod) {
-        (NodeState::Ready, OldPod::Running) => Handover::Refuse(RefuseReason::HeldByLivePod),
-        (NodeState::Ready, _) => Handover::Wait(WaitReason::OldNodeDetaches),
-        (NodeState::NotReady, _) => Handover::Wait(WaitReason::NotReadyIsNoProof),
-        _ => Handover::Wait(WaitReason::NodeUnknown),
+        (true, true) => Handover::TakeOver(Takeover::SandboxReplaced),
+        (true, false) => Handover::Refuse(RefuseReason::SameUidOnTwoNodes),
+        (false, true) => match (old_sandbox, old_pod) {
+            (OldSandbox::Gone, _) => Handover::TakeOver(Takeover::LocalSandboxGone),
+            (OldSandbox::MayLive, OldPod::Running) => Handover::Refuse(RefuseReason::HeldByLivePod),
+            (OldSandbox::MayLive, _) => Handover::Wait(WaitReason::LocalSandboxMayLive),
+        },
+        (false, false) => match (old_node.proof_of_death(), old_node, old_pod) {
+            (Some(proof), ..) => Handover::TakeOver(proof),
+            (None, NodeState::Ready, OldPod::Running) => Handover::Refuse(RefuseReason::HeldByLivePod),
+            (None, NodeState::Ready, _) => Handover::Wait(WaitReason::OldNodeDetaches),
+            (None, NodeState::NotReady, _) => Handover::Wait(WaitReason::NotReadyIsNoProof),
+            (None, ..) => Handover::Wait(WaitReason::NodeUnknown),
+        },
     }
 }
 

@@ -17,57 +17,25 @@ use thiserror::Error;
 /// A request of an operator or a workload that cannot be followed, with the key and the value to correct.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PolicyError {
-    /// The text is no label selector in JSON form.
     #[error(
         "label selector {text:?} cannot be read: {why}; write it as {{\"matchLabels\":{{\"app\":\"db\"}}}}"
     )]
-    SelectorText {
-        /// The text as given.
-        text: String,
-        /// What the parser found.
-        why: String,
-    },
-    /// One requirement of a selector breaks the rules of label selectors.
+    SelectorText { text: String, why: String },
     #[error("label selector: key {key:?}, operator {operator:?}, values {values:?}: {why}")]
-    SelectorRequirement {
-        /// The label key.
-        key: String,
-        /// The operator as written.
-        operator: String,
-        /// The values as written.
-        values: Vec<String>,
-        /// Which rule is broken.
-        why: &'static str,
-    },
-    /// An annotation's value is not one of those that we understand.
+    SelectorRequirement { key: String, operator: String, values: Vec<String>, why: &'static str },
     #[error("annotation {key}: {value:?}: {why}")]
-    Annotation {
-        /// The annotation's key.
-        key: String,
-        /// Its value as written.
-        value: String,
-        /// What is wrong, and what would be right.
-        why: String,
-    },
-    /// Two annotations pin different addresses.
+    Annotation { key: String, value: String, why: String },
     #[error(
         "annotations {ours}: {ours_value:?} and {theirs}: {theirs_value:?} ask for different addresses; \
          remove one"
     )]
-    PinsDisagree {
-        /// Our annotation's key.
-        ours: &'static str,
-        ours_value: String,
-        /// The other annotation's key.
-        theirs: &'static str,
-        theirs_value: String,
-    },
-    /// A retention setting contradicts itself.
+    PinsDisagree { ours: &'static str, ours_value: String, theirs: &'static str, theirs_value: String },
     #[error("retention: {field} {why}")]
-    Retention {
-        /// The field's name as in the object.
-        field: &'static str,
-        /// What is wrong with it.
-        why: &'static str,
-    },
+    Retention { field: &'static str, why: &'static str },
+}
+
+impl PolicyError {
+    fn annotation(key: &str, value: &str, why: impl Into<String>) -> Self {
+        Self::Annotation { key: key.into(), value: value.into(), why: why.into() }
+    }
 }

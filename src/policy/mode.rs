@@ -96,11 +96,12 @@ impl PluginMode {
         }
     }
 
-    /// Where a conflist's entry has our settings.
-    pub(crate) fn settings_place(self) -> SettingsPlace {
+    /// Are our settings at the top of a conflist's entry, beside its delegate? Otherwise they are in its
+    /// `ipam`.
+    pub(crate) fn has_settings_at_the_top(self) -> bool {
         match self {
-            Self::Crd => SettingsPlace::Entry,
-            Self::Delegated | Self::Chained => SettingsPlace::Ipam,
+            Self::Crd => true,
+            Self::Delegated | Self::Chained => false,
         }
     }
 
@@ -138,21 +139,11 @@ impl FromStr for PluginMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.iter().find(|mode| mode.as_str() == text);
-        known.copied().ok_or_else(|| {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| {
             let words = Self::ALL.map(Self::as_str).join(", ");
             format!("{text:?} is not a mode; write one of {words}")
         })
     }
-}
-
-/// Where a conflist's entry has the settings of sticky-ipam.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SettingsPlace {
-    /// At the top of the entry, beside its delegate.
-    Entry,
-    /// In the entry's `ipam`.
-    Ipam,
 }
 
 /// The IPAM mode of Cilium itself.
@@ -254,12 +245,11 @@ impl CiliumMode {
     }
 }
 
-/// Where the controller writes the blocks of nodes.
+/// Where the controller writes the blocks of nodes: in `spec.ipam.podCIDRs` of CiliumNodes, or in the
+/// annotations of Nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockLocation {
-    /// In `spec.ipam.podCIDRs` of CiliumNodes.
     CiliumNode,
-    /// In the annotations of Nodes.
     Annotations,
 }
 

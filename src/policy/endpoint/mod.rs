@@ -41,28 +41,23 @@ impl Default for EndpointTimeouts {
 impl EndpointTimeouts {
     /// After how many seconds in this state the next action is due; none if there is no further action.
     fn due(&self, state: &EndpointState, done: u32) -> Option<u64> {
+        let again_and_again = |first: u64| Some(first.saturating_add(RETRY_SECONDS * u64::from(done)));
         match state {
             EndpointState::Missing { .. } => {
                 (done < self.nudges).then(|| self.missing.saturating_mul(u64::from(done) + 1))
             }
-            EndpointState::Terminating { .. } => {
-                Some(self.terminating.saturating_add(RETRY_SECONDS * u64::from(done)))
-            }
-            EndpointState::LeftOver { .. } => {
-                Some(self.disagreeing.saturating_add(RETRY_SECONDS * u64::from(done)))
-            }
+            EndpointState::Terminating { .. } => again_and_again(self.terminating),
+            EndpointState::LeftOver { .. } => again_and_again(self.disagreeing),
             EndpointState::Disagreeing(_) => (done == 0).then_some(self.disagreeing),
             EndpointState::Wrong { .. } => Some(self.wrong),
         }
     }
 }
 
-/// A pod's endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EndpointFacts {
     /// Its uid, the precondition of every write.
     pub uid: String,
-    /// It is being deleted.
     pub deleting: bool,
     /// It has finalizers.
     pub held: bool,
@@ -84,7 +79,6 @@ pub(crate) struct EndpointView {
     pub pod: Option<String>,
     /// It is running, on the pod network.
     pub running: bool,
-    /// The addresses in the pod's status.
     pub pod_addresses: BTreeSet<IpAddr>,
     pub endpoint: Option<EndpointFacts>,
     /// The addresses of the StickyIP that is attached to this pod; none if it is not sticky.
@@ -112,62 +106,30 @@ impl EndpointView {
     }
 }
 
-/// What to do.
+/// What to do. The uids, `uid` of the endpoint (of the pod for a nudge) and `pod`, are preconditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndpointAction {
     /// Put a label on the pod, so that Cilium processes it again.
-    Nudge {
-        /// The pod's uid, the precondition.
-        uid: String,
-        /// How many nudges this makes.
-        number: u32,
-    },
+    Nudge { uid: String, number: u32 },
     /// Remove the finalizers of an endpoint whose deletion does not end.
-    RemoveFinalizers {
-        /// The endpoint's uid, the precondition.
-        uid: String,
-    },
+    RemoveFinalizers { uid: String },
     /// Delete an endpoint that was created for an earlier pod of the name: Cilium creates one for the running
     /// pod.
-    Remove {
-        /// The endpoint's uid, the precondition.
-        uid: String,
-    },
-    /// Delete an endpoint that has none of the addresses of its sticky pod: Cilium creates it again.
-    Replace {
-        /// The endpoint's uid, the precondition.
-        uid: String,
-        /// The pod's uid; both must be as they were read.
-        pod: String,
-        /// The pod's addresses; they must be as they were read.
-        addresses: BTreeSet<IpAddr>,
-    },
+    Remove { uid: String },
+    /// Delete an endpoint that has none of the addresses of its sticky pod, if those are still as they were
+    /// read: Cilium creates it again.
+    Replace { uid: String, pod: String, addresses: BTreeSet<IpAddr> },
     /// Report that two sources disagree.
     Report(Disagreement),
 }
 
-/// Which sources disagree.
+/// Which sources disagree. `removed`: the endpoint is removed if it stays so; otherwise it needs manual
+/// action.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Disagreement {
-    /// The endpoint has other addresses than the pod.
-    EndpointAndPod {
-        endpoint: BTreeSet<IpAddr>,
-        pod: BTreeSet<IpAddr>,
-        /// The endpoint is removed if it stays so; otherwise it needs manual action.
-        removed: bool,
-    },
-    /// The pod has other addresses than its StickyIP.
-    PodAndBinding {
-        pod: BTreeSet<IpAddr>,
-        /// The StickyIP's.
-        bound: BTreeSet<IpAddr>,
-    },
-    /// The node's pool lacks a sticky pod's address.
-    PoolAndBinding {
-        pooled: BTreeSet<IpAddr>,
-        /// The StickyIP's.
-        bound: BTreeSet<IpAddr>,
-    },
+    EndpointAndPod { endpoint: BTreeSet<IpAddr>, pod: BTreeSet<IpAddr>, removed: bool },
+    PodAndBinding { pod: BTreeSet<IpAddr>, bound: BTreeSet<IpAddr> },
+    PoolAndBinding { pooled: BTreeSet<IpAddr>, bound: BTreeSet<IpAddr> },
 }
 
 impl Disagreement {
@@ -181,26 +143,17 @@ impl Disagreement {
     }
 }
 
-/// A problem of one name.
+/// `Wrong` is by the pod: an endpoint that is written wrong again is the same problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointState {
-    Missing {
-        uid: String,
-    },
-    Terminating {
-        uid: String,
-    },
-    LeftOver {
-        uid: String,
-    },
-    /// By the pod: an endpoint that is written wrong again is the same problem.
-    Wrong {
-        pod: String,
-    },
+    Missing { uid: String },
+    Terminating { uid: String },
+    LeftOver { uid: String },
+    Wrong { pod: String },
     Disagreeing(Disagreement),
 }
 
-/// What was seen and done so far, by namespace and name.
+/// What was seen and done so far, by namespace and name of the pod.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointTracker {
     patience: EndpointTimeouts,
@@ -210,22 +163,20 @@ pub(crate) struct EndpointTracker {
 }
 
 impl EndpointTracker {
-    /// A tracker with these timeouts.
     pub(crate) fn new(patience: EndpointTimeouts) -> Self {
-        Self { patience, seen: BTreeMap::new(), replaced: BTreeMap::new() }
+        Self { patience, ..Self::default() }
     }
 
     /// Looks at one name and returns what to do now. The caller reports what it did by
     /// [`EndpointTracker::done`]; it is not repeated before it is due again.
     pub(crate) fn look(&mut self, name: &str, view: &EndpointView, now: TimePoint) -> Vec<EndpointAction> {
-        let states = states(view);
         if self.replaced.get(name).is_some_and(|(pod, _)| Some(pod) != view.pod.as_ref()) {
             self.replaced.remove(name);
         }
         let mut before = self.seen.remove(name).unwrap_or_default();
         let mut actions = Vec::new();
         let mut kept = BTreeMap::new();
-        for state in states {
+        for state in states(view) {
             let (since, done) = before.remove(&state).unwrap_or((now, 0));
             if self.due_in(name, &state, (since, done), now) == Some(0) {
                 actions.push(match &state {
@@ -307,9 +258,7 @@ fn states(view: &EndpointView) -> Vec<EndpointState> {
         return states;
     }
     let removed = view.is_wrong();
-    if let (true, Some(pod)) = (removed, &view.pod) {
-        states.push(EndpointState::Wrong { pod: pod.clone() });
-    }
+    states.extend(view.pod.clone().filter(|_| removed).map(|pod| EndpointState::Wrong { pod }));
     let mut disagree = |what| states.push(EndpointState::Disagreeing(what));
     if let Some(endpoint) = view.endpoint.as_ref().filter(|endpoint| !endpoint.deleting)
         && !endpoint.addresses.is_empty()

@@ -10,11 +10,11 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }
-    let mut rest = text;
-    let mut nanos: u128 = 0;
-    if rest.is_empty() {
+    if text.is_empty() {
         return None;
     }
+    let mut rest = text;
+    let mut nanos: u128 = 0;
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let (number, tail) = rest.split_at(digits);
@@ -46,13 +46,11 @@ fn amount(number: &str, unit: u128) -> Option<u128> {
         return None;
     }
     let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let mut nanos = whole.checked_mul(unit)?;
     let mut place = unit;
-    for digit in fraction.bytes() {
+    fraction.bytes().try_fold(whole.checked_mul(unit)?, |nanos, digit| {
         place /= 10;
-        nanos = nanos.checked_add(u128::from(digit - b'0') * place)?;
-    }
-    Some(nanos)
+        nanos.checked_add(u128::from(digit - b'0') * place)
+    })
 }
 
 #[cfg(test)]

@@ -15,12 +15,8 @@ pub enum OwnerLookup {
     Hidden,
     /// It does not exist.
     Absent,
-    /// It exists.
-    There {
-        uid: String,
-        /// Its controlling owner.
-        owner: Option<Owner>,
-    },
+    /// It exists. With its controlling owner.
+    There { uid: String, owner: Option<Owner> },
 }
 
 /// The owners above an existing workload, nearest first. None if they are not known: the workload does not

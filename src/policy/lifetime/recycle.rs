@@ -13,31 +13,21 @@ use crate::policy::selection::facts::TimePoint;
 pub enum WorkloadLookup {
     /// It does not exist.
     Absent,
-    /// It exists, with this uid.
-    Present {
-        uid: String,
-        /// The ordinals of its pods, as (first, count); none if it does not number its pods.
-        ordinals: Option<(u32, u32)>,
-    },
+    /// The ordinals of its pods are (first, count); none if it does not number its pods.
+    Present { uid: String, ordinals: Option<(u32, u32)> },
     /// It does not exist, but an owner above it does, and may create it again.
-    Owned {
-        /// The owner, for messages.
-        by: String,
-    },
+    Owned { by: String },
     /// It does not exist, and its owners could not be looked up.
     OwnerUnknown { why: String },
     /// The lookup failed: no permission, no such kind, no answer.
     Unknown { why: String },
 }
 
-/// The part of a StickyIP that this decision needs.
+/// The part of a StickyIP that this decision needs. Its uid and version are preconditions of the release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// Its uid: precondition of the release.
     pub uid: String,
-    /// Its resourceVersion: precondition of the release.
     pub resource_version: String,
-    /// It is attached to a pod.
     pub attached: bool,
     /// The uid of its workload; empty if that was never looked up.
     pub workload_uid: String,
@@ -51,18 +41,15 @@ pub struct Kept {
 /// What a live lookup found of the claimant's pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodLookup {
-    /// No pod of this claimant exists.
     Absent,
     /// One exists, in any state.
     Present,
-    /// The lookup failed.
     Unknown,
 }
 
 /// The first half of a proof.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absence {
-    /// The StickyIP's uid at the first lookup.
     pub uid: String,
     /// Its resourceVersion then: any write since means that it is in use.
     pub resource_version: String,
@@ -70,32 +57,17 @@ pub struct Absence {
     pub first_look: TimePoint,
 }
 
-/// Why an address is kept.
+/// Why an address is kept. The workload wants it if it needs or retains it; an owner counts if the workload
+/// itself is gone; in doubt, after a failed lookup, it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeepReason {
     Attached,
-    /// A pod of its claimant exists.
     PodExists,
-    /// Its retention says forever.
     Forever,
-    /// Its workload exists and needs it, or retains it.
     WorkloadWantsIt,
-    /// Its TTL is not over.
-    TtlRunning {
-        seconds_left: u64,
-    },
-    /// Its workload is gone, but an owner of that exists.
-    OwnerExists {
-        /// The owner, for messages.
-        by: String,
-        /// Seconds left in which the workload may be created again.
-        seconds_left: u64,
-    },
-    /// A lookup failed; in doubt the address is kept.
-    Doubt {
-        /// Which lookup, and why.
-        why: String,
-    },
+    TtlRunning { seconds_left: u64 },
+    OwnerExists { by: String, seconds_left: u64 },
+    Doubt { why: String },
 }
 
 /// Why an address is released.
@@ -104,12 +76,10 @@ pub enum ReleaseReason {
     WorkloadGone,
     /// The workload is gone, and another one of the same name exists.
     WorkloadReplaced,
-    /// The workload was scaled below this pod.
     ScaledDown,
     TtlOver,
 }
 
-/// The decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recycle {
     /// Keep it, and drop any earlier absence.
@@ -117,14 +87,7 @@ pub enum Recycle {
     /// Keep this absence and look it up again after the gap.
     CheckAgain(Absence),
     /// Delete the StickyIP with these preconditions; its claims are then quarantined.
-    Release {
-        /// Precondition.
-        uid: String,
-        /// Precondition.
-        resource_version: String,
-        /// Why.
-        reason: ReleaseReason,
-    },
+    Release { uid: String, resource_version: String, reason: ReleaseReason },
 }
 
 /// How the proof is made.
@@ -159,18 +122,12 @@ pub fn decide(
     };
     let unchanged =
         before.filter(|absence| absence.uid == kept.uid && absence.resource_version == kept.resource_version);
-    match unchanged {
-        Some(absence) if now.seconds_since(absence.first_look) >= proof.gap_seconds => Recycle::Release {
-            uid: kept.uid.clone(),
-            resource_version: kept.resource_version.clone(),
-            reason,
-        },
-        Some(absence) => Recycle::CheckAgain(absence.clone()),
-        None => Recycle::CheckAgain(Absence {
-            uid: kept.uid.clone(),
-            resource_version: kept.resource_version.clone(),
-            first_look: now,
-        }),
+    let (uid, resource_version) = (kept.uid.clone(), kept.resource_version.clone());
+    match unchanged.map(|absence| absence.first_look) {
+        Some(first_look) if now.seconds_since(first_look) >= proof.gap_seconds => {
+            Recycle::Release { uid, resource_version, reason }
+        }
+        before => Recycle::CheckAgain(Absence { uid, resource_version, first_look: before.unwrap_or(now) }),
     }
 }
 

@@ -63,7 +63,6 @@ pub struct Retention {
     pub scale_down_ttl_seconds: Option<u32>,
 }
 
-/// For events and logs.
 impl fmt::Display for Retention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let after =
@@ -101,8 +100,8 @@ impl Retention {
 
     /// The time after which the address is released, if nothing but time releases it.
     pub fn time(&self) -> Option<Duration> {
-        let seconds = self.ttl_seconds.filter(|_| self.keep == Keep::Ttl)?;
-        Some(Duration::from_secs(u64::from(seconds)))
+        let seconds = self.ttl_seconds.filter(|_| self.keep == Keep::Ttl);
+        seconds.map(|seconds| Duration::from_secs(seconds.into()))
     }
 
     /// Checks that each TTL has its time.
@@ -112,10 +111,8 @@ impl Retention {
             return Err(PolicyError::Retention { field: "ttlSeconds", why: "must be set with keep: TTL" });
         }
         if self.on_scale_down == OnScaleDown::Ttl && self.scale_down_ttl_seconds.is_none() {
-            return Err(PolicyError::Retention {
-                field: "scaleDownTtlSeconds",
-                why: "must be set with onScaleDown: TTL",
-            });
+            let (field, why) = ("scaleDownTtlSeconds", "must be set with onScaleDown: TTL");
+            return Err(PolicyError::Retention { field, why });
         }
         Ok(())
     }
@@ -132,12 +129,10 @@ pub(crate) fn from_annotation(key: &str, text: &str, default: Retention) -> Resu
         "WithWorkload" => (Keep::WithWorkload, None),
         "Forever" => (Keep::Forever, None),
         time => {
-            let seconds =
-                parse_duration(time).map(|time| time.as_secs()).filter(|s| (1..=LONGEST_TTL).contains(s));
-            let seconds = seconds.and_then(|seconds| u32::try_from(seconds).ok());
+            let seconds = parse_duration(time).and_then(|time| u32::try_from(time.as_secs()).ok());
+            let seconds = seconds.filter(|seconds| (1..=LONGEST_TTL).contains(&u64::from(*seconds)));
             let why = "must be WithWorkload, Forever, or a time from 1s to ten years such as 72h";
-            let wrong = || PolicyError::Annotation { key: key.into(), value: text.into(), why: why.into() };
-            (Keep::Ttl, Some(seconds.ok_or_else(wrong)?))
+            (Keep::Ttl, Some(seconds.ok_or_else(|| PolicyError::annotation(key, text, why))?))
         }
     };
     Ok(Retention { keep, ttl_seconds, ..default })

@@ -15,7 +15,6 @@ pub struct Pool {
     pub name: String,
     /// Its ranges, in the order in which they are used up.
     pub ranges: Vec<IpNet>,
-    /// The prefix length of an IPv4 block.
     pub ipv4: u8,
     /// The prefix length of an IPv6 block.
     pub ipv6: u8,
@@ -23,7 +22,6 @@ pub struct Pool {
     pub selector: Option<Selector>,
     /// The highest is used first, then by name.
     pub priority: i32,
-    /// Never assigned.
     pub excluded: Vec<IpNet>,
 }
 
@@ -92,7 +90,6 @@ pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
     /// The object to which blocks are written exists.
     pub writable: bool,
-    /// The blocks in that object.
     pub blocks: Vec<IpNet>,
     /// Ranges of the node from other sources: the Node's own ranges, annotations.
     pub other_ranges: Vec<IpNet>,
@@ -104,9 +101,7 @@ pub struct NodeFacts {
 pub struct BlockLock {
     pub block: IpNet,
     pub node: String,
-    /// The uid of the lock's object.
     pub uid: String,
-    /// Its resourceVersion.
     pub version: String,
 }
 
@@ -116,11 +111,8 @@ pub struct BlockLock {
 pub struct UnreadableLock {
     /// The block, by the object's name.
     pub block: IpNet,
-    /// The object's kind and name.
     pub object: String,
-    /// The object's uid.
     pub uid: String,
-    /// What is wrong with it.
     pub why: String,
 }
 
@@ -133,9 +125,7 @@ pub struct BlockFacts {
     pub nodes: Vec<NodeFacts>,
     /// Every lock of the API server. It must be complete: a lock that is missing here counts as not existing.
     pub locks: Vec<BlockLock>,
-    /// The locks that cannot be read.
     pub broken: Vec<UnreadableLock>,
-    /// Addresses that are claimed.
     pub kept: BTreeSet<IpAddr>,
     /// Ranges from which no block is assigned: those of Sticky pools, and the addresses of the nodes.
     pub closed: Vec<IpNet>,

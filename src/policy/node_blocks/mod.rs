@@ -39,12 +39,10 @@ impl Default for BlockLimits {
     }
 }
 
-/// What was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// What to do, in this order.
+    /// In this order.
     pub steps: Vec<BlockStep>,
-    /// Problems to report.
     pub(crate) problems: Vec<BlockProblem>,
     /// How full each pool was before the steps, by name.
     pub fill: BTreeMap<String, Fill>,
@@ -88,14 +86,10 @@ impl<'a> BlockAllocator<'a> {
     fn new(view: &'a BlockFacts) -> Self {
         let mut pools: Vec<&Pool> = view.pools.iter().collect();
         pools.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
-        let mut owned = BlockMap::default();
-        for node in &view.nodes {
-            for range in node.blocks.iter().chain(&node.other_ranges) {
-                owned.add(*range, &node.name);
-            }
-        }
-        let on_nodes =
-            view.nodes.iter().flat_map(|node| node.blocks.iter().chain(&node.other_ranges)).copied();
+        let on_nodes = || {
+            let ranges = |node: &'a NodeFacts| node.blocks.iter().chain(&node.other_ranges);
+            view.nodes.iter().flat_map(move |node| ranges(node).map(|range| (*range, node.name.as_str())))
+        };
         let locked = view.locks.iter().map(|lock| lock.block);
         let kept = view.kept.iter().map(|address| IpNet::from(*address));
         let mut locked_for: BTreeMap<&str, Vec<&BlockLock>> = BTreeMap::new();
@@ -103,14 +97,15 @@ impl<'a> BlockAllocator<'a> {
             locked_for.entry(&lock.node).or_default().push(lock);
         }
         let broken: Vec<IpNet> = view.broken.iter().map(|broken| broken.block).collect();
-        let given: Vec<IpNet> = on_nodes.chain(locked).chain(broken.iter().copied()).collect();
+        let ranges = on_nodes().map(|(range, _)| range);
+        let given: Vec<IpNet> = ranges.chain(locked).chain(broken.iter().copied()).collect();
         Self {
             given: given.iter().copied().collect(),
             taken: given.into_iter().chain(kept).chain(view.closed.iter().copied()).collect(),
             locks: view.locks.iter().map(|lock| (lock.block, lock)).collect(),
             broken: broken.into_iter().collect(),
             pools,
-            owned,
+            owned: on_nodes().collect(),
             locked_for,
         }
     }
@@ -121,6 +116,13 @@ impl<'a> BlockAllocator<'a> {
 
     fn pool_of(&self, block: IpNet) -> Option<&'a Pool> {
         self.pools.iter().copied().find(|pool| pool.contains(block))
+    }
+
+    /// Whether nothing but this node has something of the block, and no lock is on it.
+    fn is_free_for(&self, node: &NodeFacts, block: IpNet) -> bool {
+        self.owned.other_owner(&node.name, block).is_none()
+            && !self.broken.overlaps(block)
+            && !self.locks.values().any(|lock| overlap(lock.block, block))
     }
 
     /// Blocks that were assigned before there were locks get one, so that they are released one day.
@@ -136,11 +138,7 @@ impl<'a> BlockAllocator<'a> {
                     node: lock.node.clone(),
                     other: node.name.clone(),
                 }),
-                None if self.pool_of(*block).is_some()
-                    && self.owned.other_owner(&node.name, *block).is_none()
-                    && !self.broken.overlaps(*block)
-                    && !self.locks.values().any(|lock| overlap(lock.block, *block)) =>
-                {
+                None if self.pool_of(*block).is_some() && self.is_free_for(node, *block) => {
                     plan.steps.push(BlockStep::Lock { block: *block, node: node.name.clone() });
                 }
                 None => {}
@@ -160,9 +158,9 @@ impl<'a> BlockAllocator<'a> {
         for family in [Family::V4, Family::V6] {
             let of_family = |range: &&IpNet| Family::of(range.addr()) == family;
             let mut has: Vec<IpNet> = node.blocks.iter().filter(of_family).copied().collect();
-            let kept: Vec<&BlockLock> = self.locked_for.get(node.name.as_str()).cloned().unwrap_or_default();
+            let kept = self.locked_for.get(node.name.as_str()).into_iter().flatten();
             let mut assigned = Vec::new();
-            for lock in kept.into_iter().filter(|lock| of_family(&&lock.block)) {
+            for lock in kept.filter(|lock| of_family(&&lock.block)) {
                 if has.iter().any(|block| overlap(*block, lock.block)) || self.broken.overlaps(lock.block) {
                     continue;
                 }
@@ -172,14 +170,13 @@ impl<'a> BlockAllocator<'a> {
                         node: node.name.clone(),
                         other: other.to_owned(),
                     }),
-                    None => assigned.push((lock.block, Some(lock.clone()), BlockReason::Locked)),
+                    None => assigned.push((lock.block, Some((*lock).clone()), BlockReason::Locked)),
                 }
             }
             has.extend(assigned.iter().map(|(block, ..)| *block));
-            let why = if has.is_empty() {
-                Some(BlockReason::First)
-            } else {
-                self.runs_low(node, family, &has, limits)
+            let why = match has.is_empty() {
+                true => Some(BlockReason::First),
+                false => runs_low(node, family, &has, limits).then_some(BlockReason::Low),
             };
             if let Some(why) = why
                 && serving.iter().any(|pool| pool.of(family).next().is_some())
@@ -207,19 +204,6 @@ impl<'a> BlockAllocator<'a> {
         }
     }
 
-    fn runs_low(
-        &self,
-        node: &NodeFacts,
-        family: Family,
-        has: &[IpNet],
-        limits: BlockLimits,
-    ) -> Option<BlockReason> {
-        let room = has.iter().fold(0, |sum: u128, block| sum.saturating_add(usable(*block)));
-        let used = node.used.get(&family).copied().unwrap_or(0);
-        let low = room.saturating_sub(used) < limits.low && has.len() < limits.most;
-        low.then_some(BlockReason::Low)
-    }
-
     /// The block that the Node already has, so that the two never disagree; else the first free block of the
     /// first pool that has one.
     fn choose(&self, node: &NodeFacts, family: Family, serving: &[&Pool], why: BlockReason) -> Option<IpNet> {
@@ -228,9 +212,7 @@ impl<'a> BlockAllocator<'a> {
                 && Family::of(range.addr()) == family
                 && range.prefix_len() < range.max_prefix_len()
                 && serving.iter().any(|pool| pool.contains(*range))
-                && self.owned.other_owner(&node.name, *range).is_none()
-                && !self.broken.overlaps(*range)
-                && !self.locks.values().any(|lock| overlap(lock.block, *range))
+                && self.is_free_for(node, *range)
         });
         let next = || {
             serving.iter().find_map(|pool| {
@@ -261,6 +243,12 @@ fn release(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, now: 
         }
     }
     memory.gone = gone;
+}
+
+fn runs_low(node: &NodeFacts, family: Family, has: &[IpNet], limits: BlockLimits) -> bool {
+    let room = has.iter().fold(0, |sum: u128, block| sum.saturating_add(usable(*block)));
+    let used = node.used.get(&family).copied().unwrap_or(0);
+    room.saturating_sub(used) < limits.low && has.len() < limits.most
 }
 
 /// How many addresses of a block pods may have: not the first, not the last, and not the router's.

@@ -14,25 +14,13 @@ const KUBEVIRT_GROUP: &str = "kubevirt.io";
 /// Who keeps an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimant {
-    /// The pod by its own name: StatefulSet pods (with their ordinal), bare pods, pods of Jobs.
-    Pod {
-        /// The pod's name.
-        name: String,
-        /// Its ordinal, where its workload numbers its pods.
-        ordinal: Option<u32>,
-        /// What it belongs to; the pod itself when it belongs to nothing.
-        workload: Owner,
-    },
-    /// One of the numbered slots of a workload whose pods have random names.
-    Slot {
-        /// The workload; a slot is named after it, `web-0`.
-        workload: Owner,
-    },
+    /// The pod by its own name: StatefulSet pods (with their ordinal), bare pods, pods of Jobs. A pod that
+    /// belongs to nothing is its own workload.
+    Pod { name: String, ordinal: Option<u32>, workload: Owner },
+    /// One of the numbered slots of a workload whose pods have random names; named after it, `web-0`.
+    Slot { workload: Owner },
     /// A virtual machine, by its name.
-    VirtualMachine {
-        /// The machine.
-        workload: Owner,
-    },
+    VirtualMachine { workload: Owner },
 }
 
 impl Claimant {
@@ -41,35 +29,27 @@ impl Claimant {
         if let Some(workload) = virtual_machine(pod) {
             return Self::VirtualMachine { workload };
         }
-        let Some(owner) = pod.owners.first() else {
-            let itself = Owner {
-                api_version: "v1".into(),
-                kind: "Pod".into(),
-                name: pod.name.clone(),
-                uid: pod.uid.clone(),
-            };
-            return Self::Pod { name: pod.name.clone(), ordinal: None, workload: itself };
+        let (name, uid) = (pod.name.clone(), pod.uid.clone());
+        let ([owner, ..], Some(top)) = (pod.owners.as_slice(), pod.owners.last().cloned()) else {
+            let itself = Owner { api_version: "v1".into(), kind: "Pod".into(), name: name.clone(), uid };
+            return Self::Pod { name, ordinal: None, workload: itself };
         };
-        let top = pod.owners.last().unwrap_or(owner).clone();
         // Any kind named StatefulSet numbers its pods, whatever its API group.
         if owner.kind == "StatefulSet" {
-            return Self::Pod { name: pod.name.clone(), ordinal: ordinal(pod, &owner.name), workload: top };
+            return Self::Pod { name, ordinal: ordinal(pod, &owner.name), workload: top };
         }
         if owner.kind == "Job" || owner.kind == "Node" {
-            return Self::Pod { name: pod.name.clone(), ordinal: None, workload: top };
+            return Self::Pod { name, ordinal: None, workload: top };
         }
         if let ([replica_set], Some(hash)) = (pod.owners.as_slice(), pod.labels.get(TEMPLATE_HASH))
             && replica_set.kind == "ReplicaSet"
             && let Some(name) = replica_set.name.strip_suffix(hash.as_str()).and_then(|n| n.strip_suffix('-'))
         {
             // The ReplicaSet was not looked up: its name contains the Deployment's, its uid does not.
-            let deployment = Owner {
-                api_version: replica_set.api_version.clone(),
-                kind: "Deployment".into(),
-                name: name.into(),
-                uid: String::new(),
+            let (api_version, kind) = (replica_set.api_version.clone(), "Deployment".into());
+            return Self::Slot {
+                workload: Owner { api_version, kind, name: name.into(), uid: String::new() },
             };
-            return Self::Slot { workload: deployment };
         }
         Self::Slot { workload: top }
     }
@@ -77,9 +57,9 @@ impl Claimant {
     /// The workload that decides how long the address is kept.
     pub(crate) fn workload(&self) -> &Owner {
         match self {
-            Self::Pod { workload, .. } | Self::Slot { workload } | Self::VirtualMachine { workload } => {
-                workload
-            }
+            Self::Pod { workload: it, .. }
+            | Self::Slot { workload: it }
+            | Self::VirtualMachine { workload: it } => it,
         }
     }
 
@@ -106,10 +86,8 @@ fn virtual_machine(pod: &PodFacts) -> Option<Owner> {
 }
 
 fn ordinal(pod: &PodFacts, set: &str) -> Option<u32> {
-    if let Some(index) = pod.labels.get(POD_INDEX).and_then(|index| index.parse().ok()) {
-        return Some(index);
-    }
-    pod.name.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
+    let by_label = pod.labels.get(POD_INDEX).and_then(|index| index.parse().ok());
+    by_label.or_else(|| pod.name.strip_prefix(set)?.strip_prefix('-')?.parse().ok())
 }
 
 #[cfg(test)]

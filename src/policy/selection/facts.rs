@@ -19,9 +19,7 @@ impl TimePoint {
 pub struct Owner {
     /// Group and version, such as `apps/v1`.
     pub api_version: String,
-    /// Kind, such as `StatefulSet`.
     pub kind: String,
-    /// Name, in the pod's namespace.
     pub name: String,
     /// The owner's uid; empty when it was derived from a name and not looked up.
     pub uid: String,

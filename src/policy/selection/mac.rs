@@ -3,6 +3,7 @@
 
 use crate::policy::PolicyError;
 use crate::policy::selection::facts::PodFacts;
+use crate::policy::selection::rules::yes_or_no;
 
 /// On a pod or a namespace: `true` or `false`. The pod's annotation wins over the namespace's, that over the
 /// flag.
@@ -14,16 +15,7 @@ pub(crate) const CILIUM_MAC_ANNOTATION: &str = "cni.cilium.io/mac-address";
 /// Errors: an annotation says neither `true` nor `false`.
 pub(crate) fn keeps_mac(by_flag: bool, facts: &PodFacts) -> Result<bool, PolicyError> {
     let word = facts.annotations.get(KEEP_MAC).or_else(|| facts.namespace_annotations.get(KEEP_MAC));
-    match word.map(String::as_str) {
-        None => Ok(by_flag),
-        Some("true") => Ok(true),
-        Some("false") => Ok(false),
-        Some(other) => Err(PolicyError::Annotation {
-            key: KEEP_MAC.to_owned(),
-            value: other.to_owned(),
-            why: "write \"true\" or \"false\"".to_owned(),
-        }),
-    }
+    Ok(yes_or_no(KEEP_MAC, word, "write \"true\" or \"false\"")?.unwrap_or(by_flag))
 }
 
 /// Whether an interface can have this MAC: six bytes in lower case, unicast, not all zero.

@@ -20,20 +20,17 @@ pub(crate) const CALICO_ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
 /// The addresses that one pod asks for: one per family, at least one, IPv4 first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pin {
-    /// The annotation that asks.
     pub annotation: &'static str,
-    /// The addresses, at most one per family.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Reads the pin of a pod with this ordinal; none for pods that have no ordinal.
 /// Errors: names annotation and value if an address is not usable, if two are of one family, or if the list
-/// is too
-/// short for this pod.
+/// is too short for this pod.
 pub(crate) fn pin_of(pod: &PodFacts, ordinal: Option<u32>) -> Result<Option<Pin>, PolicyError> {
     let read = |key: &'static str| -> Result<Option<(Vec<IpAddr>, String)>, PolicyError> {
         let Some(value) = pod.annotations.get(key) else { return Ok(None) };
-        let refuse = |why: String| PolicyError::Annotation { key: key.into(), value: value.clone(), why };
+        let refuse = |why: String| PolicyError::annotation(key, value, why);
         let listed = parse_list(key, value).map_err(refuse)?;
         Ok(Some((choose(&listed, ordinal).map_err(refuse)?, value.clone())))
     };
@@ -87,26 +84,19 @@ fn choose(listed: &[IpAddr], ordinal: Option<u32>) -> Result<Vec<IpAddr>, String
             ([], _) => {}
             ([only], None) => chosen.push(*only),
             (many, None) => {
-                return Err(format!(
-                    "lists {} {family} addresses; a pod without an ordinal has one per family",
-                    many.len()
-                ));
+                let count = many.len();
+                let rule = "a pod without an ordinal has one per family";
+                return Err(format!("lists {count} {family} addresses; {rule}"));
             }
-            (many, Some(ordinal)) => match many.get(ordinal as usize) {
-                Some(address) => chosen.push(*address),
-                None => {
-                    return Err(format!(
-                        "the pod has ordinal {ordinal}, and the list has {}; add one for it",
-                        covered(family, many.len())
-                    ));
-                }
-            },
+            (many, Some(ordinal)) => chosen.push(*many.get(ordinal as usize).ok_or_else(|| {
+                let covered = covered(family, many.len());
+                format!("the pod has ordinal {ordinal}, and the list has {covered}; add one for it")
+            })?),
         }
     }
     Ok(chosen)
 }
 
-/// What a list has, in words.
 fn covered(family: &str, listed: usize) -> String {
     match listed {
         1 => format!("1 {family} address, for ordinal 0"),

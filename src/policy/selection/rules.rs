@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use thiserror::Error;
+
 use crate::policy::PolicyError;
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::pin::{CALICO_ADDRESSES, PIN};
@@ -38,121 +40,82 @@ impl Default for Rules {
 }
 
 /// Why a pod is sticky or not.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StickyReason {
-    /// It uses its node's network.
+    #[error("it uses its node's network")]
     HostNetwork,
-    /// A label's value starts with an excluded prefix.
-    Excluded {
-        /// The label.
-        key: String,
-        value: String,
-        /// The prefix that it starts with.
-        prefix: String,
-    },
-    /// The pod's own annotation says so.
+    #[error("its label {key}: {value:?} starts with the excluded prefix {prefix:?}")]
+    Excluded { key: String, value: String, prefix: String },
+    #[error("its annotation {STICKY} says so")]
     PodAnnotation,
-    /// It asks for an address by this annotation.
-    Pinned {
-        /// The annotation's key.
-        key: &'static str,
-    },
-    /// It has `fixed-ip` as label or annotation.
+    #[error("its annotation {key} asks for an address")]
+    Pinned { key: &'static str },
+    #[error("it has {FIXED_IP}: \"true\"")]
     FixedIp,
-    /// Its namespace's annotation says so.
+    #[error("its namespace's annotation {STICKY} says so")]
     NamespaceAnnotation,
-    /// The selector selects it.
+    #[error("the label selector selects it")]
     Selected,
-    /// No rule applies to it.
+    #[error("no annotation and no selector applies to it")]
     NothingAsksForIt,
 }
 
-impl std::fmt::Display for StickyReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::HostNetwork => write!(f, "it uses its node's network"),
-            Self::Excluded { key, value, prefix } => {
-                write!(f, "its label {key}: {value:?} starts with the excluded prefix {prefix:?}")
-            }
-            Self::PodAnnotation => write!(f, "its annotation {STICKY} says so"),
-            Self::Pinned { key } => write!(f, "its annotation {key} asks for an address"),
-            Self::FixedIp => write!(f, "it has {FIXED_IP}: \"true\""),
-            Self::NamespaceAnnotation => write!(f, "its namespace's annotation {STICKY} says so"),
-            Self::Selected => write!(f, "the label selector selects it"),
-            Self::NothingAsksForIt => write!(f, "no annotation and no selector applies to it"),
-        }
-    }
-}
-
-/// The answer with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Whether the pod keeps its address.
     pub sticky: bool,
-    /// The rule that decided.
     pub reason: StickyReason,
 }
 
 impl Rules {
     /// Decides for one pod.
     /// Errors: an annotation that is neither `"true"` nor `"false"` is refused and named: a guess could give
-    /// a
-    /// database a wrong address.
+    /// a database a wrong address.
     pub(crate) fn judge(&self, pod: &PodFacts) -> Result<Verdict, PolicyError> {
-        let yes = |reason| Ok(Verdict { sticky: true, reason });
-        let no = |reason| Ok(Verdict { sticky: false, reason });
+        let verdict = |sticky, reason| Ok(Verdict { sticky, reason });
         if pod.host_network {
-            return no(StickyReason::HostNetwork);
+            return verdict(false, StickyReason::HostNetwork);
         }
         if let Some(reason) = self.exclusion(&pod.labels) {
-            return no(reason);
+            return verdict(false, reason);
         }
-        if let Some(sticky) = yes_or_no(&pod.annotations)? {
-            return Ok(Verdict { sticky, reason: StickyReason::PodAnnotation });
+        let said = |annotations: &BTreeMap<String, String>| {
+            yes_or_no(STICKY, annotations.get(STICKY), "must be \"true\" or \"false\"")
+        };
+        if let Some(sticky) = said(&pod.annotations)? {
+            return verdict(sticky, StickyReason::PodAnnotation);
         }
-        for key in [PIN, CALICO_ADDRESSES] {
-            if pod.annotations.contains_key(key) {
-                return yes(StickyReason::Pinned { key });
-            }
+        if let Some(key) = [PIN, CALICO_ADDRESSES].into_iter().find(|key| pod.annotations.contains_key(*key))
+        {
+            return verdict(true, StickyReason::Pinned { key });
         }
         if [&pod.labels, &pod.annotations]
             .iter()
             .any(|marks| marks.get(FIXED_IP).is_some_and(|v| v == "true"))
         {
-            return yes(StickyReason::FixedIp);
+            return verdict(true, StickyReason::FixedIp);
         }
-        if let Some(sticky) = yes_or_no(&pod.namespace_annotations)? {
-            return Ok(Verdict { sticky, reason: StickyReason::NamespaceAnnotation });
+        if let Some(sticky) = said(&pod.namespace_annotations)? {
+            return verdict(sticky, StickyReason::NamespaceAnnotation);
         }
         if self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels)) {
-            return yes(StickyReason::Selected);
+            return verdict(true, StickyReason::Selected);
         }
-        no(StickyReason::NothingAsksForIt)
+        verdict(false, StickyReason::NothingAsksForIt)
     }
 
     fn exclusion(&self, labels: &BTreeMap<String, String>) -> Option<StickyReason> {
         let value = labels.get(&self.exclude_key)?;
         let prefix =
             self.exclude_prefixes.iter().find(|prefix| !prefix.is_empty() && value.starts_with(*prefix))?;
-        Some(StickyReason::Excluded {
-            key: self.exclude_key.clone(),
-            value: value.clone(),
-            prefix: prefix.clone(),
-        })
+        let (key, value, prefix) = (self.exclude_key.clone(), value.clone(), prefix.clone());
+        Some(StickyReason::Excluded { key, value, prefix })
     }
 }
 
-fn yes_or_no(annotations: &BTreeMap<String, String>) -> Result<Option<bool>, PolicyError> {
-    match annotations.get(STICKY).map(String::as_str) {
-        None => Ok(None),
-        Some("true") => Ok(Some(true)),
-        Some("false") => Ok(Some(false)),
-        Some(other) => Err(PolicyError::Annotation {
-            key: STICKY.into(),
-            value: other.into(),
-            why: "must be \"true\" or \"false\"".into(),
-        }),
-    }
+/// What an annotation says, if it is there.
+/// Errors: neither `true` nor `false`; `why` is what to write instead.
+pub(super) fn yes_or_no(key: &str, word: Option<&String>, why: &str) -> Result<Option<bool>, PolicyError> {
+    word.map(|word| word.parse().map_err(|_| PolicyError::annotation(key, word, why))).transpose()
 }
 
 #[cfg(test)]

@@ -110,7 +110,6 @@ impl Selector {
         LabelSelector { match_labels: BTreeMap::new(), match_expressions }
     }
 
-    /// Whether these labels satisfy every requirement.
     pub(crate) fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.tests.iter().all(|(key, test)| {
             let value = labels.get(key);
