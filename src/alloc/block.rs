@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use crate::alloc::range::Family;
+use crate::alloc::range::{Family, to_number};
 
 /// Everything that must not be handed out, of both families.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +49,6 @@ impl Spans {
 }
 
 impl TakenRanges {
-    /// Takes a range out.
     pub(crate) fn add(&mut self, range: IpNet) {
         let (first, last) = bounds(range);
         self.of_mut(range).add(first, last);
@@ -79,9 +78,7 @@ impl TakenRanges {
 impl FromIterator<IpNet> for TakenRanges {
     fn from_iter<T: IntoIterator<Item = IpNet>>(ranges: T) -> Self {
         let mut taken = Self::default();
-        for range in ranges {
-            taken.add(range);
-        }
+        ranges.into_iter().for_each(|range| taken.add(range));
         taken
     }
 }
@@ -121,13 +118,9 @@ pub(crate) fn count_taken(range: IpNet, prefix: u8, taken: &TakenRanges) -> u128
     let (first, end) = bounds(range);
     // The number of the first block that is not counted yet: two spans may lie in one block.
     let (mut next, mut count) = (0, 0);
-    for (start, last) in &taken.of(range).0 {
-        if *last < first || *start > end {
-            continue;
-        }
-        let from = ((*start).max(first) - first) / size;
+    for (start, last) in taken.of(range).0.iter().filter(|(start, last)| **last >= first && **start <= end) {
+        let from = (((*start).max(first) - first) / size).max(next);
         let to = ((*last).min(end) - first) / size;
-        let from = from.max(next);
         if from <= to {
             count += to - from + 1;
             next = to + 1;
@@ -149,10 +142,7 @@ pub(crate) fn count_taken_besides(
 }
 
 fn bounds(range: IpNet) -> (u128, u128) {
-    match range {
-        IpNet::V4(v4) => (u128::from(v4.network().to_bits()), u128::from(v4.broadcast().to_bits())),
-        IpNet::V6(v6) => (v6.network().to_bits(), v6.broadcast().to_bits()),
-    }
+    (to_number(range.network()), to_number(range.broadcast()))
 }
 
 fn address(family: Family, bits: u128) -> Option<IpAddr> {

@@ -12,7 +12,6 @@ use ipnet::IpNet;
 pub(crate) struct BlockMap(BTreeMap<(bool, IpAddr, u8), BTreeSet<String>>);
 
 impl BlockMap {
-    /// Writes down that the owner has the range.
     pub(crate) fn add(&mut self, range: IpNet, owner: &str) {
         self.0.entry(key(range)).or_default().insert(owner.to_owned());
     }
@@ -44,9 +43,7 @@ impl BlockMap {
 impl<'a> FromIterator<(IpNet, &'a str)> for BlockMap {
     fn from_iter<T: IntoIterator<Item = (IpNet, &'a str)>>(all: T) -> Self {
         let mut owned = Self::default();
-        for (range, owner) in all {
-            owned.add(range, owner);
-        }
+        all.into_iter().for_each(|(range, owner)| owned.add(range, owner));
         owned
     }
 }

@@ -3,9 +3,10 @@
 //! Addresses are grouped by all but their last sixteen bits. A group's bitmap is the same whatever ranges are
 //! configured, so a change of ranges never makes a bitmap stale. Pure: who keeps the bitmaps hands them in.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::iter;
+use std::net::IpAddr;
 
-use crate::alloc::{Range, RangeSet};
+use crate::alloc::range::{Range, RangeSet, to_number, with_number};
 
 /// How many of an address's last bits a group spans. 65,536 addresses make a bitmap of 8 KiB: two pages, read
 /// in one call, and a /16 is one group.
@@ -24,7 +25,6 @@ impl Group {
         Self(with_low_bits(address, 0))
     }
 
-    /// The first address of the group.
     pub fn first(self) -> IpAddr {
         self.0
     }
@@ -37,10 +37,9 @@ impl Group {
 
 /// Where `address` stands in its group's bitmap.
 pub fn position(address: IpAddr) -> u16 {
-    (number(address) & 0xffff) as u16
+    (to_number(address) & 0xffff) as u16
 }
 
-/// The taken addresses of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bitmap(Vec<u8>);
 
@@ -57,27 +56,20 @@ impl Bitmap {
         Self(bytes)
     }
 
-    /// The bytes, as they are kept.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether `position` is taken.
     pub(crate) fn get(&self, position: u16) -> bool {
         self.0[usize::from(position / 8)] & (1 << (position % 8)) != 0
     }
 
     /// Marks `position` as taken or free.
     pub(crate) fn set(&mut self, position: u16, taken: bool) {
-        let byte = &mut self.0[usize::from(position / 8)];
-        if taken {
-            *byte |= 1 << (position % 8);
-        } else {
-            *byte &= !(1 << (position % 8));
-        }
+        let (byte, bit) = (&mut self.0[usize::from(position / 8)], 1 << (position % 8));
+        *byte = if taken { *byte | bit } else { *byte & !bit };
     }
 
-    /// The positions that are taken, in order.
     pub(crate) fn taken(&self) -> impl Iterator<Item = u16> + '_ {
         // Most bytes of most bitmaps are empty.
         let bytes = (0u16..).zip(&self.0).filter(|(_, byte)| **byte != 0);
@@ -119,20 +111,18 @@ pub(crate) fn next_free<E>(
     mut bitmap: impl FnMut(Group) -> Result<Option<Bitmap>, E>,
 ) -> Result<Option<IpAddr>, E> {
     let ranges = set.ranges();
+    fn whole(range: &Range) -> (&Range, IpAddr, IpAddr) {
+        (range, range.first(), range.last())
+    }
     let start =
         after.and_then(|at| ranges.iter().position(|range| range.contains(at)).map(|index| (index, at)));
     let Some((index, at)) = start else {
-        return first_free_in(ranges.iter().map(|range| (range, range.first(), range.last())), &mut bitmap);
+        return first_free_in(ranges.iter().map(whole), &mut bitmap);
     };
-    let (before, from_here) = ranges.split_at(index);
     let here = &ranges[index];
     let rest = (at < here.last()).then(|| (here, next_address(at), here.last()));
-    let spans = rest
-        .into_iter()
-        .chain(from_here.iter().skip(1).map(|range| (range, range.first(), range.last())))
-        .chain(before.iter().map(|range| (range, range.first(), range.last())))
-        .chain([(here, here.first(), at)]);
-    first_free_in(spans, &mut bitmap)
+    let others = ranges[index + 1..].iter().chain(&ranges[..index]).map(whole);
+    first_free_in(rest.into_iter().chain(others).chain([(here, here.first(), at)]), &mut bitmap)
 }
 
 /// How many addresses of `set` are still free, counted no further than `enough`.
@@ -143,39 +133,17 @@ pub(crate) fn count_free<E>(
 ) -> Result<u128, E> {
     let mut free = 0u128;
     for range in set.ranges() {
-        let mut at = range.first();
-        loop {
-            let end = end_of_group(at).min(range.last());
-            let span = number(end) - number(at) + 1;
-            let mut usable = span;
-            if let Some(gateway) = range.gateway()
-                && gateway >= at
-                && gateway <= end
-            {
-                usable -= 1;
-            }
-            let taken = match bitmap(Group::of(at))? {
-                Some(bits) => {
-                    let mut taken = bits.count_taken(position(at), position(end));
-                    if let Some(gateway) = range.gateway()
-                        && gateway >= at
-                        && gateway <= end
-                        && bits.get(position(gateway))
-                    {
-                        taken -= 1;
-                    }
-                    u128::from(taken)
-                }
-                None => 0,
-            };
-            free += usable - taken.min(usable);
+        for (first, last) in by_group(range.first(), range.last()) {
+            let gateway = range.gateway().filter(|gateway| (first..=last).contains(gateway));
+            let usable = to_number(last) - to_number(first) + 1 - u128::from(gateway.is_some());
+            let taken = bitmap(Group::of(first))?.map_or(0, |bits| {
+                let of_gateway = gateway.is_some_and(|gateway| bits.get(position(gateway)));
+                bits.count_taken(position(first), position(last)) - u32::from(of_gateway)
+            });
+            free += usable - u128::from(taken).min(usable);
             if free >= enough {
                 return Ok(free);
             }
-            if end >= range.last() {
-                break;
-            }
-            at = next_address(end);
         }
     }
     Ok(free)
@@ -185,58 +153,41 @@ fn first_free_in<'a, E>(
     spans: impl Iterator<Item = (&'a Range, IpAddr, IpAddr)>,
     bitmap: &mut impl FnMut(Group) -> Result<Option<Bitmap>, E>,
 ) -> Result<Option<IpAddr>, E> {
-    for (range, mut at, last) in spans {
-        loop {
-            let end = end_of_group(at).min(last);
-            let bits = bitmap(Group::of(at))?;
-            let mut from = at;
+    for (range, first, last) in spans {
+        for (mut from, last) in by_group(first, last) {
+            let bits = bitmap(Group::of(from))?;
             loop {
                 let found = match &bits {
-                    Some(bits) => bits.first_free(position(from), position(end)),
+                    Some(bits) => bits.first_free(position(from), position(last)),
                     None => Some(position(from)),
                 };
                 let Some(found) = found.map(|low| with_low_bits(from, low)) else { break };
                 if range.usable(found) {
                     return Ok(Some(found));
                 }
-                if found >= end {
+                if found >= last {
                     break;
                 }
                 from = next_address(found);
             }
-            if end >= last {
-                break;
-            }
-            at = next_address(end);
         }
     }
     Ok(None)
 }
 
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => u128::from(v4.to_bits()),
-        IpAddr::V6(v6) => v6.to_bits(),
-    }
+/// A span of addresses, first to last, cut at the borders of groups.
+fn by_group(first: IpAddr, last: IpAddr) -> impl Iterator<Item = (IpAddr, IpAddr)> {
+    let piece = move |at: IpAddr| (at, with_low_bits(at, 0xffff).min(last));
+    iter::successors(Some(piece(first)), move |(_, end)| (*end < last).then(|| piece(next_address(*end))))
 }
 
 fn with_low_bits(address: IpAddr, low: u16) -> IpAddr {
-    match address {
-        IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & !0xffff | u32::from(low))),
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !0xffff | u128::from(low))),
-    }
-}
-
-fn end_of_group(address: IpAddr) -> IpAddr {
-    with_low_bits(address, 0xffff)
+    with_number(address, to_number(address) & !0xffff | u128::from(low))
 }
 
 /// The address behind this one. Callers have seen that it is not the last of its range, so nothing wraps.
 fn next_address(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits().saturating_add(1))),
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits().saturating_add(1))),
-    }
+    with_number(address, to_number(address).saturating_add(1))
 }
 
 #[cfg(test)]

@@ -17,93 +17,41 @@ const MIN_HOST_BITS: u8 = 2;
 /// right.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum RangeError {
-    /// `subnet` is no address with a prefix length.
     #[error("subnet {0:?} is not a CIDR; write an address and a prefix length, such as 10.1.0.0/24")]
     NotACidr(String),
-    /// An address field holds something else.
     #[error("{field} {value:?} is not an IP address; write one such as 10.1.0.10 or fd00::10")]
-    NotAnAddress {
-        /// The configuration key.
-        field: &'static str,
-        /// What was written there.
-        value: String,
-    },
-    /// The subnet is an IPv4 network dressed as IPv6.
+    NotAnAddress { field: &'static str, value: String },
     #[error("subnet {0} is an IPv4-mapped IPv6 network; write it as an IPv4 network")]
     MappedSubnet(String),
-    /// No room for a gateway and a pod.
     #[error("subnet {subnet} is too small to allocate from; use a prefix length of at most /{longest}")]
-    TooSmall {
-        /// The subnet as written.
-        subnet: String,
-        /// The longest prefix length that is accepted in this family.
-        longest: u8,
-    },
-    /// The subnet's address is not its network address.
+    TooSmall { subnet: String, longest: u8 },
     #[error(
         "subnet {given} has host bits set; the network address is {network}, so write {network}/{prefix}"
     )]
-    HostBits {
-        /// The subnet as written.
-        given: String,
-        /// Its network address.
-        network: IpAddr,
-        /// Its prefix length.
-        prefix: u8,
-    },
-    /// `rangeStart` or `rangeEnd` lies elsewhere.
+    HostBits { given: String, network: IpAddr, prefix: u8 },
     #[error("{field} {value} is not in subnet {subnet}; choose an address of that subnet")]
-    OutsideSubnet {
-        /// The configuration key.
-        field: &'static str,
-        /// The address written there.
-        value: IpAddr,
-        /// The subnet it should be in.
-        subnet: IpNet,
-    },
-    /// The range ends before it starts.
+    OutsideSubnet { field: &'static str, value: IpAddr, subnet: IpNet },
     #[error("rangeStart {start} is after rangeEnd {end}; swap them")]
-    Inverted {
-        /// The first address as written.
-        start: IpAddr,
-        /// The last address as written.
-        end: IpAddr,
-    },
-    /// Only addresses that no pod may have are left.
+    Inverted { start: IpAddr, end: IpAddr },
     #[error(
         "rangeStart {start} to rangeEnd {end} of subnet {subnet} holds only the network or broadcast \
-         address; \
-         widen the range"
+         address; widen the range"
     )]
-    NothingUsable {
-        /// The first address as written.
-        start: IpAddr,
-        /// The last address as written.
-        end: IpAddr,
-        subnet: IpNet,
-    },
-    /// A set without ranges.
+    NothingUsable { start: IpAddr, end: IpAddr, subnet: IpNet },
     #[error("empty range set; list at least one range with a subnet in it")]
     EmptySet,
     /// A set answers for one address, so it has one family.
     #[error("range set mixes IPv4 ({v4}) and IPv6 ({v6}); give each family a range set of its own")]
-    MixedFamilies {
-        /// An IPv4 range of the set, as it is shown.
-        v4: String,
-        /// An IPv6 range of the set, as it is shown.
-        v6: String,
-    },
-    /// Two ranges of one set share addresses.
+    MixedFamilies { v4: String, v6: String },
     #[error("ranges {0} and {1} of one range set overlap; make them disjoint")]
     Overlap(String, String),
 }
 
-/// The family of an address or range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub enum Family {
-    /// IPv4.
+    #[error("IPv4")]
     V4,
-    /// IPv6.
+    #[error("IPv6")]
     V6,
 }
 
@@ -111,15 +59,6 @@ impl Family {
     /// The family of an address, an IPv4-mapped one being IPv4.
     pub(crate) fn of(ip: IpAddr) -> Self {
         if ip.to_canonical().is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
     }
 }
 
@@ -157,13 +96,9 @@ pub struct Range {
 /// A range as it is written down, before anything about it is known to be true.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RangeSpec<'a> {
-    /// The network, `address/prefix`.
     pub subnet: &'a str,
-    /// The first address, if not the subnet's first.
     pub range_start: Option<&'a str>,
-    /// The last address, if not the subnet's last.
     pub range_end: Option<&'a str>,
-    /// The gateway, if not the subnet's first address.
     pub gateway: Option<&'a str>,
 }
 
@@ -202,12 +137,10 @@ impl Range {
         self.subnet
     }
 
-    /// The first address.
     pub fn first(&self) -> IpAddr {
         self.first
     }
 
-    /// The last address.
     pub fn last(&self) -> IpAddr {
         self.last
     }
@@ -238,7 +171,6 @@ impl Range {
         self.contains(ip) && self.gateway != Some(ip.to_canonical())
     }
 
-    /// Whether the two share an address.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.family() == other.family() && self.first <= other.last && other.first <= self.last
     }
@@ -259,7 +191,7 @@ impl Range {
 
     /// The address at a distance from the first one, or nothing past the end.
     pub fn nth(&self, offset: u128) -> Option<IpAddr> {
-        (offset < self.size()).then(|| from_number(self.family(), to_number(self.first) + offset))
+        (offset < self.size()).then(|| with_number(self.first, to_number(self.first) + offset))
     }
 }
 
@@ -326,10 +258,7 @@ impl RangeSet {
 
 impl fmt::Display for RangeSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, range) in self.0.iter().enumerate() {
-            write!(f, "{}{range}", if i == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        f.write_str(&self.0.iter().map(Range::to_string).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -351,13 +280,9 @@ fn parse_subnet(text: &str) -> Result<IpNet, RangeError> {
 
 /// An address field; left out and empty are the same, as they are for host-local.
 fn parse_address(field: &'static str, text: Option<&str>) -> Result<Option<IpAddr>, RangeError> {
-    match text {
-        None | Some("") => Ok(None),
-        Some(text) => match text.parse::<IpAddr>() {
-            Ok(ip) => Ok(Some(ip.to_canonical())),
-            Err(_) => Err(RangeError::NotAnAddress { field, value: text.to_owned() }),
-        },
-    }
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let wrong = |_| RangeError::NotAnAddress { field, value: text.to_owned() };
+    text.parse::<IpAddr>().map(|ip| Some(ip.to_canonical())).map_err(wrong)
 }
 
 fn parse_inside(
@@ -374,24 +299,23 @@ fn parse_inside(
 
 /// The first and last address of a subnet that anyone may have.
 fn assignable(subnet: IpNet) -> (IpAddr, IpAddr) {
-    let family = Family::of(subnet.addr());
-    let lowest = to_number(subnet.network()) + 1;
-    let highest = to_number(subnet.broadcast()) - u128::from(family == Family::V4);
-    (from_number(family, lowest), from_number(family, highest))
+    let (first, last) = (subnet.network(), subnet.broadcast());
+    let highest = to_number(last) - u128::from(last.is_ipv4());
+    (with_number(first, to_number(first) + 1), with_number(first, highest))
 }
 
-fn to_number(ip: IpAddr) -> u128 {
+pub(super) fn to_number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
         IpAddr::V6(v6) => v6.to_bits(),
     }
 }
 
-fn from_number(family: Family, number: u128) -> IpAddr {
-    match family {
-        // Numbers of the IPv4 family come from IPv4 addresses of one subnet, so they fit.
-        Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(number).unwrap_or(u32::MAX))),
-        Family::V6 => IpAddr::V6(Ipv6Addr::from_bits(number)),
+/// The address of this number, of the same family as `like`; one beyond the family's last is the last.
+pub(super) fn with_number(like: IpAddr, number: u128) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(number).unwrap_or(u32::MAX)).into(),
+        IpAddr::V6(_) => Ipv6Addr::from_bits(number).into(),
     }
 }
 
