@@ -6,7 +6,6 @@ use crate::alloc::range::parse_cidr;
 use crate::cni::error::CniError;
 use crate::names::{InvalidPodIdentity, PodIdentity, clipped};
 
-/// An address that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestedAddress {
     pub ip: IpAddr,
@@ -17,15 +16,14 @@ pub struct RequestedAddress {
 impl RequestedAddress {
     /// Reads `address` or `address/prefix`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        if text.contains('/') {
-            let net = parse_cidr(text)?;
-            return Some(Self { ip: net.addr().to_canonical(), prefix: Some(net.prefix_len()) });
-        }
-        text.parse::<IpAddr>().ok().map(|ip| Self { ip: ip.to_canonical(), prefix: None })
+        let (ip, prefix) = match text.contains('/') {
+            true => parse_cidr(text).map(|net| (net.addr(), Some(net.prefix_len())))?,
+            false => (text.parse::<IpAddr>().ok()?, None),
+        };
+        Some(Self { ip: ip.to_canonical(), prefix })
     }
 }
 
-/// What is known of `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<RequestedAddress>,
@@ -40,8 +38,7 @@ impl CniArgs {
             return Ok(parsed);
         }
         let (mut namespace, mut name, mut uid) = (None, None, None);
-        let mut ignore_unknown = false;
-        let mut unknown = Vec::new();
+        let (mut ignore_unknown, mut unknown) = (false, None);
         for pair in text.split(';') {
             let Some((key, value)) = pair.split_once('=').filter(|(_, value)| !value.contains('=')) else {
                 return Err(refused(pair, "is not a pair; write KEY=value, with ';' between pairs"));
@@ -52,20 +49,18 @@ impl CniArgs {
                 }
                 "IP" if value.is_empty() => parsed.ip = None,
                 "IP" => {
-                    let address = RequestedAddress::parse(value).ok_or_else(|| {
-                        refused(pair, "is not an IP address; write one such as IP=10.1.0.9")
-                    })?;
-                    parsed.ip = Some(address);
+                    let wrong = || refused(pair, "is not an IP address; write one such as IP=10.1.0.9");
+                    parsed.ip = Some(RequestedAddress::parse(value).ok_or_else(wrong)?);
                 }
                 "K8S_POD_NAMESPACE" => namespace = Some(value),
                 "K8S_POD_NAME" => name = Some(value),
                 "K8S_POD_UID" => uid = Some(value),
                 // The container id again; the one in the environment is what counts.
                 "K8S_POD_INFRA_CONTAINER_ID" => {}
-                _ => unknown.push(pair),
+                _ => unknown = unknown.or(Some(pair)),
             }
         }
-        if let (Some(pair), false) = (unknown.first(), ignore_unknown) {
+        if let (Some(pair), false) = (unknown, ignore_unknown) {
             return Err(refused(pair, "is not known; keys are case-sensitive, or add IgnoreUnknown=1"));
         }
         parsed.pod = read_pod(namespace, name, uid)?;

@@ -3,12 +3,13 @@
 //! `null` is the same as absent, and a key is found in any case when its exact spelling is absent: both as
 //! host-local reads its configuration.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::cni::error::CniError;
+use crate::cni::error::{CniError, shown};
 use crate::policy::lifetime::duration::parse_duration;
 
 /// The longest wait that may be configured; runtimes give up long before.
@@ -53,25 +54,37 @@ impl<'a> Fields<'a> {
         value.filter(|v| !v.is_null())
     }
 
-    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, CniError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(CniError::wrong_type(&self.path_of(key), other, "a string")),
-        }
+    /// The refusal of this field's value, with a sentence about it.
+    pub(crate) fn invalid(&self, key: &str, problem: impl fmt::Display) -> CniError {
+        CniError::invalid_config(&self.path_of(key), problem)
     }
 
-    /// A whole number that is not negative.
+    /// Refuses a key that is none of the known ones.
+    pub(crate) fn refuse_unknown(&self, known: &[&str]) -> Result<(), CniError> {
+        let Some(unknown) = self.keys().find(|key| !known.contains(key)) else { return Ok(()) };
+        let hint = nearest(unknown, known).unwrap_or_default();
+        let value = self.get(unknown).map_or_else(|| "null".to_owned(), shown);
+        let known = known.join(", ");
+        let problem = format!("no such field (its value is {value}); did you mean {hint:?}? Known: {known}");
+        Err(self.invalid(unknown, problem))
+    }
+
+    fn read<T>(
+        &self,
+        key: &str,
+        right: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, CniError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| CniError::wrong_type(&self.path_of(key), value, right))
+    }
+
+    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, CniError> {
+        self.read(key, "a string", Value::as_str)
+    }
+
     pub(crate) fn number(&self, key: &str) -> Result<Option<u64>, CniError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => match value.as_u64() {
-                Some(number) => Ok(Some(number)),
-                None => {
-                    Err(CniError::wrong_type(&self.path_of(key), value, "a whole number of zero or more"))
-                }
-            },
-        }
+        self.read(key, "a whole number of zero or more", Value::as_u64)
     }
 
     pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, CniError> {
@@ -79,36 +92,63 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn list(&self, key: &str) -> Result<Option<&'a [Value]>, CniError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Array(items)) => Ok(Some(items)),
-            Some(other) => Err(CniError::wrong_type(&self.path_of(key), other, "a list")),
-        }
+        self.read(key, "a list", |value| value.as_array().map(Vec::as_slice))
     }
 
-    pub(crate) fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, CniError> {
+    /// A list of strings, each parsed; a problem is a sentence about the string.
+    pub(crate) fn strings<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&'a str) -> Result<T, String>,
+    ) -> Result<Option<Vec<T>>, CniError> {
         let Some(items) = self.list(key)? else { return Ok(None) };
-        let read = |(i, item): (usize, &'a Value)| match item {
-            Value::String(text) => Ok(text.as_str()),
-            other => Err(CniError::wrong_type(&format!("{}[{i}]", self.path_of(key)), other, "a string")),
+        let item_path = |i| format!("{}[{i}]", self.path_of(key));
+        let text = |(i, item): (usize, &'a Value)| {
+            item.as_str().ok_or_else(|| CniError::wrong_type(&item_path(i), item, "a string"))
         };
-        items.iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
+        // The types first: a string is parsed only if all items are strings.
+        let texts = items.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?;
+        let parsed = texts
+            .into_iter()
+            .enumerate()
+            .map(|(i, text)| parse(text).map_err(|problem| CniError::invalid_config(&item_path(i), problem)));
+        parsed.collect::<Result<_, _>>().map(Some)
+    }
+
+    pub(crate) fn owned_strings(&self, key: &str) -> Result<Vec<String>, CniError> {
+        Ok(self.strings(key, |text| Ok(text.to_owned()))?.unwrap_or_default())
     }
 
     /// A path that does not depend on where the plugin happens to be started; empty is absent.
     pub(crate) fn absolute_path(&self, key: &str) -> Result<Option<PathBuf>, CniError> {
         match self.string(key)? {
             None | Some("") => Ok(None),
-            Some(text) if text.contains('\0') => Err(CniError::invalid_config(
-                &self.path_of(key),
-                format!("{text:?} is no path; it must not hold a NUL character"),
-            )),
+            Some(text) if text.contains('\0') => {
+                Err(self.invalid(key, format!("{text:?} is no path; it must not hold a NUL character")))
+            }
             Some(text) if text.starts_with('/') => Ok(Some(PathBuf::from(text))),
-            Some(text) => Err(CniError::invalid_config(
-                &self.path_of(key),
-                format!("{text:?} is not an absolute path; start it with '/'"),
-            )),
+            Some(text) => {
+                Err(self.invalid(key, format!("{text:?} is not an absolute path; start it with '/'")))
+            }
         }
+    }
+
+    /// One of these words, or the default.
+    pub(crate) fn choice<T: Copy>(&self, key: &str, known: &[(&str, T)], default: T) -> Result<T, CniError> {
+        let Some(text) = self.string(key)? else { return Ok(default) };
+        let chosen = known.iter().find(|(word, _)| *word == text);
+        chosen.map(|(_, value)| *value).ok_or_else(|| {
+            let words: Vec<String> = known.iter().map(|(word, _)| format!("{word:?}")).collect();
+            self.invalid(key, format!("{text:?} is none of {}", words.join(", ")))
+        })
+    }
+
+    pub(crate) fn wait(&self, key: &str) -> Result<Option<Duration>, CniError> {
+        let Some(text) = self.string(key)? else { return Ok(None) };
+        parse_duration(text).filter(|time| *time <= MAX_WAIT).map(Some).ok_or_else(|| {
+            let right = "is not a duration of at most 10m; write one such as \"10s\" or \"1m30s\"";
+            self.invalid(key, format!("{text:?} {right}"))
+        })
     }
 
     /// The pairs whose keys are none of the known ones, which are carried along unread.
@@ -143,33 +183,6 @@ fn edit_distance(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
-pub(crate) fn choice<T: Copy>(
-    fields: &Fields<'_>,
-    key: &str,
-    known: &[(&str, T)],
-) -> Result<Option<T>, CniError> {
-    let Some(text) = fields.string(key)? else { return Ok(None) };
-    match known.iter().find(|(word, _)| *word == text) {
-        Some((_, value)) => Ok(Some(*value)),
-        None => {
-            let words: Vec<String> = known.iter().map(|(word, _)| format!("{word:?}")).collect();
-            let problem = format!("{text:?} is none of {}", words.join(", "));
-            Err(CniError::invalid_config(&fields.path_of(key), problem))
-        }
-    }
-}
-
-pub(crate) fn wait(fields: &Fields<'_>, key: &str) -> Result<Option<Duration>, CniError> {
-    let Some(text) = fields.string(key)? else { return Ok(None) };
-    match parse_duration(text).filter(|time| *time <= MAX_WAIT) {
-        Some(time) => Ok(Some(time)),
-        None => Err(CniError::invalid_config(
-            &fields.path_of(key),
-            format!("{text:?} is not a duration of at most 10m; write one such as \"10s\" or \"1m30s\""),
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,7 +211,7 @@ mod tests {
         let error = fields.number("n").unwrap_err();
         assert_eq!(error.code, 6);
         assert!(error.msg.contains("ipam.sticky.n") && error.msg.contains("-1"), "{error}");
-        assert!(fields.strings("list").unwrap_err().msg.contains("ipam.sticky.list[1]"));
+        assert!(fields.owned_strings("list").unwrap_err().msg.contains("ipam.sticky.list[1]"));
         assert_eq!(fields.absolute_path("p").unwrap_err().code, 7);
     }
 }

@@ -29,7 +29,6 @@ impl Verb {
         Self::ALL.into_iter().find(|verb| verb.as_str() == text)
     }
 
-    /// The verb as it is written.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",

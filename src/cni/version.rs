@@ -27,7 +27,6 @@ impl CniVersion {
     /// The newest version, used where the caller's is not known.
     pub(crate) const LATEST: Self = Self::V1_1_0;
 
-    /// The version as it is written.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::V0_1_0 => "0.1.0",
@@ -52,7 +51,6 @@ impl CniVersion {
         }
     }
 
-    /// The supported versions as they stand in messages.
     pub(crate) fn supported_list() -> String {
         Self::SUPPORTED.map(Self::as_str).join(", ")
     }
@@ -75,14 +73,8 @@ pub(crate) enum UnknownVersion {
 
 /// Whether the text is one to three numbers with dots between them.
 pub(crate) fn is_well_formed(text: &str) -> bool {
-    let mut parts = 0;
-    for part in text.split('.') {
-        parts += 1;
-        if part.is_empty() || part.len() > 9 || !part.bytes().all(|b| b.is_ascii_digit()) {
-            return false;
-        }
-    }
-    (1..=3).contains(&parts)
+    let is_number = |part: &str| (1..=9).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
+    text.split('.').count() <= 3 && text.split('.').all(is_number)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cni::error::{CniError, shown};
-use crate::cni::fields::{Fields, choice, nearest, wait};
+use crate::cni::error::CniError;
+use crate::cni::fields::Fields;
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
 
@@ -38,15 +38,10 @@ pub enum OnUnavailable {
 /// How the cluster is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConf {
-    /// The credentials.
     pub kubeconfig: PathBuf,
-    /// This node's name in the cluster.
     pub node: String,
-    /// How long the API server may take.
     pub timeout: Duration,
-    /// What happens when it cannot be asked.
     pub on_unavailable: OnUnavailable,
-    /// Who is sticky.
     pub rules: Rules,
     /// Where Cilium's agent of this node listens, which is asked in `crd` mode.
     pub cilium_socket: PathBuf,
@@ -54,41 +49,25 @@ pub struct ClusterConf {
 
 impl ClusterConf {
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, CniError> {
-        if let Some(unknown) = fields.keys().find(|key| !FIELDS.contains(key)) {
-            let hint = nearest(unknown, FIELDS).unwrap_or_default();
-            let value = fields.get(unknown).map(shown).unwrap_or_else(|| "null".to_owned());
-            let known = FIELDS.join(", ");
-            return Err(CniError::invalid_config(
-                &fields.path_of(unknown),
-                format!("no such field (its value is {value}); did you mean {hint:?}? Known: {known}"),
-            ));
-        }
-        let missing = |key: &str, what: &str| {
-            CniError::invalid_config(&fields.path_of(key), format!("is missing; name {what}"))
-        };
+        fields.refuse_unknown(FIELDS)?;
+        let missing = |key: &str, what: &str| fields.invalid(key, format!("is missing; name {what}"));
         let kubeconfig = fields.absolute_path("kubeconfig")?;
         Ok(Self {
             kubeconfig: kubeconfig.ok_or_else(|| missing("kubeconfig", "the file with the credentials"))?,
             node: node(fields)?.ok_or_else(|| missing("node", "this node as the cluster does"))?,
             timeout: timeout(fields)?.unwrap_or(DEFAULT_TIMEOUT),
-            on_unavailable: choice(
-                fields,
+            on_unavailable: fields.choice(
                 "onUnavailable",
                 &[("fail", OnUnavailable::Fail), ("allocate", OnUnavailable::Allocate)],
-            )?
-            .unwrap_or(OnUnavailable::Fail),
+                OnUnavailable::Fail,
+            )?,
             rules: Rules {
                 selector: selector(fields)?,
                 exclude_key: match fields.string("excludeKey")? {
                     None | Some("") => DEFAULT_EXCLUDE_KEY.to_owned(),
                     Some(key) => key.to_owned(),
                 },
-                exclude_prefixes: fields
-                    .strings("excludePrefixes")?
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(str::to_owned)
-                    .collect(),
+                exclude_prefixes: fields.owned_strings("excludePrefixes")?,
             },
             cilium_socket: fields
                 .absolute_path("ciliumSocket")?
@@ -107,15 +86,14 @@ fn node(fields: &Fields<'_>) -> Result<Option<String>, CniError> {
         return Ok(Some(text.to_owned()));
     }
     let problem = format!("{text:?} is not a node's name; write it as `kubectl get nodes` shows it");
-    Err(CniError::invalid_config(&fields.path_of("node"), problem))
+    Err(fields.invalid("node", problem))
 }
 
 fn timeout(fields: &Fields<'_>) -> Result<Option<Duration>, CniError> {
-    match wait(fields, "timeout")? {
-        Some(Duration::ZERO) => Err(CniError::invalid_config(
-            &fields.path_of("timeout"),
-            "0 leaves the API server no time; write a duration such as \"3s\"",
-        )),
+    match fields.wait("timeout")? {
+        Some(Duration::ZERO) => {
+            Err(fields.invalid("timeout", "0 leaves the API server no time; write a duration such as \"3s\""))
+        }
         time => Ok(time),
     }
 }
@@ -124,9 +102,7 @@ fn selector(fields: &Fields<'_>) -> Result<Option<Selector>, CniError> {
     let Some(value) = fields.get("selector") else { return Ok(None) };
     // Its JSON type is wrong, or what it says is.
     Fields::of(fields.path_of("selector"), value)?;
-    Selector::parse(&value.to_string())
-        .map(Some)
-        .map_err(|error| CniError::invalid_config(&fields.path_of("selector"), error))
+    Selector::parse(&value.to_string()).map(Some).map_err(|error| fields.invalid("selector", error))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::alloc::range::{Family, Range, RangeError, RangeSet, RangeSpec};
+use crate::alloc::range::{Family, Range, RangeSet, RangeSpec};
 use crate::cni::args::{CniArgs, RequestedAddress};
 use crate::cni::config::DEFAULT_DATA_DIR;
 use crate::cni::config::sticky::StickyConf;
@@ -14,43 +14,22 @@ use crate::cni::result::{Route, read_routes};
 use crate::cni::verb::Verb;
 use crate::cni::version::CniVersion;
 
-/// Every key of the `ipam` section that is read. Others may stand there for other plugins.
-#[cfg(test)]
-pub(crate) const FIELDS: &[&str] = &[
-    "type",
-    "dataDir",
-    "ranges",
-    "subnet",
-    "rangeStart",
-    "rangeEnd",
-    "gateway",
-    "routes",
-    "resolvConf",
-    "sticky",
-];
-
 /// The most range sets. The store writes a pod's change of addresses down in one page, which has room for
 /// these however long the names are: what ADD could take, DEL must be able to give back.
 pub(crate) const MAX_RANGE_SETS: usize = 12;
 
-/// Every key of a range.
 pub(crate) const RANGE_FIELDS: &[&str] = &["subnet", "rangeStart", "rangeEnd", "gateway"];
 
-/// The `ipam` section, validated.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct IpamConf {
-    /// The directory that holds a directory for every network.
     pub data_dir: PathBuf,
     /// One address is taken from each. Empty only for DEL and GC, which do not need them, and for STATUS of a
     /// network whose ranges the runtime gives with each ADD.
     pub sets: Vec<RangeSet>,
-    /// Routes that go into results as they are.
     pub routes: Vec<Route>,
-    /// The file that name service settings are taken from.
     pub resolv_conf: Option<PathBuf>,
     /// Addresses that were asked for, each once.
     pub requested: Vec<RequestedAddress>,
-    /// Our own settings; absent when the key is.
     pub sticky: Option<StickyConf>,
 }
 
@@ -59,19 +38,15 @@ impl IpamConf {
     /// must not leak because a later edit of the configuration has a mistake.
     pub(crate) fn read_leniently(ipam: &Fields<'_>, warnings: &mut Vec<String>) -> Result<Self, CniError> {
         let data_dir = read_data_dir(ipam)?;
-        let mut forgive = |error: CniError| warnings.push(error.to_string());
         let sets = read_sets(ipam, None).unwrap_or_else(|error| {
-            forgive(error);
+            warnings.push(error.to_string());
             Vec::new()
         });
-        let sticky = match ipam.object("sticky")? {
-            Some(fields) => Some(StickyConf::read_leniently(&fields, warnings)?),
-            None => None,
-        };
-        Ok(Self { data_dir, sets, routes: Vec::new(), resolv_conf: None, requested: Vec::new(), sticky })
+        let sticky = ipam.object("sticky")?;
+        let sticky = sticky.map(|fields| StickyConf::read_leniently(&fields, warnings)).transpose()?;
+        Ok(Self { data_dir, sets, sticky, ..Self::default() })
     }
 
-    /// Reads everything, and refuses any mistake.
     pub(crate) fn read(
         root: &Fields<'_>,
         ipam: &Fields<'_>,
@@ -116,23 +91,18 @@ fn read_data_dir(ipam: &Fields<'_>) -> Result<PathBuf, CniError> {
 fn read_sticky(ipam: &Fields<'_>) -> Result<Option<StickyConf>, CniError> {
     let Some(fields) = ipam.object("sticky")? else { return Ok(None) };
     if fields.get("dataDir").is_some() {
-        return Err(CniError::invalid_config(
-            &fields.path_of("dataDir"),
-            "only counts beside \"delegate\"; here it is ipam.dataDir that says where the store is",
-        ));
+        let problem = "only counts beside \"delegate\"; here it is ipam.dataDir that says where the store is";
+        return Err(fields.invalid("dataDir", problem));
     }
     StickyConf::read(&fields).map(Some)
 }
 
 /// The sets in the order that addresses appear in results: the runtime's, the old single range, the list.
 fn read_sets(ipam: &Fields<'_>, runtime: Option<&Fields<'_>>) -> Result<Vec<RangeSet>, CniError> {
-    let mut sets = match runtime {
-        Some(runtime) => read_set_list(runtime, "ipRanges")?,
-        None => Vec::new(),
-    };
+    let of_runtime = runtime.map(|runtime| read_set_list(runtime, "ipRanges")).transpose()?;
+    let mut sets = of_runtime.unwrap_or_default();
     if ipam.get("subnet").is_some() {
-        let range = read_range(ipam)?;
-        sets.push(RangeSet::new(vec![range]).map_err(|e| range_error(ipam.path(), &e))?);
+        sets.push(new_set(ipam.path(), vec![read_range(ipam)?])?);
     }
     sets.extend(read_set_list(ipam, "ranges")?);
     Ok(sets)
@@ -146,66 +116,58 @@ fn read_set_list(fields: &Fields<'_>, key: &str) -> Result<Vec<RangeSet>, CniErr
             return Err(CniError::wrong_type(&path, set, "a list of ranges; write [[{\"subnet\": …}]]"));
         };
         let read = |(j, item)| read_range(&Fields::of(format!("{path}[{j}]"), item)?);
-        let ranges = items.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-        sets.push(RangeSet::new(ranges).map_err(|e| range_error(&path, &e))?);
+        sets.push(new_set(&path, items.iter().enumerate().map(read).collect::<Result<_, _>>()?)?);
     }
     Ok(sets)
 }
 
+fn new_set(path: &str, ranges: Vec<Range>) -> Result<RangeSet, CniError> {
+    RangeSet::new(ranges).map_err(|error| CniError::invalid_config(path, error))
+}
+
 fn read_range(fields: &Fields<'_>) -> Result<Range, CniError> {
-    let subnet = fields.string("subnet")?.ok_or_else(|| {
-        CniError::invalid_config(&fields.path_of("subnet"), "is missing; write one such as \"10.1.0.0/24\"")
-    })?;
+    let missing = || fields.invalid("subnet", "is missing; write one such as \"10.1.0.0/24\"");
     let spec = RangeSpec {
-        subnet,
+        subnet: fields.string("subnet")?.ok_or_else(missing)?,
         range_start: fields.string("rangeStart")?,
         range_end: fields.string("rangeEnd")?,
         gateway: fields.string("gateway")?,
     };
-    Range::from_spec(&spec).map_err(|error| range_error(fields.path(), &error))
-}
-
-fn range_error(path: &str, error: &RangeError) -> CniError {
-    CniError::invalid_config(path, error)
+    Range::from_spec(&spec).map_err(|error| CniError::invalid_config(fields.path(), error))
 }
 
 fn check_sets(ipam: &Fields<'_>, sets: &[RangeSet], version: CniVersion) -> Result<(), CniError> {
-    let path = ipam.path_of("ranges");
+    let refused = |problem: String| Err(ipam.invalid("ranges", problem));
     if sets.is_empty() {
-        let hint = match ["rangeStart", "rangeEnd", "gateway"].into_iter().find(|key| ipam.get(key).is_some())
-        {
-            Some(key) => format!("{} is there, but without a subnet it says nothing; ", ipam.path_of(key)),
-            None => String::new(),
-        };
-        return Err(CniError::invalid_config(
-            &path,
-            format!("no IP ranges given; {hint}write \"ranges\": [[{{\"subnet\": \"10.1.0.0/24\"}}]]"),
+        let of_range = unused_range_keys(ipam).next();
+        let hint = of_range.map_or_else(String::new, |key| {
+            format!("{} is there, but without a subnet it says nothing; ", ipam.path_of(key))
+        });
+        return refused(format!(
+            "no IP ranges given; {hint}write \"ranges\": [[{{\"subnet\": \"10.1.0.0/24\"}}]]"
         ));
     }
     if sets.len() > MAX_RANGE_SETS {
-        return Err(CniError::invalid_config(
-            &path,
-            format!(
-                "{} range sets, each of which gives a pod one more address; {MAX_RANGE_SETS} are the most, \
-                 so put \
-                 ranges of one family into one set",
-                sets.len()
-            ),
+        return refused(format!(
+            "{} range sets, each of which gives a pod one more address; {MAX_RANGE_SETS} are the most, so \
+             put ranges of one family into one set",
+            sets.len()
         ));
     }
     check_families(sets, version)?;
     for (i, one) in sets.iter().enumerate() {
-        if let Some(j) = (i + 1..sets.len()).find(|j| one.overlaps(&sets[*j])) {
-            return Err(CniError::invalid_config(
-                &path,
-                format!(
-                    "range set {i} ({one}) overlaps with range set {j} ({}); make them disjoint",
-                    sets[j]
-                ),
+        if let Some((j, other)) = sets.iter().enumerate().skip(i + 1).find(|(_, other)| one.overlaps(other)) {
+            return refused(format!(
+                "range set {i} ({one}) overlaps with range set {j} ({other}); make them disjoint"
             ));
         }
     }
     Ok(())
+}
+
+/// The keys of a range that stand in `ipam`, where they count only beside a subnet.
+fn unused_range_keys(ipam: &Fields<'_>) -> impl Iterator<Item = &'static str> {
+    RANGE_FIELDS.iter().copied().filter(|key| *key != "subnet" && ipam.get(key).is_some())
 }
 
 /// Results before 0.3.0 have room for one address per family.
@@ -222,7 +184,7 @@ fn check_families(sets: &[RangeSet], version: CniVersion) -> Result<(), CniError
 /// Host-local ignores keys that it does not know, so they cannot be refused; but silence would hide a typo.
 fn warn_about_range_keys(ipam: &Fields<'_>, warnings: &mut Vec<String>) {
     if ipam.get("subnet").is_none() {
-        for key in ["rangeStart", "rangeEnd", "gateway"].into_iter().filter(|key| ipam.get(key).is_some()) {
+        for key in unused_range_keys(ipam) {
             let path = ipam.path_of(key);
             warnings.push(format!("{path} is not used, because there is no {}", ipam.path_of("subnet")));
         }
@@ -245,14 +207,10 @@ fn read_requested(
     runtime: Option<&Fields<'_>>,
     args: &CniArgs,
 ) -> Result<Vec<RequestedAddress>, CniError> {
-    let by_args = match root.object("args")?.map(|args| args.object("cni")).transpose()?.flatten() {
-        Some(cni) => read_addresses(&cni)?,
-        None => Vec::new(),
-    };
+    let cni = root.object("args")?.map(|args| args.object("cni")).transpose()?.flatten();
+    let by_args = read_addresses(cni.as_ref())?;
     let mut all = if by_args.is_empty() { args.ip.into_iter().collect() } else { by_args };
-    if let Some(runtime) = runtime {
-        all.extend(read_addresses(runtime)?);
-    }
+    all.extend(read_addresses(runtime)?);
     let mut once: Vec<RequestedAddress> = Vec::new();
     for address in all {
         if !once.iter().any(|have| have.ip == address.ip) {
@@ -262,15 +220,11 @@ fn read_requested(
     Ok(once)
 }
 
-fn read_addresses(fields: &Fields<'_>) -> Result<Vec<RequestedAddress>, CniError> {
-    let texts = fields.strings("ips")?.unwrap_or_default();
-    let read = |(i, text): (usize, &str)| {
+fn read_addresses(fields: Option<&Fields<'_>>) -> Result<Vec<RequestedAddress>, CniError> {
+    let parse = |text: &str| {
         RequestedAddress::parse(text).ok_or_else(|| {
-            CniError::invalid_config(
-                &format!("{}[{i}]", fields.path_of("ips")),
-                format!("{text:?} is not an IP address; write one such as 10.1.0.9 or 10.1.0.9/24"),
-            )
+            format!("{text:?} is not an IP address; write one such as 10.1.0.9 or 10.1.0.9/24")
         })
     };
-    texts.into_iter().enumerate().map(read).collect()
+    Ok(fields.map(|fields| fields.strings("ips", parse)).transpose()?.flatten().unwrap_or_default())
 }

@@ -20,37 +20,16 @@ use sticky::StickyConf;
 /// Where networks are stored by default: host-local's place.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
 
-/// Every key at the top of the configuration that is read.
-#[cfg(test)]
-pub(crate) const FIELDS: &[&str] = &[
-    "cniVersion",
-    "name",
-    "type",
-    "capabilities",
-    "ipam",
-    "args",
-    "runtimeConfig",
-    "prevResult",
-    "delegate",
-    "sticky",
-    VALID_ATTACHMENTS,
-    OLD_VALID_ATTACHMENTS,
-];
-
 /// The attachments that GC must leave alone.
-const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
+pub(crate) const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
 /// The same under the name that the first runtimes with GC used.
-const OLD_VALID_ATTACHMENTS: &str = "cni.dev/attachments";
+pub(crate) const OLD_VALID_ATTACHMENTS: &str = "cni.dev/attachments";
 
 /// The configuration of one plugin of one network, validated as far as the verb needs it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetConf {
-    /// The version to speak.
     pub version: CniVersion,
-    /// The network's name.
     pub name: NetworkName,
-    /// The `type` of the entry; empty when absent.
-    pub plugin_type: String,
     /// The `ipam` section; absent only where there is a `delegate`.
     pub ipam: Option<IpamConf>,
     /// The configuration of the plugin to run, an object with at least `type`.
@@ -74,10 +53,8 @@ impl NetConf {
     /// Checks the name, which comes before the version in the order of checks.
     pub(crate) fn read_name(root: &Fields<'_>) -> Result<NetworkName, CniError> {
         match root.string("name")? {
-            None | Some("") => {
-                Err(CniError::invalid_config("name", "the network name is missing; give it one"))
-            }
-            Some(text) => NetworkName::new(text).map_err(|problem| CniError::invalid_config("name", problem)),
+            None | Some("") => Err(root.invalid("name", "the network name is missing; give it one")),
+            Some(text) => NetworkName::new(text).map_err(|problem| root.invalid("name", problem)),
         }
     }
 
@@ -98,11 +75,9 @@ impl NetConf {
             Some(ipam) => Some(IpamConf::read(&root, &ipam, version, verb, args, warnings)?),
             None if delegate.is_some() => None,
             None => {
-                return Err(CniError::invalid_config(
-                    "ipam",
-                    "the section is missing; write \"ipam\": {\"type\": \"sticky-ipam\", \"ranges\": …}, \
-                     or \"delegate\" to run another plugin",
-                ));
+                let problem = "the section is missing; write \"ipam\": {\"type\": \"sticky-ipam\", \
+                               \"ranges\": …}, or \"delegate\" to run another plugin";
+                return Err(root.invalid("ipam", problem));
             }
         };
         let in_ipam = ipam.as_ref().is_some_and(|ipam| ipam.sticky.is_some());
@@ -130,10 +105,11 @@ impl NetConf {
             },
         };
         let valid_attachments = if verb == Verb::Gc { read_valid_attachments(&root)? } else { None };
+        // Only its JSON type is checked: which program runs was the runtime's choice.
+        root.string("type")?;
         Ok(Self {
             version,
             name,
-            plugin_type: root.string("type")?.unwrap_or_default().to_owned(),
             ipam,
             delegate,
             top_sticky,
@@ -150,16 +126,12 @@ fn read_delegate(root: &Fields<'_>) -> Result<Option<Value>, CniError> {
         // The type is the name of an executable that is looked for in CNI_PATH, never a path of its own.
         Some(text) if !text.is_empty() && !text.contains(['/', '\0']) && text != "." && text != ".." => {}
         None | Some("") => {
-            return Err(CniError::invalid_config(
-                "delegate.type",
-                "is missing; name the plugin to run, such as \"cilium-cni\"",
-            ));
+            let problem = "is missing; name the plugin to run, such as \"cilium-cni\"";
+            return Err(delegate.invalid("type", problem));
         }
         Some(text) => {
-            return Err(CniError::invalid_config(
-                "delegate.type",
-                format!("{text:?} is not the name of a plugin; write a file name without '/'"),
-            ));
+            let problem = format!("{text:?} is not the name of a plugin; write a file name without '/'");
+            return Err(delegate.invalid("type", problem));
         }
     }
     Ok(root.get("delegate").cloned())
@@ -172,31 +144,20 @@ fn read_top_sticky(
 ) -> Result<Option<StickyConf>, CniError> {
     let Some(fields) = root.object("sticky")? else { return Ok(None) };
     let given = root.get("sticky").map(shown).unwrap_or_default();
-    if !delegates {
-        return Err(CniError::invalid_config(
-            "sticky",
-            format!(
-                "{given} stands at the top, where it only counts beside \"delegate\"; move it into \"ipam\""
-            ),
-        ));
-    }
-    if in_ipam {
-        return Err(CniError::invalid_config(
-            "sticky",
-            format!("{given} is there beside ipam.sticky; keep one of them"),
-        ));
-    }
-    StickyConf::read(&fields).map(Some)
+    let problem = match (delegates, in_ipam) {
+        (true, false) => return StickyConf::read(&fields).map(Some),
+        (true, true) => "is there beside ipam.sticky; keep one of them",
+        (false, _) => "stands at the top, where it only counts beside \"delegate\"; move it into \"ipam\"",
+    };
+    Err(root.invalid("sticky", format!("{given} {problem}")))
 }
 
 /// One entry that cannot be read makes the whole list unusable: what it meant to keep would be freed.
 fn read_valid_attachments(root: &Fields<'_>) -> Result<Option<Vec<Attachment>>, CniError> {
     let key = if root.get(VALID_ATTACHMENTS).is_some() { VALID_ATTACHMENTS } else { OLD_VALID_ATTACHMENTS };
     let malformed = |path: &str, problem: String| {
-        CniError::invalid_config(
-            path,
-            format!("{problem}; nothing is freed by a list that cannot be trusted"),
-        )
+        let problem = format!("{problem}; nothing is freed by a list that cannot be trusted");
+        CniError::invalid_config(path, problem)
     };
     let list = match root.get(key) {
         None => return Ok(None),
@@ -205,12 +166,11 @@ fn read_valid_attachments(root: &Fields<'_>) -> Result<Option<Vec<Attachment>>, 
     };
     let read = |(i, item): (usize, &Value)| {
         let path = format!("{key}[{i}]");
-        let text = |name: &str| match item.get(name) {
-            Some(Value::String(text)) => Ok(text.as_str()),
-            _ => Err(malformed(&path, format!("{} has no text under {name:?}", shown(item)))),
+        let text = |name: &str| {
+            let text = item.get(name).and_then(Value::as_str);
+            text.ok_or_else(|| malformed(&path, format!("{} has no text under {name:?}", shown(item))))
         };
-        let container = ContainerId::new(text("containerID")?);
-        let interface = IfName::new(text("ifname")?);
+        let (container, interface) = (ContainerId::new(text("containerID")?), IfName::new(text("ifname")?));
         Ok(Attachment {
             container: container.map_err(|problem| malformed(&path, problem))?,
             interface: interface.map_err(|problem| malformed(&path, problem))?,

@@ -11,7 +11,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 /// The most that is read. GC's list of a full node (60,000 attachments) takes 7 MiB.
 pub(crate) const MAX_INPUT: u64 = 32 * 1024 * 1024;
 
-/// Where a configuration comes from.
 pub trait ConfigSource {
     /// Everything up to the end, but never more than one byte over [`MAX_INPUT`].
     fn read_all(&mut self) -> io::Result<Vec<u8>>;
@@ -20,11 +19,15 @@ pub trait ConfigSource {
     fn read_ready(&mut self, timeout: Duration) -> io::Result<Vec<u8>>;
 }
 
+fn read_to_end(source: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(MAX_INPUT + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 impl ConfigSource for &[u8] {
     fn read_all(&mut self) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.take(MAX_INPUT + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        read_to_end(self)
     }
 
     fn read_ready(&mut self, _: Duration) -> io::Result<Vec<u8>> {
@@ -38,9 +41,7 @@ pub struct Pollable<T>(pub T);
 
 impl<T: Read + AsFd> ConfigSource for Pollable<T> {
     fn read_all(&mut self) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        Read::by_ref(&mut self.0).take(MAX_INPUT + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        read_to_end(&mut self.0)
     }
 
     fn read_ready(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {

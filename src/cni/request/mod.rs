@@ -24,10 +24,12 @@ const VERSION_INPUT_TIMEOUT: Duration = Duration::from_millis(400);
 /// How long an answer to a wrong environment waits for the configuration, whose version it would like to use.
 const ERROR_INPUT_TIMEOUT: Duration = Duration::from_millis(50);
 
+/// What messages about the whole document begin with.
+const INPUT: &str = "the configuration on standard input";
+
 /// A valid request of a runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What to do.
     pub verb: Verb,
     /// For which container; there for ADD, DEL and CHECK.
     pub attachment: Option<Attachment>,
@@ -39,7 +41,6 @@ pub struct Request {
     pub cni_args: Option<OsString>,
     /// The pod behind the container, where the runtime says.
     pub pod: Option<PodIdentity>,
-    /// The configuration.
     pub config: NetConf,
     /// What was odd but is no reason to refuse; for the log.
     pub warnings: Vec<String>,
@@ -51,10 +52,7 @@ pub enum ParsedRequest {
     /// Nobody asked for a verb: a person is looking. See [`about`].
     About,
     /// VERSION, answered.
-    Version {
-        /// The document to print.
-        reply: Value,
-    },
+    Version { reply: Value },
     /// Any other verb.
     Verb(Box<Request>),
 }
@@ -62,14 +60,12 @@ pub enum ParsedRequest {
 /// An error and the version to print it in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestError {
-    /// What went wrong.
     pub error: CniError,
     /// The version of the configuration where it is known, else the newest.
     pub version: CniVersion,
 }
 
 impl RequestError {
-    /// The document to print.
     pub fn to_json(&self) -> Value {
         self.error.to_json(self.version)
     }
@@ -92,7 +88,6 @@ pub fn about() -> String {
     )
 }
 
-/// Reads what the runtime asks for.
 pub fn read_request(
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
@@ -109,45 +104,31 @@ pub fn read_request(
     if verb == Verb::Version {
         return Ok(ParsedRequest::Version { reply: version_reply(stdin) });
     }
-    let environment = match Environment::read(env, verb) {
-        Ok(environment) => environment,
-        Err(error) => return Err(with_version_of_input(error, stdin)),
-    };
+    let environment = Environment::read(env, verb).map_err(|error| with_version_of_input(error, stdin))?;
     let bytes =
         stdin.read_all().map_err(|e| CniError::io(format!("standard input could not be read: {e}")))?;
     let raw = read_document(&bytes)?;
-    let version_to_print = version_of(&raw).unwrap_or(CniVersion::LATEST);
-    environment
-        .with_config(&raw)
-        .map(|request| ParsedRequest::Verb(Box::new(request)))
-        .map_err(|error| RequestError { error, version: version_to_print })
+    let version = version_of(&raw).unwrap_or(CniVersion::LATEST);
+    let request = environment.with_config(&raw).map_err(|error| RequestError { error, version })?;
+    Ok(ParsedRequest::Verb(Box::new(request)))
 }
 
 fn read_document(bytes: &[u8]) -> Result<Map<String, Value>, CniError> {
     if bytes.len() as u64 > MAX_INPUT {
-        return Err(CniError::decoding(format!(
-            "the configuration on standard input is longer than {} MiB; make it shorter",
-            MAX_INPUT / 1024 / 1024
-        )));
+        let most = MAX_INPUT / 1024 / 1024;
+        return Err(CniError::decoding(format!("{INPUT} is longer than {most} MiB; make it shorter")));
     }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         // Everywhere else null is the same as nothing said, so here it is a configuration without a name.
         Ok(Value::Null) => Ok(Map::new()),
-        Ok(other) => {
-            Err(CniError::wrong_type("the configuration on standard input", &other, "a JSON object"))
-        }
-        Err(error) => {
-            Err(CniError::decoding(format!("the configuration on standard input is not valid JSON: {error}")))
-        }
+        Ok(other) => Err(CniError::wrong_type(INPUT, &other, "a JSON object")),
+        Err(error) => Err(CniError::decoding(format!("{INPUT} is not valid JSON: {error}"))),
     }
 }
 
 fn version_of(raw: &Map<String, Value>) -> Option<CniVersion> {
-    match Fields::root(raw).get("cniVersion") {
-        Some(Value::String(text)) => CniVersion::parse(text).ok(),
-        _ => None,
-    }
+    CniVersion::parse(Fields::root(raw).get("cniVersion")?.as_str()?).ok()
 }
 
 /// An error found before the configuration was read; its version is used if it is there already.
@@ -161,14 +142,11 @@ fn with_version_of_input(error: CniError, stdin: &mut impl ConfigSource) -> Requ
 fn version_reply(stdin: &mut impl ConfigSource) -> Value {
     let bytes = stdin.read_ready(VERSION_INPUT_TIMEOUT).unwrap_or_default();
     let raw = read_document(&bytes).unwrap_or_default();
-    let asked = match Fields::root(&raw).get("cniVersion") {
-        Some(Value::String(text)) if is_well_formed(text) => text.as_str(),
-        _ => CniVersion::LATEST.as_str(),
-    };
+    let given = Fields::root(&raw).get("cniVersion").and_then(Value::as_str);
+    let asked = given.filter(|text| is_well_formed(text)).unwrap_or(CniVersion::LATEST.as_str());
     json!({"cniVersion": asked, "supportedVersions": CniVersion::SUPPORTED.map(CniVersion::as_str)})
 }
 
-/// The variables, checked.
 struct Environment {
     verb: Verb,
     attachment: Option<Attachment>,
@@ -204,9 +182,7 @@ impl Environment {
             netns: get("CNI_NETNS").filter(|_| verb.has_attachment()).map(PathBuf::from),
             own_netns_allowed: get("CNI_NETNS_OVERRIDE")
                 .is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
-            cni_path: get("CNI_PATH")
-                .map(|paths| std::env::split_paths(&paths).collect())
-                .unwrap_or_default(),
+            cni_path: get("CNI_PATH").iter().flat_map(std::env::split_paths).collect(),
             cni_args,
             args,
             warnings,
@@ -243,24 +219,21 @@ impl Environment {
              CNI_NETNS_OVERRIDE=1",
             netns.display()
         );
-        match self.verb {
-            Verb::Add => Err(CniError::invalid_netns(message)),
-            _ => {
-                self.warnings.push(message);
-                Ok(())
-            }
+        if self.verb == Verb::Add {
+            return Err(CniError::new(code::INVALID_NETNS, message));
         }
+        self.warnings.push(message);
+        Ok(())
     }
 }
 
 fn read_attachment(get: &impl Fn(&str) -> Option<OsString>) -> Result<Attachment, CniError> {
+    let named = |name: &str, problem: String| CniError::invalid_environment(format!("{name}: {problem}"));
     let text = |name: &str| -> Result<String, CniError> {
         get(name).unwrap_or_default().into_string().map_err(|bytes| {
-            let given = clipped(&bytes.to_string_lossy());
-            CniError::invalid_environment(format!("{name}: {given:?} is not valid UTF-8"))
+            named(name, format!("{:?} is not valid UTF-8", clipped(&bytes.to_string_lossy())))
         })
     };
-    let named = |name: &str, problem: String| CniError::invalid_environment(format!("{name}: {problem}"));
     Ok(Attachment {
         container: ContainerId::new(&text("CNI_CONTAINERID")?).map_err(|p| named("CNI_CONTAINERID", p))?,
         interface: IfName::new(&text("CNI_IFNAME")?).map_err(|p| named("CNI_IFNAME", p))?,
@@ -268,11 +241,9 @@ fn read_attachment(get: &impl Fn(&str) -> Option<OsString>) -> Result<Attachment
 }
 
 fn read_args(args: Option<&OsString>) -> Result<CniArgs, CniError> {
-    match args.map(|args| args.to_str()) {
-        None => Ok(CniArgs::default()),
-        Some(Some(text)) => CniArgs::parse(text),
-        Some(None) => Err(CniError::invalid_environment("CNI_ARGS: the value is not valid UTF-8")),
-    }
+    let Some(args) = args else { return Ok(CniArgs::default()) };
+    let not_text = || CniError::invalid_environment("CNI_ARGS: the value is not valid UTF-8");
+    CniArgs::parse(args.to_str().ok_or_else(not_text)?)
 }
 
 /// ADD and DEL take a malformed version for one that is not spoken; the verbs that compare versions first
@@ -280,10 +251,10 @@ fn read_args(args: Option<&OsString>) -> Result<CniArgs, CniError> {
 fn read_version(root: &Fields<'_>, verb: Verb) -> Result<CniVersion, CniError> {
     let text = root.string("cniVersion")?.unwrap_or_default();
     let version = CniVersion::parse(text).map_err(|unknown| match (unknown, verb) {
-        (UnknownVersion::Malformed, Verb::Check | Verb::Gc | Verb::Status) => CniError::decoding(format!(
-            "cniVersion: {:?} is not a version; write one such as 1.1.0",
-            clipped(text)
-        )),
+        (UnknownVersion::Malformed, Verb::Check | Verb::Gc | Verb::Status) => {
+            let given = clipped(text);
+            CniError::decoding(format!("cniVersion: {given:?} is not a version; write one such as 1.1.0"))
+        }
         _ => CniError::incompatible_version(format!("cniVersion: {:?} is not supported", clipped(text))),
     })?;
     if version < verb.since() {
@@ -296,10 +267,8 @@ fn read_version(root: &Fields<'_>, verb: Verb) -> Result<CniVersion, CniError> {
 
 /// A path that cannot be looked at is left to whoever must enter it.
 fn is_own_netns(path: &Path) -> bool {
-    match (std::fs::metadata(path), std::fs::metadata("/proc/thread-self/ns/net")) {
-        (Ok(theirs), Ok(own)) => (theirs.dev(), theirs.ino()) == (own.dev(), own.ino()),
-        _ => false,
-    }
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    file(path).is_some_and(|theirs| Some(theirs) == file(Path::new("/proc/thread-self/ns/net")))
 }
 
 pub(crate) mod input;

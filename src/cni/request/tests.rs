@@ -351,8 +351,8 @@ proptest! {
         let mut config = good();
         config["sticky"] = json!(null);
         match which {
-            0..=9 => config["ipam"][crate::cni::config::ipam::FIELDS[which]] = value,
-            _ => config[crate::cni::config::FIELDS[which - 10]] = value,
+            0..=9 => config["ipam"][crate::cni::reference::IPAM_FIELDS[which]] = value,
+            _ => config[crate::cni::reference::TOP_FIELDS[which - 10]] = value,
         }
         let answer = ask(Verb::ALL[verb].as_str(), &[], config.to_string().as_bytes());
         if let Err(failure) = answer {

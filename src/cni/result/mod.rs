@@ -13,47 +13,35 @@ use crate::cni::error::CniError;
 use crate::cni::fields::Fields;
 use crate::cni::version::CniVersion;
 
-/// The answer to an ADD, and what `prevResult` holds.
+/// The answer to an ADD, and what `prevResult` holds. `extra` has the fields that are not known here.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct CniResult {
     /// Interfaces that were made. An IPAM plugin makes none; a chain's earlier plugins do.
     pub interfaces: Vec<Interface>,
-    /// Addresses.
     pub ips: Vec<IpConfig>,
     pub routes: Vec<Route>,
-    /// Name service.
     pub dns: Dns,
-    /// Fields of the result that are not known here.
     pub extra: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Interface {
     pub name: String,
-    /// Its hardware address.
     pub mac: Option<String>,
-    /// Its MTU (since 1.1.0).
     pub mtu: Option<u64>,
     /// The network namespace it is in; none on the host.
     pub sandbox: Option<String>,
-    /// A socket that stands for it (since 1.1.0).
     pub socket_path: Option<String>,
-    /// A PCI device behind it (since 1.1.0).
     pub pci_id: Option<String>,
-    /// Fields that are not known here.
     pub extra: Map<String, Value>,
 }
 
-/// An address in a result.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IpConfig {
-    /// The address with its prefix length.
     pub address: IpNet,
-    /// The gateway of its subnet.
     pub gateway: Option<IpAddr>,
     /// Which of the result's interfaces has it.
     pub interface: Option<u64>,
-    /// Fields that are not known here.
     pub extra: Map<String, Value>,
 }
 
@@ -64,39 +52,26 @@ impl IpConfig {
     }
 }
 
-/// A route, in a result or in the configuration.
+/// A route, in a result or in the configuration. Of its numbers all are since 1.1.0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
     /// Where to; host bits are kept as written.
     pub dst: IpNet,
-    /// The next hop.
     pub gw: Option<IpAddr>,
-    /// MTU along the route (since 1.1.0).
     pub mtu: Option<u64>,
-    /// Segment size to advertise (since 1.1.0).
     pub advmss: Option<u64>,
-    /// Priority (since 1.1.0).
     pub priority: Option<u64>,
-    /// Routing table (since 1.1.0).
     pub table: Option<u64>,
-    /// Scope (since 1.1.0).
     pub scope: Option<u64>,
-    /// Fields that are not known here.
     pub extra: Map<String, Value>,
 }
 
-/// Name service in a result.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Dns {
-    /// Addresses of name servers.
     pub nameservers: Vec<String>,
-    /// The local domain.
     pub domain: Option<String>,
-    /// Domains to search.
     pub search: Vec<String>,
-    /// Options of the resolver.
     pub options: Vec<String>,
-    /// Fields that are not known here.
     pub extra: Map<String, Value>,
 }
 
@@ -109,10 +84,8 @@ impl CniResult {
         let version = match fields.string("cniVersion")? {
             None => version,
             Some(text) => CniVersion::parse(text).map_err(|_| {
-                CniError::incompatible_version(format!(
-                    "{}: {text:?} is not a version that can be read",
-                    fields.path_of("cniVersion")
-                ))
+                let path = fields.path_of("cniVersion");
+                CniError::incompatible_version(format!("{path}: {text:?} is not a version that can be read"))
             })?,
         };
         if version < CniVersion::V0_3_0 { Self::read_by_family(&fields) } else { Self::read_lists(&fields) }
@@ -185,11 +158,10 @@ impl CniResult {
                 continue;
             };
             let mut printed = Map::new();
-            printed.insert("ip".into(), json!(ip.address.to_string()));
+            put(&mut printed, "ip", Some(ip.address.to_string()));
             put(&mut printed, "gateway", ip.gateway.map(|gw| gw.to_string()));
             let of_family = self.routes.iter().filter(|r| Family::of(r.dst.addr()) == family);
-            let routes: Vec<Value> = of_family.map(|r| Value::Object(print_hop(r))).collect();
-            put(&mut printed, "routes", (!routes.is_empty()).then_some(routes));
+            put_list(&mut printed, "routes", of_family.map(print_hop));
             object.insert(key.into(), Value::Object(printed));
         }
         object
@@ -197,13 +169,14 @@ impl CniResult {
 
     fn print_lists(&self, version: CniVersion) -> Map<String, Value> {
         let mut object = self.extra.clone();
-        let interfaces = self.interfaces.iter().map(|i| print_interface(i, version)).collect::<Vec<_>>();
-        let ips = self.ips.iter().map(|ip| print_ip(ip, version)).collect::<Vec<_>>();
-        let routes = self.routes.iter().map(print_route).collect::<Vec<_>>();
-        for (key, list) in [("interfaces", interfaces), ("ips", ips), ("routes", routes)] {
-            put(&mut object, key, (!list.is_empty()).then_some(list));
-        }
+        put_list(&mut object, "interfaces", self.interfaces.iter().map(|i| print_interface(i, version)));
+        put_list(&mut object, "ips", self.ips.iter().map(|ip| print_ip(ip, version)));
+        put_list(&mut object, "routes", self.routes.iter().map(print_route));
         object
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.ips.iter().map(|ip| ip.address.addr()).collect()
     }
 
     /// What an earlier plugin answered, with ours added: nothing of it is lost, nothing is there twice.
@@ -247,7 +220,12 @@ fn put(object: &mut Map<String, Value>, key: &str, value: Option<impl Into<Value
     };
 }
 
-fn print_interface(interface: &Interface, version: CniVersion) -> Value {
+fn put_list(object: &mut Map<String, Value>, key: &str, items: impl Iterator<Item = impl Into<Value>>) {
+    let items: Vec<Value> = items.map(Into::into).collect();
+    put(object, key, (!items.is_empty()).then_some(items));
+}
+
+fn print_interface(interface: &Interface, version: CniVersion) -> Map<String, Value> {
     let mut object = interface.extra.clone();
     put(&mut object, "name", Some(interface.name.clone()));
     put(&mut object, "mac", interface.mac.clone());
@@ -257,17 +235,17 @@ fn print_interface(interface: &Interface, version: CniVersion) -> Value {
     put(&mut object, "mtu", interface.mtu.filter(|_| modern));
     put(&mut object, "socketPath", interface.socket_path.clone().filter(|_| modern));
     put(&mut object, "pciID", interface.pci_id.clone().filter(|_| modern));
-    Value::Object(object)
+    object
 }
 
-fn print_ip(ip: &IpConfig, version: CniVersion) -> Value {
+fn print_ip(ip: &IpConfig, version: CniVersion) -> Map<String, Value> {
     let mut object = ip.extra.clone();
     let family = if Family::of(ip.address.addr()) == Family::V4 { "4" } else { "6" };
     put(&mut object, "version", (version < CniVersion::V1_0_0).then_some(family));
     put(&mut object, "address", Some(ip.address.to_string()));
     put(&mut object, "gateway", ip.gateway.map(|gw| gw.to_string()));
     put(&mut object, "interface", ip.interface);
-    Value::Object(object)
+    object
 }
 
 fn print_hop(route: &Route) -> Map<String, Value> {
@@ -277,7 +255,7 @@ fn print_hop(route: &Route) -> Map<String, Value> {
     object
 }
 
-fn print_route(route: &Route) -> Value {
+fn print_route(route: &Route) -> Map<String, Value> {
     let mut object = route.extra.clone();
     object.extend(print_hop(route));
     put(&mut object, "mtu", route.mtu);
@@ -285,15 +263,14 @@ fn print_route(route: &Route) -> Value {
     put(&mut object, "priority", route.priority);
     put(&mut object, "table", route.table);
     put(&mut object, "scope", route.scope);
-    Value::Object(object)
+    object
 }
 
 fn print_dns(dns: &Dns) -> Map<String, Value> {
     let mut object = dns.extra.clone();
-    let lists = [("nameservers", &dns.nameservers), ("search", &dns.search), ("options", &dns.options)];
-    for (key, list) in lists {
-        put(&mut object, key, (!list.is_empty()).then(|| list.clone()));
-    }
+    put_list(&mut object, "nameservers", dns.nameservers.iter().cloned());
+    put_list(&mut object, "search", dns.search.iter().cloned());
+    put_list(&mut object, "options", dns.options.iter().cloned());
     put(&mut object, "domain", dns.domain.clone());
     object
 }
@@ -326,14 +303,11 @@ pub(crate) fn read_routes(fields: &Fields<'_>, key: &str) -> Result<Vec<Route>, 
 
 fn read_dns(fields: &Fields<'_>) -> Result<Dns, CniError> {
     let Some(dns) = fields.object("dns")? else { return Ok(Dns::default()) };
-    let list = |key| -> Result<Vec<String>, CniError> {
-        Ok(dns.strings(key)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
-    };
     Ok(Dns {
-        nameservers: list("nameservers")?,
+        nameservers: dns.owned_strings("nameservers")?,
         domain: text(&dns, "domain")?,
-        search: list("search")?,
-        options: list("options")?,
+        search: dns.owned_strings("search")?,
+        options: dns.owned_strings("options")?,
         extra: dns.others(&["nameservers", "domain", "search", "options"]),
     })
 }
@@ -356,19 +330,10 @@ fn read_index(fields: &Fields<'_>) -> Result<Option<u64>, CniError> {
 }
 
 fn read_cidr(fields: &Fields<'_>, key: &str) -> Result<IpNet, CniError> {
-    let path = fields.path_of(key);
-    let given = fields.string(key)?.ok_or_else(|| {
-        CniError::invalid_config(
-            &path,
-            "is missing; write an address and a prefix length, such as 10.1.0.0/24",
-        )
-    })?;
-    parse_cidr(given).ok_or_else(|| {
-        CniError::invalid_config(
-            &path,
-            format!("{given:?} is not a CIDR; write an address and a prefix length, such as 10.1.0.0/24"),
-        )
-    })
+    let right = "write an address and a prefix length, such as 10.1.0.0/24";
+    let missing = || fields.invalid(key, format!("is missing; {right}"));
+    let given = fields.string(key)?.ok_or_else(missing)?;
+    parse_cidr(given).ok_or_else(|| fields.invalid(key, format!("{given:?} is not a CIDR; {right}")))
 }
 
 fn read_ip(fields: &Fields<'_>, key: &str) -> Result<Option<IpAddr>, CniError> {
@@ -376,7 +341,7 @@ fn read_ip(fields: &Fields<'_>, key: &str) -> Result<Option<IpAddr>, CniError> {
         None | Some("") => Ok(None),
         Some(given) => given.parse::<IpAddr>().map(|ip| Some(ip.to_canonical())).map_err(|_| {
             let problem = format!("{given:?} is not an IP address; write one such as 10.1.0.1 or fd00::1");
-            CniError::invalid_config(&fields.path_of(key), problem)
+            fields.invalid(key, problem)
         }),
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::cni::config::DEFAULT_DATA_DIR;
 use crate::cni::config::cluster::ClusterConf;
-use crate::cni::error::{CniError, shown};
-use crate::cni::fields::{Fields, choice, nearest, wait};
+use crate::cni::error::CniError;
+use crate::cni::fields::Fields;
 use crate::names::PodIdentity;
 use crate::policy::lifetime::duration::parse_duration;
 use crate::policy::lifetime::retention::Retention;
@@ -32,7 +32,7 @@ pub(crate) const FIELDS: &[&str] = &[
     "cluster",
 ];
 
-/// How long a verb waits for the store's lock, by default.
+/// How long a verb waits for the store's lock.
 pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an ADD waits for the pod that had the address before, by default.
 pub(crate) const DEFAULT_WAIT_FOR_OLD_POD: Duration = Duration::from_secs(30);
@@ -61,7 +61,6 @@ pub(crate) enum StatusWhenExhausted {
     NotReady,
 }
 
-/// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PluginLogLevel {
     /// Failures only.
@@ -70,23 +69,18 @@ pub enum PluginLogLevel {
     Warn,
     /// A line a verb.
     Info,
-    /// Decisions on the way.
     Debug,
-    /// Everything.
     Trace,
 }
 
 impl PluginLogLevel {
-    /// The level's name.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
+    const WORDS: [(&'static str, Self); 5] = [
+        ("error", Self::Error),
+        ("warn", Self::Warn),
+        ("info", Self::Info),
+        ("debug", Self::Debug),
+        ("trace", Self::Trace),
+    ];
 }
 
 /// A pattern of pods, `namespace/name`, where `*` stands for any run of characters and `?` for one.
@@ -97,14 +91,9 @@ pub struct PodPattern {
 }
 
 impl PodPattern {
-    /// Reads a pattern; on failure a sentence about it.
     pub(crate) fn new(text: &str) -> Result<Self, String> {
-        let allowed = |part: &str| {
-            !part.is_empty()
-                && part
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-' | b'*' | b'?'))
-        };
+        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"_.-*?".contains(&b);
+        let allowed = |part: &str| !part.is_empty() && part.bytes().all(is_allowed);
         match text.split_once('/') {
             Some((namespace, name)) if allowed(namespace) && allowed(name) => {
                 Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
@@ -116,7 +105,6 @@ impl PodPattern {
         }
     }
 
-    /// Whether the pod is meant.
     pub(crate) fn matches(&self, pod: &PodIdentity) -> bool {
         glob(self.namespace.as_bytes(), pod.namespace().as_bytes())
             && glob(self.name.as_bytes(), pod.name().as_bytes())
@@ -156,30 +144,20 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|b| *b == b'*')
 }
 
-/// What is kept, for whom and how long, and how the plugin behaves while doing so.
+/// What is kept, for whom and how long, and how the plugin behaves while doing so (docs/configuration.md).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StickyConf {
-    /// Pods whose addresses are kept.
     pub pods: Vec<PodPattern>,
-    /// Pods among those whose addresses are not kept.
     pub(crate) exclude_pods: Vec<PodPattern>,
-    /// How long addresses are kept.
     pub retention: Retention,
-    /// What happens when only kept addresses are left.
     pub(crate) on_exhaustion: OnExhaustion,
-    /// What STATUS says when nothing is free.
     pub(crate) status_when_exhausted: StatusWhenExhausted,
-    /// How long a verb waits for the store's lock.
     pub lock_timeout: Duration,
-    /// How long an ADD waits for the pod that had the address before.
     pub wait_for_old_pod: Duration,
     /// Where the log goes; standard error when absent.
     pub log_file: Option<PathBuf>,
-    /// How much is logged.
     pub log_level: PluginLogLevel,
-    /// How many log files are kept.
     pub log_max_files: usize,
-    /// The file whose content differs from boot to boot.
     pub boot_id_file: PathBuf,
     /// Beside `delegate`, where no `ipam` says it: the directory that holds a directory for every network.
     pub data_dir: PathBuf,
@@ -208,7 +186,6 @@ impl Default for StickyConf {
 }
 
 impl StickyConf {
-    /// Whether the pod's address is kept.
     pub(crate) fn selects(&self, pod: &PodIdentity) -> bool {
         self.pods.iter().any(|p| p.matches(pod)) && !self.exclude_pods.iter().any(|p| p.matches(pod))
     }
@@ -225,79 +202,46 @@ impl StickyConf {
         warnings.push(error.to_string());
         let default = Self::default();
         Ok(Self {
-            lock_timeout: wait(fields, "lockTimeout").ok().flatten().unwrap_or(default.lock_timeout),
+            lock_timeout: fields.wait("lockTimeout").ok().flatten().unwrap_or(default.lock_timeout),
             log_file: fields.absolute_path("logFile").ok().flatten(),
-            cluster: fields
-                .object("cluster")
-                .and_then(|cluster| cluster.map(|cluster| ClusterConf::read(&cluster)).transpose())
-                .ok()
-                .flatten(),
+            cluster: cluster(fields).ok().flatten(),
             boot_id_file: boot_id_file.unwrap_or(default.boot_id_file),
             data_dir: data_dir.unwrap_or(default.data_dir),
-            ..Self::default()
+            ..default
         })
     }
 
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, CniError> {
-        if let Some(unknown) = fields.keys().find(|key| !FIELDS.contains(key)) {
-            let hint = nearest(unknown, FIELDS).unwrap_or_default();
-            let value = fields.get(unknown).map(shown).unwrap_or_else(|| "null".to_owned());
-            return Err(CniError::invalid_config(
-                &fields.path_of(unknown),
-                format!(
-                    "no such field (its value is {value}); did you mean {hint:?}? Known: {}",
-                    FIELDS.join(", ")
-                ),
-            ));
-        }
+        fields.refuse_unknown(FIELDS)?;
         let default = Self::default();
         Ok(Self {
-            pods: patterns(fields, "pods")?.unwrap_or(default.pods),
-            exclude_pods: patterns(fields, "excludePods")?.unwrap_or_default(),
+            pods: fields.strings("pods", PodPattern::new)?.unwrap_or(default.pods),
+            exclude_pods: fields.strings("excludePods", PodPattern::new)?.unwrap_or_default(),
             retention: retention(fields)?.unwrap_or(default.retention),
-            on_exhaustion: choice(
-                fields,
+            on_exhaustion: fields.choice(
                 "onExhaustion",
                 &[("fail", OnExhaustion::Fail), ("reclaim", OnExhaustion::Reclaim)],
-            )?
-            .unwrap_or(default.on_exhaustion),
-            status_when_exhausted: choice(
-                fields,
+                default.on_exhaustion,
+            )?,
+            status_when_exhausted: fields.choice(
                 "statusWhenExhausted",
                 &[("ready", StatusWhenExhausted::Ready), ("notReady", StatusWhenExhausted::NotReady)],
-            )?
-            .unwrap_or(default.status_when_exhausted),
-            lock_timeout: wait(fields, "lockTimeout")?.unwrap_or(default.lock_timeout),
-            wait_for_old_pod: wait(fields, "waitForOldPod")?.unwrap_or(default.wait_for_old_pod),
+                default.status_when_exhausted,
+            )?,
+            lock_timeout: fields.wait("lockTimeout")?.unwrap_or(default.lock_timeout),
+            wait_for_old_pod: fields.wait("waitForOldPod")?.unwrap_or(default.wait_for_old_pod),
             log_file: fields.absolute_path("logFile")?,
-            log_level: choice(
-                fields,
-                "logLevel",
-                &[
-                    PluginLogLevel::Error,
-                    PluginLogLevel::Warn,
-                    PluginLogLevel::Info,
-                    PluginLogLevel::Debug,
-                    PluginLogLevel::Trace,
-                ]
-                .map(|level| (level.as_str(), level)),
-            )?
-            .unwrap_or(default.log_level),
+            log_level: fields.choice("logLevel", &PluginLogLevel::WORDS, default.log_level)?,
             log_max_files: log_max_files(fields)?.unwrap_or(default.log_max_files),
             boot_id_file: fields.absolute_path("bootIDFile")?.unwrap_or(default.boot_id_file),
             data_dir: fields.absolute_path("dataDir")?.unwrap_or(default.data_dir),
-            cluster: fields.object("cluster")?.map(|cluster| ClusterConf::read(&cluster)).transpose()?,
+            cluster: cluster(fields)?,
         })
     }
 }
 
-fn patterns(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<PodPattern>>, CniError> {
-    let Some(texts) = fields.strings(key)? else { return Ok(None) };
-    let read = |(i, text): (usize, &str)| {
-        PodPattern::new(text)
-            .map_err(|problem| CniError::invalid_config(&format!("{}[{i}]", fields.path_of(key)), problem))
-    };
-    texts.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
+fn cluster(fields: &Fields<'_>) -> Result<Option<ClusterConf>, CniError> {
+    fields.object("cluster")?.map(|cluster| ClusterConf::read(&cluster)).transpose()
 }
 
 fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
@@ -306,12 +250,8 @@ fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, CniError> {
         return Ok(Some(Retention::FOREVER));
     }
     parse_duration(text).map(|time| Some(Retention::for_time(time))).ok_or_else(|| {
-        CniError::invalid_config(
-            &fields.path_of("retention"),
-            format!(
-                "{text:?} is not a retention; write \"Forever\" or a duration such as \"72h\" or \"1h30m\""
-            ),
-        )
+        let right = "write \"Forever\" or a duration such as \"72h\" or \"1h30m\"";
+        fields.invalid("retention", format!("{text:?} is not a retention; {right}"))
     })
 }
 
@@ -319,10 +259,9 @@ fn log_max_files(fields: &Fields<'_>) -> Result<Option<usize>, CniError> {
     match fields.number("logMaxFiles")? {
         None => Ok(None),
         Some(number @ 1..=MAX_LOG_FILES) => Ok(usize::try_from(number).ok()),
-        Some(number) => Err(CniError::invalid_config(
-            &fields.path_of("logMaxFiles"),
-            format!("{number} is not between 1 and {MAX_LOG_FILES}"),
-        )),
+        Some(number) => {
+            Err(fields.invalid("logMaxFiles", format!("{number} is not between 1 and {MAX_LOG_FILES}")))
+        }
     }
 }
 
