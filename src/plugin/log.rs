@@ -15,7 +15,6 @@ use tracing_appender::rolling::{RollingFileAppender, Rotation};
 use crate::cni::{CniError, PluginLogLevel, Request, StickyConf};
 use crate::plugin::VerbLog;
 
-/// Starts the log for as long as the guard lives.
 pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
     // A drop-in for host-local is as quiet as it is.
     let level = sticky.map_or(Level::WARN, |sticky| match sticky.log_level {
@@ -36,7 +35,6 @@ pub(super) fn start(sticky: Option<&StickyConf>) -> DefaultGuard {
     }
 }
 
-/// The line of a verb.
 pub(super) fn verb(request: &Request, verb_log: &VerbLog<'_>, error: Option<&CniError>, took: Duration) {
     let verb = request.verb.as_str();
     let network = request.config.name.as_str();
@@ -69,13 +67,9 @@ fn open(path: &Path, most: usize) -> io::Result<RollingFileAppender> {
 /// Removes the oldest files of this log, and only those: the log's name, a dot and a date.
 fn prune(directory: &Path, name: &str, most: usize) {
     let Ok(entries) = fs::read_dir(directory) else { return };
-    let is_date = |text: &str| {
-        text.len() == 10
-            && text
-                .bytes()
-                .enumerate()
-                .all(|(at, byte)| if at == 4 || at == 7 { byte == b'-' } else { byte.is_ascii_digit() })
-    };
+    let fits =
+        |(at, byte): (usize, u8)| if at == 4 || at == 7 { byte == b'-' } else { byte.is_ascii_digit() };
+    let is_date = |text: &str| text.len() == 10 && text.bytes().enumerate().all(fits);
     let mut ours: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter(|file| file.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')).is_some_and(is_date))

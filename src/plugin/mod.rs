@@ -15,24 +15,21 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::cni;
-use crate::cni::{
-    CniError, ConfigSource, IpamConf, ParsedRequest, Request, RequestError, StickyConf, Verb, code,
-};
+use crate::cluster::protocol::apply::{NoObserver, WriteObserver};
+use crate::cni::{self, CniError, ConfigSource, IpamConf, ParsedRequest, Request};
+use crate::cni::{StickyConf, Verb, code};
 use crate::names::Attachment;
 use crate::node::list;
 use crate::policy::lifetime::retention::Retention;
 use crate::policy::mode::PluginMode;
-use crate::store::{Disk, NodeTime, RealDisk, Store, StoreError};
+use crate::store::{Disk, NodeTime, RealDisk, Record, Store, StoreError};
 
 /// What a run of the plugin returns: what to print where, and how to exit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The one document for standard output, or nothing.
     pub stdout: Option<String>,
-    /// A text for an operator.
     pub stderr: Option<String>,
-    /// The exit status.
     pub status: u8,
 }
 
@@ -43,7 +40,7 @@ pub fn run(env: &impl Fn(&str) -> Option<OsString>, stdin: &mut impl ConfigSourc
 
 /// The same, with an observer of every write to the API server, on a disk that a test may provide.
 pub fn run_observed(
-    observer: &dyn crate::cluster::protocol::apply::WriteObserver,
+    observer: &dyn WriteObserver,
     disk: impl Disk,
     env: &impl Fn(&str) -> Option<OsString>,
     stdin: &mut impl ConfigSource,
@@ -75,16 +72,12 @@ impl Answer {
 pub(crate) struct VerbLog<'a> {
     addresses: String,
     reason: String,
-    observer: &'a dyn crate::cluster::protocol::apply::WriteObserver,
+    observer: &'a dyn WriteObserver,
 }
 
 impl Default for VerbLog<'_> {
     fn default() -> Self {
-        Self {
-            addresses: String::new(),
-            reason: String::new(),
-            observer: &crate::cluster::protocol::apply::NoObserver,
-        }
+        Self { addresses: String::new(), reason: String::new(), observer: &NoObserver }
     }
 }
 
@@ -103,7 +96,7 @@ fn run_verb(request: &Request, disk: impl Disk, mut verb_log: VerbLog<'_>) -> An
     }
     let outcome = match &request.config.delegate {
         Some(delegate) => delegate::run(request, delegate, disk, &mut verb_log),
-        None => NodeTime::now(&boot_id_file(request))
+        None => NodeTime::now(&sticky_of(request).boot_id_file)
             .map_err(CniError::from)
             .and_then(|now| dispatch(request, disk, now, &mut verb_log)),
     };
@@ -111,10 +104,7 @@ fn run_verb(request: &Request, disk: impl Disk, mut verb_log: VerbLog<'_>) -> An
     match outcome {
         Ok(Some(result)) => Answer::document(&result, 0),
         Ok(None) => Answer { stdout: None, stderr: None, status: 0 },
-        Err(error) => {
-            let failure = RequestError { error, version: request.config.version };
-            Answer::document(&failure.to_json(), 1)
-        }
+        Err(error) => Answer::document(&error.to_json(request.config.version), 1),
     }
 }
 
@@ -130,63 +120,75 @@ fn dispatch<D: Disk>(
     now: NodeTime,
     verb_log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
-    let context = VerbContext::of(request, disk, now)?;
+    let ipam = request.config.ipam.as_ref().ok_or_else(|| {
+        CniError::invalid_config("ipam", "missing; give the ranges that addresses are taken from")
+    })?;
+    let context = VerbContext::new(request, ipam, PluginMode::of_call(false), disk, now);
     let verb = match request.verb {
-        Verb::Add => return verbs::add::run(&context, request, verb_log).map(Some),
+        Verb::Add => return verbs::add::run(&context, verb_log).map(Some),
         Verb::Del => verbs::del::run,
         Verb::Check => verbs::check::run,
         Verb::Gc => verbs::gc::run,
         Verb::Status => verbs::status::run,
-        Verb::Version => return Err(CniError::internal("VERSION is answered by the protocol")),
+        Verb::Version => return Err(version_is_answered()),
     };
-    verb(&context, request, verb_log).map(|()| None)
+    verb(&context, verb_log).map(|()| None)
 }
 
 /// What every verb needs, looked up once.
 pub(crate) struct VerbContext<'a, D: Disk> {
+    request: &'a Request,
     ipam: &'a IpamConf,
     sticky: StickyConf,
     store: Store<D>,
-    /// How the plugin is used beside Cilium.
     mode: PluginMode,
 }
 
 impl<'a, D: Disk> VerbContext<'a, D> {
-    fn of(request: &'a Request, disk: D, now: NodeTime) -> Result<Self, CniError> {
-        let ipam = request.config.ipam.as_ref().ok_or_else(|| {
-            CniError::invalid_config("ipam", "missing; give the ranges that addresses are taken from")
-        })?;
-        let sticky = request.config.sticky().cloned().unwrap_or_default();
+    fn new(request: &'a Request, ipam: &'a IpamConf, mode: PluginMode, disk: D, now: NodeTime) -> Self {
+        let sticky = sticky_of(request);
         let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-        Ok(Self { ipam, sticky, store, mode: PluginMode::of_call(false) })
+        Self { request, ipam, sticky, store, mode }
+    }
+
+    /// How long the addresses of this request are kept after its sandbox has ended, by this node's own
+    /// settings. Without them nothing is kept, as host-local does; where the cluster decides who is sticky,
+    /// this node does not.
+    fn retention(&self) -> Option<Retention> {
+        let (sticky, pod) = (self.request.config.sticky()?, self.request.pod.as_ref()?);
+        (sticky.cluster.is_none() && sticky.selects(pod)).then_some(sticky.retention)
+    }
+
+    /// The record of the request's attachment, if this node has one.
+    fn record(&self) -> Result<Option<Record>, CniError> {
+        let attachment = self.attachment()?;
+        let Some(mut locked) = self.store.lock_existing()? else { return Ok(None) };
+        Ok(locked.find_by_attachment(attachment)?.map(|stored| stored.record))
+    }
+
+    /// The attachment, which the reader of requests requires for the verbs that need one.
+    fn attachment(&self) -> Result<&'a Attachment, CniError> {
+        let attachment = self.request.attachment.as_ref();
+        attachment.ok_or_else(|| CniError::internal("the request has no attachment"))
     }
 }
 
-fn boot_id_file(request: &Request) -> std::path::PathBuf {
-    request.config.sticky().cloned().unwrap_or_default().boot_id_file
+fn sticky_of(request: &Request) -> StickyConf {
+    request.config.sticky().cloned().unwrap_or_default()
 }
 
-/// How long the addresses of this request are kept after its sandbox has ended, by this node's own settings.
-/// Without them nothing is kept, as host-local does; where the cluster decides who is sticky, this node does
-/// not.
-fn retention(request: &Request) -> Option<Retention> {
-    let (sticky, pod) = (request.config.sticky()?, request.pod.as_ref()?);
-    (sticky.cluster.is_none() && sticky.selects(pod)).then_some(sticky.retention)
-}
-
-/// The attachment, which the reader of requests requires for the verbs that need one.
-fn attachment(request: &Request) -> Result<&Attachment, CniError> {
-    request.attachment.as_ref().ok_or_else(|| CniError::internal("the request has no attachment"))
+fn version_is_answered() -> CniError {
+    CniError::internal("VERSION is answered by the protocol")
 }
 
 impl From<StoreError> for CniError {
     fn from(error: StoreError) -> Self {
-        let message = error.to_string();
-        match error {
-            StoreError::Io { .. } | StoreError::Escapes { .. } => CniError::io(message),
-            StoreError::LockTimeout { .. } => CniError::try_again(message),
-            StoreError::NewerVersion { .. } => CniError::new(code::STORE_UNUSABLE, message),
-            StoreError::Taken(_) => CniError::new(code::REQUEST_REFUSED, message),
-        }
+        let code = match error {
+            StoreError::Io { .. } | StoreError::Escapes { .. } => code::IO_FAILURE,
+            StoreError::LockTimeout { .. } => code::TRY_AGAIN,
+            StoreError::NewerVersion { .. } => code::STORE_UNUSABLE,
+            StoreError::Taken(_) => code::REQUEST_REFUSED,
+        };
+        CniError::new(code, error.to_string())
     }
 }

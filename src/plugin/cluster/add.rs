@@ -4,21 +4,18 @@
 use std::net::IpAddr;
 
 use crate::cluster::api::client::Connection;
-use crate::cni::{CniError, OnUnavailable, Request};
-use crate::names::{Attachment, PodIdentity, StickyKey};
+use crate::cni::{CniError, OnUnavailable};
+use crate::names::StickyKey;
 use crate::node::addresses::{AddressSource, NodeAddresses};
 use crate::node::end::attached_update;
 use crate::node::list;
+use crate::plugin::VerbLog;
 use crate::plugin::cluster::api::bind_by_api;
 use crate::plugin::cluster::context::{AddContext, AddError, LastKnown, block_on, start_connecting};
 use crate::plugin::cluster::record::{RecordSources, write_record};
-use crate::plugin::{VerbContext, VerbLog};
-use crate::store;
-use crate::store::{ClaimantLock, Decision, Disk, LockedStore, Record, RecordState, StoredRecord};
+use crate::store::{self, ClaimantLock, Decision, Disk, LockedStore, Record, RecordState, StoredRecord};
 
-/// What came of an ADD.
 pub(crate) enum Resolved {
-    /// The pod is sticky.
     Sticky(Reserved),
     /// It is not, or gets an address without the cluster. With its claimant lock, where that was taken: until
     /// the pod has its address, no other process may decide otherwise.
@@ -31,7 +28,6 @@ impl From<Vec<IpAddr>> for Resolved {
     }
 }
 
-/// What a sticky pod gets.
 pub(crate) struct Reserved {
     /// By range set where this node has some.
     pub(crate) addresses: Vec<IpAddr>,
@@ -61,13 +57,11 @@ pub(crate) fn add<D: Disk>(
     wanted: &[Option<IpAddr>],
     log: &mut VerbLog<'_>,
 ) -> Result<Resolved, CniError> {
-    let AddContext { request, verb, conf, pod, attachment } = *context;
+    let AddContext { verb, conf, pod, attachment } = *context;
     // What the node has decided already needs no connection, and so no runtime to wait in.
     let is_decided = pod.uid().is_some_and(|uid| verb.store.has_decision(uid));
-    let looked_up = match is_decided || verb.store.has_record(attachment) {
-        true => Some(look_up_locally(context, wanted, log)?),
-        false => None,
-    };
+    let is_known = is_decided || verb.store.has_record(attachment);
+    let looked_up = is_known.then(|| look_up_locally(context, wanted, log)).transpose()?;
     if let Some(LocalLookup::Answered(resolved)) = looked_up {
         return Ok(resolved);
     }
@@ -95,7 +89,7 @@ pub(crate) fn add<D: Disk>(
         Err(AddError::Unreachable(error)) => (true, error),
         Err(AddError::WriteInDoubt(error)) => (false, error),
     };
-    if let Some(addresses) = from_local_record(request, verb, pod, attachment)? {
+    if let Some(addresses) = from_local_record(context)? {
         let recorded = list(&addresses);
         tracing::warn!(
             %pod, addresses = recorded, %error,
@@ -119,10 +113,12 @@ pub(crate) fn add<D: Disk>(
 
 /// What this node knows of a pod before the API server is asked.
 enum LocalLookup {
-    /// It knows the answer.
     Answered(Resolved),
     /// It does not. With the claimant lock.
-    AskApi { last_known: LastKnown, claimant_lock: ClaimantLock },
+    AskApi {
+        last_known: LastKnown,
+        claimant_lock: ClaimantLock,
+    },
 }
 
 fn look_up_locally<D: Disk>(
@@ -183,7 +179,6 @@ fn look_up_locally<D: Disk>(
     Ok(LocalLookup::Answered(addresses.into()))
 }
 
-/// The answer to a repeated ADD.
 fn repeat_answer<D: Disk>(
     mut locked: LockedStore<'_, D>,
     held: &StoredRecord,
@@ -218,12 +213,8 @@ fn write_decided_record<D: Disk>(
 
 /// What this node has recorded of this very pod, for its new sandbox. Of this very pod only: a pod of the
 /// same name and another uid may have come after one that runs on another node (docs/decisions/0013).
-fn from_local_record<D: Disk>(
-    request: &Request,
-    verb: &VerbContext<'_, D>,
-    pod: &PodIdentity,
-    attachment: &Attachment,
-) -> Result<Option<Vec<IpAddr>>, CniError> {
+fn from_local_record<D: Disk>(context: &AddContext<'_, D>) -> Result<Option<Vec<IpAddr>>, CniError> {
+    let AddContext { verb, pod, attachment, .. } = *context;
     let Some(uid) = pod.uid() else { return Ok(None) };
     // A record that was only reserved was never attached, and a released one is another pod's by now: neither
     // proves anything.
@@ -248,7 +239,7 @@ fn from_local_record<D: Disk>(
         let renewed = Record {
             attachment: attachment.clone(),
             state: RecordState::Attached,
-            netns: request.netns.clone(),
+            netns: verb.request.netns.clone(),
             since: verb.store.now().clone(),
             ..stored.record.clone()
         };

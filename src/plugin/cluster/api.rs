@@ -20,12 +20,10 @@ use crate::node::publish::{self, Published};
 use crate::plugin::VerbLog;
 use crate::plugin::cluster::context::{AddContext, AddError, LastKnown};
 use crate::plugin::cluster::draft::RecordDraft;
-use crate::plugin::cluster::optimistic::{AlreadyAttached, FirstReads, OptimisticAttach};
-use crate::plugin::cluster::reads;
-use crate::plugin::cluster::reads::AddReads;
+use crate::plugin::cluster::optimistic::{FirstReads, OptimisticAttach};
+use crate::plugin::cluster::reads::{self, AddReads, SideReads};
 use crate::plugin::cluster::record::{RecordSources, write_record};
-use crate::store;
-use crate::store::Disk;
+use crate::store::{self, Disk};
 
 /// The addresses of a sticky pod; none if it is not sticky. A refusal is an event on the pod, too.
 pub(crate) async fn bind_by_api<D: Disk>(
@@ -85,22 +83,18 @@ async fn first_reads<D: Disk>(
     let LastKnown { addresses, detached_snapshot } = last_known;
     let is_connected = api_writer.api().settled().await;
     let detached_snapshot = detached_snapshot.filter(|_| is_connected && wanted.iter().all(Option::is_none));
-    match detached_snapshot
-        .and_then(|detached_snapshot| OptimisticAttach::of(context, &attachment.id(), &detached_snapshot))
-    {
-        Some(optimistic) => {
-            let sent = optimistic.send(api_writer, context, attachment).await;
-            if let Err(AddError::WriteInDoubt(_)) = &sent {
-                // The next try reads first, so that its error proves that nothing was written.
-                remove_detached_snapshot(context, attachment);
-            }
-            sent
-        }
-        None => {
-            let found = reads::read_all(api_writer.api(), context, &addresses).await?;
-            Ok(FirstReads { found, attached: None, in_doubt: false })
-        }
+    let id = attachment.id();
+    let Some(optimistic) =
+        detached_snapshot.and_then(|snapshot| OptimisticAttach::of(context, &id, &snapshot))
+    else {
+        return Ok(reads::read_all(api_writer.api(), context, &addresses).await?.into());
+    };
+    let sent = optimistic.send(api_writer, context, attachment).await;
+    if let Err(AddError::WriteInDoubt(_)) = &sent {
+        // The next try reads first, so that its error proves that nothing was written.
+        remove_detached_snapshot(context, attachment);
     }
+    sent
 }
 
 fn remove_detached_snapshot<D: Disk>(context: &AddContext<'_, D>, attachment: &Attachment) {
@@ -120,7 +114,8 @@ async fn bind_pod<D: Disk>(
 ) -> Result<Option<Vec<IpAddr>>, AddError> {
     let AddContext { verb, conf, pod, attachment, .. } = *context;
     let own_key = StickyKey { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
-    let FirstReads { found: AddReads { stickiness, sticky, claims, node }, attached, .. } = sent;
+    let FirstReads { found: AddReads { sticky, others }, attached, draft, .. } = sent;
+    let SideReads { stickiness, claims, node } = others;
     let facts = match stickiness {
         Stickiness::Sticky { facts, .. } => facts,
         Stickiness::NotSticky { reason } => {
@@ -129,14 +124,10 @@ async fn bind_pod<D: Disk>(
         }
     };
     if let Some(address) = wanted.iter().flatten().next() {
-        return Err(CniError::new(
-            code::REQUEST_REFUSED,
-            format!(
-                "{address} is requested for the sticky pod {pod}; ask for it by the annotation \
-                 sticky-ipam.io/ips"
-            ),
-        )
-        .into());
+        let message = format!(
+            "{address} is requested for the sticky pod {pod}; ask for it by the annotation sticky-ipam.io/ips"
+        );
+        return Err(CniError::new(code::REQUEST_REFUSED, message).into());
     }
     if verb.mode.publishes_pool_entries() && node.is_none() {
         let missing = PublishError::Missing { node: conf.node.clone() };
@@ -151,10 +142,6 @@ async fn bind_pod<D: Disk>(
     let identity = PodIdentity::new(pod.namespace(), pod.name(), Some(uid))
         .map_err(|error| CniError::invalid_environment(format!("CNI_ARGS: {error}")))?;
     let before = sticky.clone();
-    let (attached, draft) = match attached {
-        Some(AlreadyAttached { object, draft }) => (Some(object), draft),
-        None => (None, None),
-    };
     let draft = RecordDraft::new(context, draft);
     let on_attaching = |node: &NodeAddresses<'_, D>, addresses: &[IpAddr]| draft.write(node, addresses);
     let this_node = context.node(&on_attaching);
@@ -169,9 +156,7 @@ async fn bind_pod<D: Disk>(
             let own = StickyRead::of(sticky).with_claims(claims);
             // The pool lock is taken to publish, not here: this may wait long for another sandbox.
             let bound = to_bind.bind(api_writer, this_node, &source, own, |_| Ok(Some(()))).await;
-            let bound = bound.inspect_err(|_| draft.discard())?;
-            let () = bound.lock;
-            bound
+            bound.inspect_err(|_| draft.discard())?
         }
     };
     let locked = verb.store.lock().map_err(CniError::from)?;
@@ -221,29 +206,22 @@ impl From<BindPodError> for AddError {
         match error {
             BindPodError::Api(error) => Self::Unreachable(error),
             BindPodError::Store(error) => Self::Rejected(error.into()),
-            BindPodError::Pin(error) => {
-                Self::Rejected(CniError::new(code::REQUEST_REFUSED, error.to_string()))
-            }
-            BindPodError::Bind(error) => Self::Rejected(cni_error(&error)),
+            BindPodError::Pin(error) => CniError::new(code::REQUEST_REFUSED, error.to_string()).into(),
+            BindPodError::Bind(error) => CniError::new(code_of(&error), error.to_string()).into(),
             BindPodError::PoolLocked(_) | BindPodError::SlotsTaken(_) => {
-                Self::Rejected(CniError::try_again(error.to_string()))
+                CniError::try_again(error.to_string()).into()
             }
         }
     }
 }
 
-fn cni_error(error: &BindError) -> CniError {
-    let message = error.to_string();
+fn code_of(error: &BindError) -> u32 {
     match error {
-        BindError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. }) => {
-            CniError::try_again(message)
-        }
-        BindError::Refused(_) | BindError::HeldOnNode { .. } => CniError::new(code::REQUEST_REFUSED, message),
-        BindError::Exhausted { .. } => CniError::new(code::EXHAUSTED, message),
-        BindError::LocalNode(_) => CniError::io(message),
-        BindError::Api(_)
-        | BindError::Waited { .. }
-        | BindError::TooManyConflicts { .. }
-        | BindError::InvalidObject { .. } => CniError::try_again(message),
+        BindError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. }) => code::TRY_AGAIN,
+        BindError::Refused(_) | BindError::HeldOnNode { .. } => code::REQUEST_REFUSED,
+        BindError::Exhausted { .. } => code::EXHAUSTED,
+        BindError::LocalNode(_) => code::IO_FAILURE,
+        BindError::Api(_) | BindError::Waited { .. } => code::TRY_AGAIN,
+        BindError::TooManyConflicts { .. } | BindError::InvalidObject { .. } => code::TRY_AGAIN,
     }
 }

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::net::IpAddr;
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cni::{ClusterConf, CniError, Request};
+use crate::cni::{ClusterConf, CniError};
 use crate::names::{Attachment, PodIdentity};
 use crate::node::addresses::{NodeAddresses, ThisNode, may_exist};
 use crate::plugin::VerbContext;
@@ -14,7 +14,6 @@ use crate::store::Disk;
 
 /// Why the cluster's part of an ADD did not finish.
 pub(crate) enum AddError {
-    /// The runtime gets this error.
     Rejected(CniError),
     /// The API server was not reached; nothing was written.
     Unreachable(ApiError),
@@ -28,9 +27,7 @@ impl From<CniError> for AddError {
     }
 }
 
-/// The pod that is added, and where.
 pub(crate) struct AddContext<'a, D: Disk> {
-    pub(crate) request: &'a Request,
     pub(crate) verb: &'a VerbContext<'a, D>,
     pub(crate) conf: &'a ClusterConf,
     pub(crate) pod: &'a PodIdentity,

@@ -3,17 +3,15 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use thiserror::Error;
 
+use crate::alloc::Range;
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::pool::PublishConfig;
-use crate::cluster::cilium::socket;
-use crate::cluster::cilium::socket::EndpointAnswer;
+use crate::cluster::cilium::socket::{self, EndpointAnswer};
 use crate::cluster::protocol::apply::{ApiWriter, NoObserver};
 use crate::cluster::protocol::bind;
-use crate::cluster::protocol::detach;
-use crate::cluster::protocol::detach::DetachError;
+use crate::cluster::protocol::detach::{self, DetachError};
 use crate::cluster::protocol::view::StickyView;
 use crate::cni::{ClusterConf, CniError, OnUnavailable, code};
 use crate::names::{Attachment, PodIdentity};
@@ -23,10 +21,8 @@ use crate::plugin::cluster::context::block_on;
 use crate::plugin::{VerbContext, VerbLog};
 use crate::store::{ClaimantKey, Disk, StickyBinding, StoreError};
 
-/// What the node's CiliumNode publishes, by its configuration.
 fn publish_config<D: Disk>(verb: &VerbContext<'_, D>) -> PublishConfig {
-    let ranges = verb.ipam.sets.iter().flat_map(|set| set.ranges());
-    let ranges: Vec<IpNet> = ranges.map(crate::alloc::range::Range::subnet).collect();
+    let ranges = verb.ipam.sets.iter().flat_map(|set| set.ranges()).map(Range::subnet).collect();
     PublishConfig { mode: verb.mode, ranges }
 }
 
@@ -60,10 +56,9 @@ pub(crate) fn detach<D: Disk>(
     log: &VerbLog<'_>,
 ) -> Result<(), ClusterDelError> {
     let (container, own_id) = (attachment.container.as_str(), attachment.id());
-    let observer = log.observer;
     let outcome = block_on(async {
         let api = Connection::open(&conf.kubeconfig, conf.timeout).await?;
-        let mut api_writer = ApiWriter::new(api, observer);
+        let mut api_writer = ApiWriter::new(api, log.observer);
         let key = match binding {
             Some(binding) => Some(binding.key.clone()),
             None => detach::find(&api_writer, &conf.node, &own_id).await?,
@@ -101,11 +96,8 @@ pub(crate) fn detach<D: Disk>(
             tracing::info!(container, sticky_ip = %view.key, addresses, "detached");
         }
         DetachOutcome::InUseBy(newer) => {
-            tracing::debug!(
-                container,
-                newer = newer.as_str(),
-                "not detached: a newer sandbox has the StickyIP"
-            );
+            let newer = newer.as_str();
+            tracing::debug!(container, newer, "not detached: a newer sandbox has the StickyIP");
         }
         DetachOutcome::NotAttached | DetachOutcome::NoStickyIP => {}
     }
@@ -146,14 +138,11 @@ pub(crate) fn check(
     let status = object.as_ref().and_then(|object| object.status.as_ref());
     let attached = status.and_then(|status| status.attachment.as_ref()).map(|held| &held.attachment_id);
     let ours = [Some(&attachment.id()), binding.attachment_id.as_ref()];
-    match attached {
-        Some(container) if ours.contains(&Some(container)) => Ok(()),
-        Some(container) => Err(CniError::new(
-            code::CHECK_FAILED,
-            format!("StickyIP {key} is attached to container {container}"),
-        )),
-        None => Err(CniError::new(code::CHECK_FAILED, format!("StickyIP {key} is attached to no container"))),
+    if attached.is_some() && ours.contains(&attached) {
+        return Ok(());
     }
+    let other = attached.map_or_else(|| "no container".to_owned(), |id| format!("container {id}"));
+    Err(CniError::new(code::CHECK_FAILED, format!("StickyIP {key} is attached to {other}")))
 }
 
 /// Whether an ADD of a sticky pod could succeed, as far as the node knows.

@@ -10,7 +10,6 @@ use crate::plugin::cluster::context::AddContext;
 use crate::plugin::cluster::record;
 use crate::store::{Disk, Draft};
 
-/// The draft of an ADD, if one was written.
 pub(crate) struct RecordDraft<'a, D: Disk> {
     context: &'a AddContext<'a, D>,
     draft: RefCell<Option<Draft>>,
@@ -26,9 +25,9 @@ impl<'a, D: Disk> RecordDraft<'a, D> {
     pub(crate) fn write(&self, node: &NodeAddresses<'_, D>, addresses: &[IpAddr]) {
         let all = match node.source.publish.mode.cilium_picks_the_address() {
             true => Some(addresses.to_vec()),
-            // An address for a set that they do not serve is found under the lock.
             false => record::serving(&node.source.sets, addresses).into_iter().collect(),
         };
+        // An address for a set that they do not serve is found under the lock.
         let Some(all) = all else { return };
         let record = record::attached_record(self.context, node, all, node.attachment.id());
         match self.context.verb.store.draft(&record) {
@@ -45,7 +44,6 @@ impl<'a, D: Disk> RecordDraft<'a, D> {
         self.draft.take()
     }
 
-    /// Removes a draft that is not needed.
     pub(crate) fn discard(&self) {
         if let Some(Err(error)) = self.take().map(|draft| self.context.verb.store.discard_draft(&draft)) {
             let pod = self.context.pod;

@@ -8,46 +8,42 @@ use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{StickyIP, Validate};
 use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::bind::after_sending;
-use crate::cluster::protocol::detach;
-use crate::cluster::protocol::step;
 use crate::cluster::protocol::sticky_identity::Stickiness;
 use crate::cluster::protocol::view::StickyView;
 use crate::cluster::protocol::write::Write;
+use crate::cluster::protocol::{detach, step};
 use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::node::addresses::{AddressSource, NodeAddresses};
 use crate::node::bind::PodToBind;
 use crate::node::list;
 use crate::plugin::cluster::context::{AddContext, AddError};
 use crate::plugin::cluster::draft::RecordDraft;
-use crate::plugin::cluster::reads;
-use crate::plugin::cluster::reads::{AddReads, SideReads};
+use crate::plugin::cluster::reads::{self, AddReads, SideReads};
 use crate::policy::handover::Attached;
 use crate::policy::selection::claimant::Claimant;
 use crate::store::{Disk, Draft};
 
-/// What is sent, and by which state.
 pub(crate) struct OptimisticAttach {
     before: StickyIP,
     key: StickyKey,
     write: Write,
 }
 
-/// What came of it.
 pub(crate) struct FirstReads {
     /// What was read beside it; the StickyIP as it was before.
     pub(crate) found: AddReads,
-    /// The attachment, if it is the right one.
-    pub(crate) attached: Option<AlreadyAttached>,
+    /// The StickyIP with the attachment, if that exists and is what the reads call for.
+    pub(crate) attached: Option<StickyIP>,
+    /// The file of the record to be.
+    pub(crate) draft: Option<Draft>,
     /// It was not seen, and may still come: the next write to the StickyIP rules that out.
     pub(crate) in_doubt: bool,
 }
 
-/// An attachment that exists, and is what the reads call for.
-pub(crate) struct AlreadyAttached {
-    /// The StickyIP as it is now.
-    pub(crate) object: StickyIP,
-    /// The file of the record to be.
-    pub(crate) draft: Option<Draft>,
+impl From<AddReads> for FirstReads {
+    fn from(found: AddReads) -> Self {
+        Self { found, attached: None, draft: None, in_doubt: false }
+    }
 }
 
 impl OptimisticAttach {
@@ -95,8 +91,8 @@ impl OptimisticAttach {
         let is_right = others.as_ref().is_ok_and(|others| self.is_right(others, context, attachment));
         let sent = match sent {
             Ok(Applied::Sticky(object)) if is_right => {
-                let attached = Some(AlreadyAttached { object: *object, draft: draft.take() });
-                return Ok(FirstReads { found: others?.with(Some(self.before)), attached, in_doubt: false });
+                let reads = FirstReads::from(others?.with(Some(self.before)));
+                return Ok(FirstReads { attached: Some(*object), draft: draft.take(), ..reads });
             }
             sent => sent,
         };
@@ -112,9 +108,8 @@ impl OptimisticAttach {
         // answered with 5xx, so the first try may have changed it. What cannot be undone here the runtime's
         // DEL undoes.
         let container = attachment.container.as_str();
-        let sticky = detach::detach_id(api_writer, &self.key, &attachment.id())
-            .await
-            .map_err(AddError::WriteInDoubt)?;
+        let sticky = detach::detach_id(api_writer, &self.key, &attachment.id()).await;
+        let sticky = sticky.map_err(AddError::WriteInDoubt)?;
         let (pod, addresses) = (context.pod, list(&self.before.spec.addresses));
         tracing::info!(
             %pod, sticky_ip = %self.key, addresses, container,
@@ -123,13 +118,13 @@ impl OptimisticAttach {
         let version = |sticky: &StickyIP| StickyView::from(sticky).resource_version;
         let is_as_before = sticky.as_ref().is_some_and(|sticky| version(sticky) == version(&self.before));
         let Some(error) = doubt.filter(|_| is_as_before) else {
-            return Ok(FirstReads { found: others?.with(sticky), attached: None, in_doubt: false });
+            return Ok(others?.with(sticky).into());
         };
         // It may come late. If the pod is bound to this StickyIP, the next write rules that out; else nothing
         // would.
         match others {
             Ok(others) if self.is_for_pod(&others.stickiness) => {
-                Ok(FirstReads { found: others.with(sticky), attached: None, in_doubt: true })
+                Ok(FirstReads { in_doubt: true, ..others.with(sticky).into() })
             }
             Ok(_) | Err(AddError::Unreachable(_)) => Err(AddError::WriteInDoubt(error)),
             Err(reason) => Err(reason),
@@ -154,13 +149,9 @@ impl OptimisticAttach {
         let (Stickiness::Sticky { facts, .. }, Some(claims)) = (&found.stickiness, &found.claims) else {
             return false;
         };
-        if !cached::are_all(claims, &self.before)
-            || (context.verb.mode.publishes_pool_entries() && found.node.is_none())
-        {
-            return false;
-        }
         let claimant = Claimant::of(facts);
-        if !self.is_for(&claimant) {
+        let lacks_node = context.verb.mode.publishes_pool_entries() && found.node.is_none();
+        if !cached::are_all(claims, &self.before) || lacks_node || !self.is_for(&claimant) {
             return false;
         }
         let patience = context.verb.sticky.wait_for_old_pod;

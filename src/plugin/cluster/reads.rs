@@ -24,35 +24,28 @@ use crate::names::PodIdentity;
 use crate::plugin::cluster::context::{AddContext, AddError};
 use crate::store::Disk;
 
-/// What was found.
 pub(crate) struct AddReads {
-    pub(crate) stickiness: Stickiness,
     /// The StickyIP of the pod's own name.
     pub(crate) sticky: Option<StickyIP>,
-    /// Its claims, if all of them were found and are sealed to it.
-    pub(crate) claims: Option<ClaimsByAddress>,
-    /// The node's CiliumNode, in `crd` mode.
-    pub(crate) node: Option<CiliumNode>,
+    /// With its claims, if all of them were found and are sealed to it.
+    pub(crate) others: SideReads,
 }
 
 /// What was found beside the StickyIP.
 pub(crate) struct SideReads {
-    /// As in [`AddReads`].
     pub(crate) stickiness: Stickiness,
     /// Those on the addresses that this node knows, if all of them were found.
     pub(crate) claims: Option<ClaimsByAddress>,
-    /// As in [`AddReads`].
+    /// The node's CiliumNode, in `crd` mode.
     pub(crate) node: Option<CiliumNode>,
 }
 
 impl SideReads {
     /// All of it, with the StickyIP of the pod's own name.
     pub(crate) fn with(self, sticky: Option<StickyIP>) -> AddReads {
-        let Self { stickiness, claims, node } = self;
         let are_its =
             |claims: &ClaimsByAddress| sticky.as_ref().is_some_and(|sticky| cached::are_all(claims, sticky));
-        let claims = claims.filter(are_its);
-        AddReads { stickiness, sticky, claims, node }
+        AddReads { others: Self { claims: self.claims.filter(are_its), ..self }, sticky }
     }
 }
 
@@ -102,7 +95,6 @@ pub(crate) async fn read_others<D: Disk>(
     Ok(SideReads { stickiness, claims, node })
 }
 
-/// The StickyIP of the pod's own name.
 async fn sticky_of(api: &Connection, pod: &PodIdentity) -> Result<Option<StickyIP>, ApiError> {
     let stickies: Api<StickyIP> = Api::namespaced(api.client(), pod.namespace());
     let what = format!("get StickyIP {pod}");
@@ -115,8 +107,7 @@ async fn sticky_of(api: &Connection, pod: &PodIdentity) -> Result<Option<StickyI
 
 /// Whether this is surely the pod that is asked for, on this node.
 fn is_surely_expected(seen: &Pod, pod: &PodIdentity, node: &str) -> bool {
-    let bound = seen.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    pod.uid().is_some_and(|uid| pod::is_meant(seen, uid)) && bound == Some(node)
+    pod.uid().is_some_and(|uid| pod::is_meant(seen, uid)) && bound_to(seen) == Some(node)
 }
 
 /// Refuses a pod that does not exist, is another one, or runs elsewhere: names in CNI_ARGS prove nothing.
@@ -129,30 +120,29 @@ fn expected_pod(found: Option<Pod>, pod: &PodIdentity, node: &str) -> Result<Pod
         let message = format!("pod {pod} has the uid {there} in the API server, not {uid} as in CNI_ARGS");
         return Err(CniError::try_again(message));
     }
-    match found.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
-        Some(bound) if bound == node => Ok(found),
-        Some(bound) => Err(CniError::invalid_environment(format!(
-            "CNI_ARGS: pod {pod} is bound to node {bound}, and this is node {node}; is sticky.cluster.node \
-             right?"
-        ))),
-        None => Err(CniError::invalid_environment(format!(
-            "CNI_ARGS: pod {pod} is bound to no node, and this is node {node}; is sticky.cluster.node right?"
-        ))),
+    let bound = bound_to(&found);
+    if bound == Some(node) {
+        return Ok(found);
     }
+    let place = bound.map_or_else(|| "no node".to_owned(), |bound| format!("node {bound}"));
+    Err(CniError::invalid_environment(format!(
+        "CNI_ARGS: pod {pod} is bound to {place}, and this is node {node}; is sticky.cluster.node right?"
+    )))
 }
 
-/// Whether the pod is sticky.
+fn bound_to(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
 async fn judge<D: Disk>(
     context: &AddContext<'_, D>,
     found: &Pod,
     namespace: Result<BTreeMap<String, String>, ApiError>,
 ) -> Result<Stickiness, AddError> {
     let facts = pod::facts(found, Default::default());
-    match sticky_identity::judge(&context.conf.rules, facts, async { namespace }).await {
-        Ok(judged) => Ok(judged),
-        Err(StickyIdentityError::Policy(error)) => {
-            Err(AddError::Rejected(CniError::new(code::REQUEST_REFUSED, error.to_string())))
-        }
-        Err(StickyIdentityError::Api(error)) => Err(AddError::Unreachable(error)),
-    }
+    let judged = sticky_identity::judge(&context.conf.rules, facts, async { namespace }).await;
+    judged.map_err(|error| match error {
+        StickyIdentityError::Policy(error) => CniError::new(code::REQUEST_REFUSED, error.to_string()).into(),
+        StickyIdentityError::Api(error) => AddError::Unreachable(error),
+    })
 }

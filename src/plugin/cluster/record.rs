@@ -11,7 +11,6 @@ use crate::plugin::cluster::context::AddContext;
 use crate::policy::lifetime::retention::Retention;
 use crate::store::{Decision, Disk, Draft, LockedStore, Record, RecordState, StickyBinding, StoredRecord};
 
-/// What the record is made of, beside its addresses.
 #[derive(Default)]
 pub(crate) struct RecordSources<'a> {
     /// The decision that it uses up, under the same lock.
@@ -31,7 +30,7 @@ pub(crate) fn attached_record<D: Disk>(
         addresses,
         attachment: node.attachment.clone(),
         state: RecordState::Attached,
-        netns: context.request.netns.clone(),
+        netns: context.verb.request.netns.clone(),
         pod: Some(node.pod.clone()),
         retention: Some(Retention::FOREVER),
         binding: Some(StickyBinding { key: node.key.clone(), attachment_id: Some(attachment_id) }),
@@ -73,9 +72,8 @@ pub(crate) fn write_record<D: Disk>(
     };
     let RecordSources { decision, draft } = sources;
     let prepared = decision.and_then(|decision| decision.sticky.as_ref());
-    let attachment_id =
-        prepared.map_or_else(|| node.attachment.id(), |prepared| prepared.attachment_id.clone());
-    let record = attached_record(context, node, all.clone(), attachment_id);
+    let id = prepared.map_or_else(|| node.attachment.id(), |prepared| prepared.attachment_id.clone());
+    let record = attached_record(context, node, all.clone(), id);
     locked.use_draft(draft);
     locked.mark_superseded(kept.as_ref(), &all, &node.reserved)?;
     match decision {

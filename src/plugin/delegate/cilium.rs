@@ -15,15 +15,14 @@ use crate::alloc::range::Family;
 use crate::cluster::cilium::socket::{EndpointAnswer, endpoint};
 use crate::cni::{ClusterConf, CniError, CniResult, IpamConf, Request, Verb, code};
 use crate::node::list;
-use crate::plugin::cluster::add;
-use crate::plugin::cluster::add::{Reserved, Resolved};
+use crate::plugin::cluster::add::{self, Reserved, Resolved};
 use crate::plugin::cluster::context::AddContext;
 use crate::plugin::cluster::del as cluster_del;
 use crate::plugin::delegate::Delegate;
 use crate::plugin::verbs::{del, gc};
-use crate::plugin::{VerbContext, VerbLog, attachment, boot_id_file};
+use crate::plugin::{VerbContext, VerbLog, sticky_of, version_is_answered};
 use crate::policy::mode::PluginMode;
-use crate::store::{Disk, NodeTime, Store};
+use crate::store::{Disk, NodeTime};
 
 /// Between two questions to cilium-agent, or two tries.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -31,7 +30,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// cilium-agent has not seen the new pool entry.
 const TEMPORARY: &[&str] = &["already in use", "expiration timer", "ips available"];
 
-/// Runs a verb.
 pub(crate) fn run(
     request: &Request,
     conf: &ClusterConf,
@@ -39,27 +37,28 @@ pub(crate) fn run(
     disk: impl Disk,
     log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
-    let now = NodeTime::now(&boot_id_file(request))?;
-    let ipam = store_location(request);
-    let sticky = request.config.sticky().cloned().unwrap_or_default();
-    let store = Store::new(disk, &ipam.data_dir, &request.config.name, now, sticky.lock_timeout);
-    let verb = VerbContext { ipam: &ipam, sticky, store, mode: PluginMode::of_call(true) };
+    let sticky = sticky_of(request);
+    let now = NodeTime::now(&sticky.boot_id_file)?;
+    // Only where the store is: this node's addresses are its CiliumNode's.
+    let of_ipam = request.config.ipam.as_ref().map(|ipam| ipam.data_dir.clone());
+    let ipam = IpamConf { data_dir: of_ipam.unwrap_or(sticky.data_dir), ..IpamConf::default() };
+    let verb = VerbContext::new(request, &ipam, PluginMode::of_call(true), disk, now);
     match request.verb {
-        Verb::Add => add(&verb, request, conf, delegate, log),
+        Verb::Add => add(&verb, conf, delegate, log),
         Verb::Del => {
             // The endpoint is removed first: a pool entry must stay while cilium-agent still has the pod.
             let answer = delegate.ask(Verb::Del)?;
-            del::run(&verb, request, log)?;
+            del::run(&verb, log)?;
             Ok(answer)
         }
         Verb::Check => {
             let answer = delegate.pass(log)?;
-            check(&verb, request, conf)?;
+            check(&verb, conf)?;
             Ok(answer)
         }
         Verb::Gc => {
             let answer = delegate.pass(log);
-            gc::run(&verb, request, log)?;
+            gc::run(&verb, log)?;
             answer
         }
         Verb::Status => {
@@ -67,44 +66,28 @@ pub(crate) fn run(
             cluster_del::is_ready(conf)?;
             delegate.pass(log)
         }
-        Verb::Version => Err(CniError::internal("VERSION is answered by the protocol")),
-    }
-}
-
-/// Only where the store is: this node's addresses are its CiliumNode's.
-fn store_location(request: &Request) -> IpamConf {
-    let of_ipam = request.config.ipam.as_ref().map(|ipam| ipam.data_dir.clone());
-    let of_sticky = || request.config.sticky().cloned().unwrap_or_default().data_dir;
-    IpamConf {
-        data_dir: of_ipam.unwrap_or_else(of_sticky),
-        sets: Vec::new(),
-        routes: Vec::new(),
-        resolv_conf: None,
-        requested: Vec::new(),
-        sticky: None,
+        Verb::Version => Err(version_is_answered()),
     }
 }
 
 fn add<D: Disk>(
     verb: &VerbContext<'_, D>,
-    request: &Request,
     conf: &ClusterConf,
     delegate: &Delegate<'_>,
     log: &mut VerbLog<'_>,
 ) -> Result<Option<Value>, CniError> {
     let started = Instant::now();
-    let Some(pod) = request.pod.as_ref().filter(|pod| verb.sticky.selects(pod)) else {
+    let Some(pod) = verb.request.pod.as_ref().filter(|pod| verb.sticky.selects(pod)) else {
         return delegate.pass(log);
     };
-    let context = AddContext { request, verb, conf, pod, attachment: attachment(request)? };
+    let context = AddContext { verb, conf, pod, attachment: verb.attachment()? };
     let Reserved { addresses, mut pending_record } = match add::add(&context, &[], log)? {
         Resolved::Sticky(bound) => bound,
         // A pod that is not sticky has no record here. Until Cilium has it, only its claimant lock shows that
         // its ADD runs.
         Resolved::Plain(_claimant_lock) => return delegate.pass(log),
     };
-    let mut write_record =
-        || pending_record.take().map_or(Ok(()), |pending_record| pending_record.write(&context));
+    let mut write_record = || pending_record.take().map_or(Ok(()), |pending| pending.write(&context));
     let container = context.attachment.container.as_str();
     let deadline = started + verb.sticky.wait_for_old_pod;
     loop {
@@ -121,7 +104,8 @@ fn add<D: Disk>(
         let running = delegate.start(Verb::Add)?;
         let written = write_record();
         let answer = running.answer();
-        let checked = written.and(answer).and_then(|answer| Ok((given(request, answer.as_ref())?, answer)));
+        let checked =
+            written.and(answer).and_then(|answer| Ok((given(verb.request, answer.as_ref())?, answer)));
         let reason = match checked {
             Ok((given, answer)) if is_right(&addresses, &given) => return Ok(answer),
             other => {
@@ -140,12 +124,10 @@ fn add<D: Disk>(
             "cilium-cni did not give the pod's address; trying again"
         );
         if Instant::now() + PAUSE >= deadline {
-            let message = format!(
-                "{pod} did not get its own address {} from Cilium within {} s: {reason}",
-                list(&addresses),
-                verb.sticky.wait_for_old_pod.as_secs_f64()
-            );
-            return Err(CniError::try_again(message));
+            let patience = verb.sticky.wait_for_old_pod.as_secs_f64();
+            return Err(CniError::try_again(format!(
+                "{pod} did not get its own address {own} from Cilium within {patience} s: {reason}"
+            )));
         }
         std::thread::sleep(PAUSE);
     }
@@ -170,12 +152,11 @@ fn with_another_sandbox(conf: &ClusterConf, addresses: &[IpAddr], container: &st
     addresses.iter().find(is_in_use).copied()
 }
 
-/// The addresses of the delegate's answer.
 fn given(request: &Request, answer: Option<&Value>) -> Result<Vec<IpAddr>, CniError> {
     let Some(answer) = answer else { return Ok(Vec::new()) };
     let read = CniResult::from_json("the delegate's answer", answer, request.config.version);
     let read = read.map_err(|error| CniError::new(code::DELEGATE_FAILED, error.to_string()))?;
-    Ok(read.ips.iter().map(|ip| ip.address.addr()).collect())
+    Ok(read.addresses())
 }
 
 /// Whether the pod has its own addresses, and no other one of their families.
@@ -186,17 +167,12 @@ fn is_right(bound: &[IpAddr], given: &[IpAddr]) -> bool {
         && given.iter().filter(of_bound_family).all(|given| bound.contains(given))
 }
 
-fn check<D: Disk>(verb: &VerbContext<'_, D>, request: &Request, conf: &ClusterConf) -> Result<(), CniError> {
-    let attachment = attachment(request)?;
-    let stored = match verb.store.lock_existing()? {
-        Some(mut locked) => locked.find_by_attachment(attachment)?,
-        None => None,
-    };
-    let Some(record) = stored.map(|stored| stored.record) else { return Ok(()) };
+fn check<D: Disk>(verb: &VerbContext<'_, D>, conf: &ClusterConf) -> Result<(), CniError> {
+    let Some(record) = verb.record()? else { return Ok(()) };
     let Some(binding) = &record.binding else { return Ok(()) };
-    cluster_del::check(conf, binding, attachment)?;
-    let Some(prev) = &request.config.prev_result else { return Ok(()) };
-    let previous: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    cluster_del::check(conf, binding, verb.attachment()?)?;
+    let Some(prev) = &verb.request.config.prev_result else { return Ok(()) };
+    let previous = prev.addresses();
     if is_right(&record.addresses, &previous) {
         return Ok(());
     }

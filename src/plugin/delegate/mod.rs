@@ -2,12 +2,14 @@
 //! Cilium picks the address and [`cilium`] makes sure which one it is.
 
 pub(crate) mod cilium;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::cni::config::{OLD_VALID_ATTACHMENTS, VALID_ATTACHMENTS};
 use crate::cni::{CniError, Request, Verb, code};
 use crate::plugin::VerbLog;
 use crate::store::Disk;
@@ -35,7 +37,6 @@ pub(super) fn run(
     delegate.pass(log)
 }
 
-/// The plugin that runs in our place.
 pub(super) struct Delegate<'a> {
     request: &'a Request,
     kind: String,
@@ -98,15 +99,9 @@ impl<'a> Delegate<'a> {
             command.env("CNI_IFNAME", attachment.interface.as_str());
         }
         let paths = std::env::join_paths(&self.request.cni_path).ok().filter(|paths| !paths.is_empty());
-        for (name, value) in [
-            ("CNI_ARGS", self.request.cni_args.as_deref()),
-            ("CNI_NETNS", self.request.netns.as_ref().map(|path| path.as_os_str())),
-            ("CNI_PATH", paths.as_deref()),
-        ] {
-            if let Some(value) = value {
-                command.env(name, value);
-            }
-        }
+        command.envs(self.request.cni_args.as_ref().map(|args| ("CNI_ARGS", args)));
+        command.envs(self.request.netns.as_ref().map(|path| ("CNI_NETNS", path)));
+        command.envs(paths.map(|paths| ("CNI_PATH", paths)));
         // A runtime reads our standard error until every process that has it has ended. The delegate has it
         // too, beside its own: if this process is killed, the DEL does not come while the ADD of the delegate
         // still runs.
@@ -121,7 +116,6 @@ impl<'a> Delegate<'a> {
     }
 }
 
-/// A delegate that runs.
 pub(super) struct RunningDelegate<'a> {
     delegate: &'a Delegate<'a>,
     child: Child,
@@ -135,42 +129,31 @@ impl RunningDelegate<'_> {
         let output = self.child.wait_with_output().map_err(|error| self.delegate.cannot_run(&error))?;
         // Its messages are for operators; if standard error is closed there is no one to report to.
         let _ = std::io::stderr().write_all(&output.stderr);
-        let answer = if output.stdout.trim_ascii().is_empty() {
-            None
-        } else {
-            let parsed = serde_json::from_slice(&output.stdout).map_err(|error| {
-                let message =
-                    format!("the delegate {} answered what is not JSON: {error}", program.display());
-                CniError::new(code::DELEGATE_FAILED, message)
-            })?;
-            Some(parsed)
+        let failed = |what: String| {
+            CniError::new(code::DELEGATE_FAILED, format!("the delegate {} {what}", program.display()))
         };
+        let parse = || {
+            let parsed = serde_json::from_slice::<Value>(&output.stdout);
+            parsed.map_err(|error| failed(format!("answered what is not JSON: {error}")))
+        };
+        let has_answer = !output.stdout.trim_ascii().is_empty();
+        let answer = has_answer.then(parse).transpose()?;
         match (output.status.success(), answer) {
             (true, answer) => Ok(answer),
             (false, Some(error)) => Err(error_of(&error, kind)),
-            (false, None) => {
-                let message = format!("the delegate {} ended with {}", program.display(), output.status);
-                Err(CniError::new(code::DELEGATE_FAILED, message)
-                    .with_details(String::from_utf8_lossy(&output.stderr).trim()))
-            }
+            (false, None) => Err(failed(format!("ended with {}", output.status))
+                .with_details(String::from_utf8_lossy(&output.stderr).trim())),
         }
     }
 }
 
-/// The delegate's own configuration, with what a runtime would have put in.
+/// The delegate's configuration, with what a runtime would have put in.
 fn config_for(request: &Request, delegate: &Value) -> Value {
     let mut config = delegate.clone();
     let raw = &request.config.raw;
     if let Some(fields) = config.as_object_mut() {
-        for key in [
-            "cniVersion",
-            "name",
-            "runtimeConfig",
-            "prevResult",
-            "args",
-            "cni.dev/valid-attachments",
-            "cni.dev/attachments",
-        ] {
+        let passed_on = ["cniVersion", "name", "runtimeConfig", "prevResult", "args"];
+        for key in passed_on.into_iter().chain([VALID_ATTACHMENTS, OLD_VALID_ATTACHMENTS]) {
             if let Some(value) = raw.get(key) {
                 fields.insert(key.to_owned(), value.clone());
             }
@@ -184,10 +167,9 @@ fn find(request: &Request, kind: &str) -> Result<PathBuf, CniError> {
     let found = request.cni_path.iter().map(|directory| directory.join(kind)).find(|path| path.is_file());
     found.ok_or_else(|| {
         let places: Vec<String> = request.cni_path.iter().map(|path| path.display().to_string()).collect();
-        let message = format!(
-            "delegate.type: {kind:?} is not found in CNI_PATH ({}); install that plugin there",
-            places.join(":")
-        );
+        let places = places.join(":");
+        let message =
+            format!("delegate.type: {kind:?} is not found in CNI_PATH ({places}); install that plugin there");
         CniError::new(code::DELEGATE_FAILED, message)
     })
 }

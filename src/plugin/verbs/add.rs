@@ -6,25 +6,18 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use crate::alloc::RangeSet;
-use crate::cni::{
-    CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, Request, code, parse_resolv_conf,
-};
+use crate::cni::{CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, code, parse_resolv_conf};
 use crate::node::list;
-use crate::plugin::cluster::add;
-use crate::plugin::cluster::add::Resolved;
+use crate::plugin::cluster::add::{self, Resolved};
 use crate::plugin::cluster::context::AddContext;
 use crate::plugin::verbs::wait::OldPodWait;
-use crate::plugin::{VerbContext, VerbLog, attachment, retention};
+use crate::plugin::{VerbContext, VerbLog};
 use crate::store::{ClaimantKey, Disk, LockedStore, Record, RecordState, StoreError, StoredRecord};
 
-pub(crate) fn run<D: Disk>(
-    verb: &VerbContext<'_, D>,
-    request: &Request,
-    log: &mut VerbLog<'_>,
-) -> Result<Value, CniError> {
+pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> Result<Value, CniError> {
     let dns = name_service(verb.ipam)?;
     let wanted = requested_by_set(verb.ipam)?;
-    let addresses = addresses(request, verb, &wanted, log)?;
+    let addresses = addresses(verb, &wanted, log)?;
     let mut ours = CniResult { dns, routes: verb.ipam.routes.clone(), ..CniResult::default() };
     for (set, address) in verb.ipam.sets.iter().zip(addresses) {
         // An address of another node is used in this node's own network: its gateway serves it too.
@@ -32,23 +25,22 @@ pub(crate) fn run<D: Disk>(
             ours.ips.push(IpConfig::new(range.with_prefix(address), range.gateway()));
         }
     }
-    let result = match request.config.prev_result.clone() {
+    let result = match verb.request.config.prev_result.clone() {
         Some(prev) => CniResult::merged(prev, ours),
         None => ours,
     };
-    Ok(result.print_as(request.config.version))
+    Ok(result.print_as(verb.request.config.version))
 }
 
 /// The addresses by range set: those that the cluster binds, or those that this node chooses alone.
 fn addresses<D: Disk>(
-    request: &Request,
     verb: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
     log: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
-    let _claimant_lock = match (&verb.sticky.cluster, &request.pod) {
+    let _claimant_lock = match (&verb.sticky.cluster, &verb.request.pod) {
         (Some(conf), Some(pod)) if verb.sticky.selects(pod) => {
-            let context = AddContext { request, verb, conf, pod, attachment: attachment(request)? };
+            let context = AddContext { verb, conf, pod, attachment: verb.attachment()? };
             match add::add(&context, wanted, log)? {
                 Resolved::Sticky(bound) => return Ok(bound.addresses),
                 Resolved::Plain(claimant_lock) => claimant_lock,
@@ -56,17 +48,16 @@ fn addresses<D: Disk>(
         }
         _ => None,
     };
-    reserve(request, verb, wanted, log)
+    reserve(verb, wanted, log)
 }
 
 /// Reserves the addresses, durably, and returns them in the order of the range sets.
 fn reserve<D: Disk>(
-    request: &Request,
     verb: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
     log: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
-    let attachment = attachment(request)?;
+    let attachment = verb.attachment()?;
     let mut old_pod = OldPodWait::new(verb.sticky.wait_for_old_pod);
     loop {
         let mut locked = verb.store.lock()?;
@@ -78,31 +69,32 @@ fn reserve<D: Disk>(
             log.report(&addresses, "this container has it already");
             return Ok(addresses);
         }
-        let claimed = match (retention(request), &request.pod) {
-            (None, _) | (_, None) => None,
-            (_, Some(pod)) => locked.find_by_claimant(&ClaimantKey::of_pod(pod, &attachment.interface))?,
+        let claimed = match &verb.request.pod {
+            Some(pod) if verb.retention().is_some() => {
+                locked.find_by_claimant(&ClaimantKey::of_pod(pod, &attachment.interface))?
+            }
+            _ => None,
         };
         if let Some(claimed) = &claimed
-            && let Some(holder) = OldPodWait::old_pod(request, &claimed.record, verb.store.now())
+            && let Some(holder) = OldPodWait::old_pod(verb.request, &claimed.record, verb.store.now())
         {
             drop(locked);
             old_pod.wait_for(&holder)?;
             continue;
         }
-        return take(request, verb, wanted, locked, claimed.as_ref(), log);
+        return take(verb, wanted, locked, claimed.as_ref(), log);
     }
 }
 
 /// Takes an address for each set, puts the record in place, and returns when it is on the disk.
 fn take<D: Disk>(
-    request: &Request,
     verb: &VerbContext<'_, D>,
     wanted: &[Option<IpAddr>],
     mut locked: LockedStore<'_, D>,
     claimed: Option<&StoredRecord>,
     log: &mut VerbLog<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
-    let attachment = attachment(request)?;
+    let attachment = verb.attachment()?;
     let (addresses, reclaimed) = loop {
         let mut addresses = Vec::new();
         let mut reclaimed: Vec<StoredRecord> = Vec::new();
@@ -120,9 +112,9 @@ fn take<D: Disk>(
             addresses: addresses.clone(),
             attachment: attachment.clone(),
             state: RecordState::Attached,
-            netns: request.netns.clone(),
-            pod: request.pod.clone(),
-            retention: retention(request),
+            netns: verb.request.netns.clone(),
+            pod: verb.request.pod.clone(),
+            retention: verb.retention(),
             binding: None,
             since: verb.store.now().clone(),
         };
@@ -244,7 +236,6 @@ fn reclaim<D: Disk>(
     Ok(Some(Choice { address, why, instead_of: Some(stored) }))
 }
 
-/// The addresses that this container has, by range set.
 fn repeated_addresses(
     held: &Record,
     ipam: &IpamConf,
@@ -266,7 +257,6 @@ fn repeated_addresses(
     all.collect()
 }
 
-/// Which address is asked for in which set.
 fn requested_by_set(ipam: &IpamConf) -> Result<Vec<Option<IpAddr>>, CniError> {
     let mut wanted = vec![None; ipam.sets.len()];
     for requested in &ipam.requested {
@@ -282,10 +272,8 @@ fn requested_by_set(ipam: &IpamConf) -> Result<Vec<Option<IpAddr>>, CniError> {
                 None => wanted[index] = Some(ip),
                 Some(other) if other == ip => {}
                 Some(other) => {
-                    return refused(format!(
-                        "{other} and {ip} are requested, but both are of one range set, which gives one \
-                         address"
-                    ));
+                    let why = "are requested, but both are of one range set, which gives one address";
+                    return refused(format!("{other} and {ip} {why}"));
                 }
             },
         }
@@ -294,13 +282,8 @@ fn requested_by_set(ipam: &IpamConf) -> Result<Vec<Option<IpAddr>>, CniError> {
 }
 
 fn name_service(ipam: &IpamConf) -> Result<Dns, CniError> {
-    match &ipam.resolv_conf {
-        None => Ok(Dns::default()),
-        Some(path) => match fs::read_to_string(path) {
-            Ok(text) => Ok(parse_resolv_conf(&text)),
-            Err(error) => {
-                Err(CniError::io(format!("ipam.resolvConf: cannot read {}: {error}", path.display())))
-            }
-        },
-    }
+    let Some(path) = &ipam.resolv_conf else { return Ok(Dns::default()) };
+    let text = fs::read_to_string(path)
+        .map_err(|error| CniError::io(format!("ipam.resolvConf: cannot read {}: {error}", path.display())))?;
+    Ok(parse_resolv_conf(&text))
 }

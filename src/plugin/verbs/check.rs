@@ -1,37 +1,29 @@
 //! CHECK: the container still has what ADD gave it.
 
-use crate::cni::{CniError, Request, code};
-use crate::plugin::{VerbContext, VerbLog, attachment};
+use std::net::IpAddr;
+
+use crate::cni::{CniError, code};
+use crate::plugin::cluster::del;
+use crate::plugin::{VerbContext, VerbLog};
 use crate::store::Disk;
 
-pub(crate) fn run<D: Disk>(
-    verb: &VerbContext<'_, D>,
-    request: &Request,
-    log: &mut VerbLog<'_>,
-) -> Result<(), CniError> {
-    let attachment = attachment(request)?;
-    let stored = match verb.store.lock_existing()? {
-        Some(mut locked) => locked.find_by_attachment(attachment)?,
-        None => None,
-    };
-    let Some(stored) = stored else {
+pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> Result<(), CniError> {
+    let attachment = verb.attachment()?;
+    let Some(record) = verb.record()? else {
         let (container, interface) = (attachment.container.as_str(), attachment.interface.as_str());
         let message = format!("container {container} has no address on {interface}");
-        return Err(CniError::unknown_container(message));
+        return Err(CniError::new(code::UNKNOWN_CONTAINER, message));
     };
-    let has = &stored.record.addresses;
+    let has = &record.addresses;
     log.report(has, "as ADD left it");
-    if let (Some(conf), Some(binding)) = (&verb.sticky.cluster, &stored.record.binding) {
-        crate::plugin::cluster::del::check(conf, binding, attachment)?;
+    if let (Some(conf), Some(binding)) = (&verb.sticky.cluster, &record.binding) {
+        del::check(conf, binding, attachment)?;
     }
-    let Some(prev) = &request.config.prev_result else { return Ok(()) };
-    let previous: Vec<_> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
-    let failed = |why: String| Err(CniError::new(code::CHECK_FAILED, why));
-    let ours = |ip: &std::net::IpAddr| verb.ipam.sets.iter().any(|set| set.contains(*ip).is_some());
-    if let Some(ip) = previous.iter().find(|ip| ours(ip) && !has.contains(ip)) {
-        return failed(format!("prevResult has {ip}, which is of this network but not of this container"));
-    }
-    // An address of ours that prevResult lacks is no failure: a later plugin of the chain may have changed
-    // it.
-    Ok(())
+    let Some(prev) = &verb.request.config.prev_result else { return Ok(()) };
+    let is_foreign =
+        |ip: &IpAddr| verb.ipam.sets.iter().any(|set| set.contains(*ip).is_some()) && !has.contains(ip);
+    // An address of ours that prevResult lacks is no failure: a later plugin of the chain may have changed it.
+    let Some(ip) = prev.addresses().into_iter().find(is_foreign) else { return Ok(()) };
+    let message = format!("prevResult has {ip}, which is of this network but not of this container");
+    Err(CniError::new(code::CHECK_FAILED, message))
 }

@@ -2,19 +2,15 @@
 //!
 //! By container, never by pod: a late or repeated DEL finds nothing of what a newer container has.
 
-use crate::cni::{CniError, Request};
+use crate::cni::CniError;
 use crate::names::{Attachment, StickyKey};
 use crate::node::end::{UpdateFirst, detached_update, end_attachment};
 use crate::plugin::cluster::del::{ClusterDelError, detach};
-use crate::plugin::{VerbContext, VerbLog, attachment};
+use crate::plugin::{VerbContext, VerbLog};
 use crate::store::{Disk, PendingUpdateKind, StickyBinding, StoredRecord};
 
-pub(crate) fn run<D: Disk>(
-    verb: &VerbContext<'_, D>,
-    request: &Request,
-    log: &mut VerbLog<'_>,
-) -> Result<(), CniError> {
-    let attachment = attachment(request)?;
+pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> Result<(), CniError> {
+    let attachment = verb.attachment()?;
     let mut answer = Ok(());
     let stored = match verb.store.lock_existing()? {
         None => {
@@ -23,7 +19,7 @@ pub(crate) fn run<D: Disk>(
             // where no address was ever given: then it follows an ADD that was refused for the same reason.
             // Where there is a store, an ADD before an edit of the version may have left an address, which
             // must be released, and a repeated DEL must succeed as the first one did.
-            answer = verb.ipam.check_version(request.config.version);
+            answer = verb.ipam.check_version(verb.request.config.version);
             None
         }
         Some(mut locked) => match locked.find_by_attachment(attachment)? {
@@ -41,7 +37,7 @@ pub(crate) fn run<D: Disk>(
             }
         },
     };
-    detach_in_cluster(verb, request, stored.as_ref(), log)?;
+    detach_in_cluster(verb, stored.as_ref(), log)?;
     answer
 }
 
@@ -49,13 +45,12 @@ pub(crate) fn run<D: Disk>(
 /// server may have an attachment of which this node knows nothing, if its ADD ended half way.
 fn detach_in_cluster<D: Disk>(
     verb: &VerbContext<'_, D>,
-    request: &Request,
     stored: Option<&StoredRecord>,
     log: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
-    let attachment = attachment(request)?;
+    let attachment = verb.attachment()?;
     let record = stored.map(|stored| &stored.record);
-    if record.is_none() && is_not_sticky(verb, request, attachment)? {
+    if record.is_none() && is_not_sticky(verb, attachment)? {
         return Ok(());
     }
     let earlier = if record.is_none() { earlier_update(verb, attachment)? } else { None };
@@ -64,7 +59,7 @@ fn detach_in_cluster<D: Disk>(
         (None, Some(Some(_))) => Err(ClusterDelError::NotConfigured),
         (Some(conf), binding) => {
             let binding = binding.map_or(earlier.as_ref(), Option::as_ref);
-            detach(verb, conf, (request.pod.as_ref(), attachment), binding, log)
+            detach(verb, conf, (verb.request.pod.as_ref(), attachment), binding, log)
         }
     };
     let Err(reason) = outcome else {
@@ -102,12 +97,8 @@ fn earlier_update<D: Disk>(
 
 /// Whether this node knows, without a request, that the pod has nothing in the cluster. Where Cilium picks
 /// the addresses, pods that are not sticky have no record, and there are many of them.
-fn is_not_sticky<D: Disk>(
-    verb: &VerbContext<'_, D>,
-    request: &Request,
-    attachment: &Attachment,
-) -> Result<bool, CniError> {
-    let Some(pod) = &request.pod else { return Ok(false) };
+fn is_not_sticky<D: Disk>(verb: &VerbContext<'_, D>, attachment: &Attachment) -> Result<bool, CniError> {
+    let Some(pod) = &verb.request.pod else { return Ok(false) };
     if !verb.sticky.selects(pod) {
         return Ok(true);
     }

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cni::{CniError, Request};
+use crate::cni::CniError;
 use crate::node::end::{UpdateFirst, end_attachment};
 use crate::node::list;
 use crate::plugin::{VerbContext, VerbLog};
@@ -18,12 +18,8 @@ const MAX_RECORDS_PER_LOCK: usize = 32;
 /// differ.
 const MAX_LOCK_TIME: Duration = Duration::from_millis(20);
 
-pub(crate) fn run<D: Disk>(
-    verb: &VerbContext<'_, D>,
-    request: &Request,
-    log: &mut VerbLog<'_>,
-) -> Result<(), CniError> {
-    let Some(valid) = &request.config.valid_attachments else {
+pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> Result<(), CniError> {
+    let Some(valid) = &verb.request.config.valid_attachments else {
         log.report(&[], "no list of valid attachments: nothing is released");
         return Ok(());
     };

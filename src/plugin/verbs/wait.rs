@@ -10,7 +10,6 @@ use crate::store::{NodeTime, Record};
 /// Between two reads of the store.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// The patience with an old pod.
 pub(crate) struct OldPodWait {
     started: Instant,
     patience: Duration,
@@ -27,10 +26,8 @@ impl OldPodWait {
         let old = record.pod.as_ref().and_then(|pod| pod.uid());
         let new = request.pod.as_ref().and_then(|pod| pod.uid());
         let other_pod = matches!((old, new), (Some(old), Some(new)) if old != new);
-        let alive = record
-            .netns
-            .as_ref()
-            .is_some_and(|netns| Some(netns) != request.netns.as_ref() && may_exist(netns));
+        let netns = record.netns.as_ref().filter(|netns| Some(*netns) != request.netns.as_ref());
+        let alive = netns.is_some_and(|netns| may_exist(netns));
         (record.is_attached(now) && other_pod && alive).then(|| record.holder())
     }
 
@@ -38,10 +35,10 @@ impl OldPodWait {
     /// Errors: patience has run out; the runtime tries again.
     pub(crate) fn wait_for(&mut self, holder: &str) -> Result<(), CniError> {
         if self.started.elapsed() >= self.patience {
+            let waited = self.patience.as_secs_f64();
             return Err(CniError::try_again(format!(
-                "the old {holder} still has the address after {} s; it is free when that container is \
-                 deleted",
-                self.patience.as_secs_f64()
+                "the old {holder} still has the address after {waited} s; it is free when that container is \
+                 deleted"
             )));
         }
         std::thread::sleep(PAUSE.min(self.patience.saturating_sub(self.started.elapsed())));
