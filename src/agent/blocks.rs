@@ -3,8 +3,7 @@
 
 use serde_json::Value;
 
-use crate::alloc::range::RangeSpec;
-use crate::alloc::{Range, RangeSet};
+use crate::alloc::{Range, RangeSet, range::RangeSpec};
 
 /// The range sets of the plugin's own configuration, from the text of a conflist; none if no entry has our
 /// `ipam`.
@@ -27,13 +26,12 @@ pub(crate) fn sets_of_conflist(text: &str) -> Result<Vec<RangeSet>, String> {
     };
     let mut sets = Vec::new();
     if ipam["subnet"].is_string() {
-        sets.push(RangeSet::new(vec![one(ipam)?]).map_err(|error| error.to_string())?);
+        sets.push(vec![one(ipam)?]);
     }
     for set in ipam["ranges"].as_array().into_iter().flatten() {
-        let ranges = set.as_array().into_iter().flatten().map(one).collect::<Result<Vec<Range>, String>>()?;
-        sets.push(RangeSet::new(ranges).map_err(|error| error.to_string())?);
+        sets.push(set.as_array().into_iter().flatten().map(one).collect::<Result<_, _>>()?);
     }
-    Ok(sets)
+    sets.into_iter().map(|ranges| RangeSet::new(ranges).map_err(|error| error.to_string())).collect()
 }
 
 #[cfg(test)]

@@ -2,17 +2,14 @@
 //! only be found wrong later.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use clap::builder::RangedU64ValueParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, value_parser};
 
 use crate::agent::install::{
     ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, InstallSettings, ServiceAccountRef,
 };
 use crate::cluster::cilium::pool::PublishConfig;
-use crate::cni::OnUnavailable;
-use crate::cni::config::DEFAULT_DATA_DIR;
+use crate::cni::{OnUnavailable, config::DEFAULT_DATA_DIR};
 use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
 use crate::runtime::flags::{self, ClientFlags, LogFlags, SELECTION, SelectionFlags, ServerFlags, dns_name};
@@ -24,7 +21,6 @@ const NODE: &str = "Node";
 const POOL: &str = "Addresses for pods that are not sticky";
 const INSTALL: &str = "Installation";
 
-/// The command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "sticky-ipam-agent",
@@ -38,12 +34,10 @@ pub struct AgentCommandLine {
     /// What to do; `run` if nothing is named.
     #[command(subcommand)]
     pub command: Option<AgentCommand>,
-    /// The settings.
     #[command(flatten)]
     pub settings: AgentSettings,
 }
 
-/// What the agent can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 pub enum AgentCommand {
     /// Run until SIGTERM or SIGINT (the default)
@@ -81,10 +75,9 @@ pub struct AgentSettings {
     #[arg(long, env, default_value = CILIUM_SOCKET, value_parser = absolute, help_heading = NODE)]
     pub cilium_socket: PathBuf,
     /// Seconds between two reads of the node's store
-    #[arg(long, env, default_value_t = 5, value_parser = tick_seconds(), help_heading = NODE)]
+    #[arg(long, env, default_value_t = 5, value_parser = value_parser!(u64).range(1..=600), help_heading = NODE)]
     pub tick_seconds: u64,
 
-    /// Which pods are sticky.
     #[command(flatten)]
     pub selection: SelectionFlags,
     /// Let the next pod of a claimant ask Cilium for the same MAC address (modes crd and delegated)
@@ -124,13 +117,10 @@ pub struct AgentSettings {
     #[arg(long, env, value_parser = on_unavailable, help_heading = INSTALL)]
     pub on_unavailable: Option<OnUnavailable>,
 
-    /// How the API server is reached.
     #[command(flatten)]
     pub client: ClientFlags,
-    /// Where metrics and probes are served.
     #[command(flatten)]
     pub server: ServerFlags,
-    /// What is logged.
     #[command(flatten)]
     pub log: LogFlags,
 }
@@ -152,11 +142,9 @@ impl AgentSettings {
         }
         self.selection.check()?;
         if self.keep_mac && !self.mode.can_keep_mac() {
-            return Err(
-                "--keep-mac (KEEP_MAC) and --mode chained: another plugin makes the interface then, \
-                and Cilium cannot set its MAC"
-                    .into(),
-            );
+            let why = "--keep-mac (KEEP_MAC) and --mode chained: another plugin makes the interface then, \
+                and Cilium cannot set its MAC";
+            return Err(why.into());
         }
         self.server.certificate().map(|_| ()).map_err(|error| error.to_string())
     }
@@ -166,13 +154,13 @@ impl AgentSettings {
         PublishConfig { mode: self.mode, ranges }
     }
 
-    /// What is to be installed.
     pub fn install(&self) -> InstallSettings {
-        let conflist = match self.conflist.as_deref().map(|path| (path.to_str(), path)) {
+        let conflist = match &self.conflist {
             None if self.plugin.is_some() => ConflistSource::BuiltIn,
-            None | Some((Some("none"), _)) => ConflistSource::None,
-            Some((Some("built-in"), _)) => ConflistSource::BuiltIn,
-            Some((_, path)) => ConflistSource::File(path.to_owned()),
+            None => ConflistSource::None,
+            Some(path) if path.as_os_str() == "none" => ConflistSource::None,
+            Some(path) if path.as_os_str() == "built-in" => ConflistSource::BuiltIn,
+            Some(path) => ConflistSource::File(path.clone()),
         };
         InstallSettings {
             data_dir: self.data_dir.clone(),
@@ -198,11 +186,6 @@ impl AgentSettings {
         }
         self.host_root.join(path.strip_prefix("/").unwrap_or(path))
     }
-
-    /// Between two looks at the node's own files.
-    pub fn tick(&self) -> Duration {
-        Duration::from_secs(self.tick_seconds)
-    }
 }
 
 fn node(text: &str) -> Result<String, String> {
@@ -211,10 +194,6 @@ fn node(text: &str) -> Result<String, String> {
     }
     dns_name(text)
         .map_err(|_| "it is not the name of a node; write it as `kubectl get nodes` shows it".into())
-}
-
-fn tick_seconds() -> RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..=600)
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

@@ -8,9 +8,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool::home_blocks;
-use crate::cluster::objects::StickyIP;
+use crate::cluster::cilium::{objects::CiliumNode, pool::home_blocks};
+use crate::cluster::objects::{Attachment, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::protocol::view::ClaimView;
 use crate::names::StickyKey;
@@ -34,11 +33,10 @@ impl From<&Pod> for NodePod {
         let facts = pod::facts(object, BTreeMap::new());
         let status = object.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref());
-        let has_address =
-            status.and_then(|status| status.pod_ip.as_deref()).is_some_and(|address| !address.is_empty());
+        let address = status.and_then(|status| status.pod_ip.as_deref()).unwrap_or_default();
         Self {
             runtime_uid: pod::runtime_uid(object).to_owned(),
-            is_waiting: matches!(phase, None | Some("Pending")) && !has_address,
+            is_waiting: matches!(phase, None | Some("Pending")) && address.is_empty(),
             is_ending: object.metadata.deletion_timestamp.is_some()
                 || matches!(phase, Some("Succeeded" | "Failed")),
             facts,
@@ -46,7 +44,6 @@ impl From<&Pod> for NodePod {
     }
 }
 
-/// Everything that is known.
 #[derive(Debug, Clone, Default)]
 pub struct NodeIndex {
     /// This node's pods, by namespace/name.
@@ -83,6 +80,10 @@ impl NodeIndex {
     pub fn blocks(&self) -> Vec<IpNet> {
         self.cilium_node().map(home_blocks).unwrap_or_default()
     }
+}
+
+pub(crate) fn attachment_of(object: &StickyIP) -> Option<&Attachment> {
+    object.status.as_ref()?.attachment.as_ref()
 }
 
 pub(crate) fn key_of(object: &StickyIP) -> StickyKey {

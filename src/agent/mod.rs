@@ -38,14 +38,16 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-use crate::runtime::exit::ExitError;
-use crate::runtime::log;
+use crate::runtime::{exit::ExitError, log};
 use flags::{AgentCommand, AgentCommandLine};
 pub use run::run;
 
 /// The whole program. What it returns is for standard output.
 /// Errors: what went wrong, and the exit status.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, ExitError> {
+    fn failed(error: impl ToString) -> ExitError {
+        ExitError::failed(error.to_string())
+    }
     let line = match AgentCommandLine::try_parse_from(arguments) {
         Ok(line) => line,
         Err(error) if error.use_stderr() => return Err(ExitError::start(error.to_string())),
@@ -55,9 +57,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Exi
     log::start(line.settings.log.log_level, line.settings.log.log_format);
     if let Some(AgentCommand::Uninstall { force }) = line.command {
         let removed = install::uninstall(&line.settings.install(), force);
-        return removed
-            .map(|removed| removed.to_string())
-            .map_err(|error| ExitError::failed(error.to_string()));
+        return removed.map(|removed| removed.to_string()).map_err(failed);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ExitError::failed(format!("cannot start: {error}")))?;
@@ -67,5 +67,5 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Exi
             _ => run::run(line.settings, run::shutdown()).await,
         }
     });
-    done.map(|()| String::new()).map_err(|error| ExitError::failed(error.to_string()))
+    done.map(|()| String::new()).map_err(failed)
 }

@@ -2,20 +2,16 @@
 //! is due, one action at a time. And what is kept between steps: when to retry. A restart may lose that
 //! without harm.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::agent::actions::{self, ActionContext, ActionError, ActionOutcome, open_store};
-use crate::agent::blocks;
-use crate::agent::flags::AgentSettings;
-use crate::agent::index::NodeIndex;
-use crate::agent::metrics::AgentMetrics;
-use crate::agent::plan;
-use crate::agent::plan::debounce::Debounce;
-use crate::agent::plan::{Action, PlanInput, PlanOptions, PoolCount};
-use crate::agent::snapshot::Snapshot;
-use crate::alloc::Family;
+use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, Performed, open_store};
+use crate::agent::plan::{Action, PlanInput, PlanOptions, PoolCount, debounce::Debounce};
+use crate::agent::{
+    actions, blocks, flags::AgentSettings, index::NodeIndex, metrics::AgentMetrics, plan, snapshot::Snapshot,
+};
 use crate::cluster::api::client::ApiError;
 use crate::cluster::protocol::apply::WriteObserver;
 use crate::runtime::metrics::whole;
@@ -30,14 +26,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// is at most that many requests.
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
-/// Keeps one node in sync.
 pub struct Reconciler<D: Disk + Clone> {
     settings: Arc<AgentSettings>,
     options: PlanOptions,
     metrics: Arc<AgentMetrics>,
     disk: D,
     observer: Arc<dyn WriteObserver>,
-    /// What the watches show.
     pub index: NodeIndex,
     debounce: Debounce,
     pauses: BTreeMap<String, Pause>,
@@ -51,19 +45,14 @@ struct Pause {
     logged: String,
 }
 
-/// What a step came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// Actions that were done.
     pub done: usize,
-    /// Actions that failed.
     pub failed: usize,
-    /// The credentials were refused.
     pub unauthorized: bool,
 }
 
 impl<D: Disk + Clone> Reconciler<D> {
-    /// A reconciler that knows nothing yet.
     pub fn new(
         settings: Arc<AgentSettings>,
         metrics: Arc<AgentMetrics>,
@@ -103,8 +92,7 @@ impl<D: Disk + Clone> Reconciler<D> {
         self.forget_pauses(&planned);
         let mut step = StepReport::default();
         for action in &planned {
-            let id = id(action);
-            if self.pauses.get(&id).is_some_and(|pause| pause.due > now) {
+            if self.pauses.get(&id(action)).is_some_and(|pause| pause.due > now) {
                 continue;
             }
             let context = ActionContext {
@@ -126,9 +114,7 @@ impl<D: Disk + Clone> Reconciler<D> {
                     step.unauthorized |= matches!(error.api(), Some(ApiError::Unauthorized { .. }));
                 }
             }
-            let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
-            self.record_outcome(action, &id, outcome, now);
-            if away {
+            if self.record_outcome(action, outcome, now) {
                 // The other actions would only wait for the same server.
                 break;
             }
@@ -142,21 +128,15 @@ impl<D: Disk + Clone> Reconciler<D> {
         Ok(step)
     }
 
-    /// Logs what came of an action, once, and sets its pause.
-    fn record_outcome(
-        &mut self,
-        action: &Action,
-        id: &str,
-        outcome: Result<ActionOutcome, ActionError>,
-        now: Duration,
-    ) {
-        let (name, subject) = (action.name(), action.subject());
+    /// Logs what came of an action, once, and sets its pause. Returns whether the API server is away.
+    fn record_outcome(&mut self, action: &Action, outcome: Performed, now: Duration) -> bool {
+        let (id, name, subject) = (id(action), action.name(), action.subject());
         let away = outcome.as_ref().err().and_then(ActionError::api).is_some_and(ApiError::leaves_doubt);
         let (needs_attention, reason) = match outcome {
             Ok(ActionOutcome::Done(reason)) => {
                 tracing::info!(action = name, subject, reason, "action completed");
-                self.pauses.remove(id);
-                return;
+                self.pauses.remove(&id);
+                return away;
             }
             Ok(ActionOutcome::NotNeeded(reason)) => {
                 tracing::debug!(action = name, subject, reason, "action not needed");
@@ -169,18 +149,19 @@ impl<D: Disk + Clone> Reconciler<D> {
             Ok(ActionOutcome::NeedsAttention(reason)) => (true, reason),
             Err(error) => (true, error.to_string()),
         };
-        let pause = self.pauses.entry(id.to_owned()).or_default();
+        let pause = self.pauses.entry(id.clone()).or_default();
         if needs_attention && pause.logged != reason {
             tracing::warn!(action = name, subject, reason, "action failed; the agent retries it");
         }
         pause.logged = reason;
         pause.tries += 1;
         let longest = if away { LONGEST_AWAY } else { LONGEST_PAUSE };
-        pause.due = now + pause_after(id, pause.tries).min(longest);
+        pause.due = now + pause_after(&id, pause.tries).min(longest);
+        away
     }
 
     fn forget_pauses(&mut self, actions: &[Action]) {
-        let planned: std::collections::BTreeSet<String> = actions.iter().map(id).collect();
+        let planned: BTreeSet<String> = actions.iter().map(id).collect();
         self.pauses.retain(|id, _| planned.contains(id));
     }
 
@@ -211,12 +192,8 @@ impl<D: Disk + Clone> Reconciler<D> {
     fn report_pool(&self) {
         let Some(node) = self.index.cilium_node() else { return };
         for (family, PoolCount { total, free }) in plan::count_pool(node) {
-            let family = match family {
-                Family::V4 => "IPv4",
-                Family::V6 => "IPv6",
-            };
             for (state, count) in [("Total", total), ("Free", free)] {
-                self.metrics.pool.with([family, state]).set(whole(count));
+                self.metrics.pool.with([&family.to_string(), state]).set(whole(count));
             }
         }
     }
@@ -241,11 +218,8 @@ fn id(action: &Action) -> String {
 /// Twice as long after every try, and a little apart for different actions: a thousand nodes that lost one
 /// server must not come back at one moment.
 fn pause_after(id: &str, tries: u32) -> Duration {
-    use std::hash::{BuildHasher, Hasher, RandomState};
     let whole = FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(9)).min(LONGEST_PAUSE);
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write(id.as_bytes());
-    let part = u32::try_from(hasher.finish() % 1000).unwrap_or_default();
+    let part = u32::try_from(RandomState::new().hash_one(id) % 1000).unwrap_or_default();
     whole / 2 + whole / 2 * part / 1000
 }
 

@@ -10,23 +10,20 @@ use ipnet::IpNet;
 use kube::runtime::watcher::DefaultBackoff;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch as channel};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::agent::flags::AgentSettings;
 use crate::agent::install::{InstallError, Installer};
-use crate::agent::metrics::AgentMetrics;
-use crate::agent::reconciler::Reconciler;
-use crate::agent::watch;
-use crate::agent::watch::IndexUpdate;
+use crate::agent::watch::{self, IndexUpdate};
+use crate::agent::{flags::AgentSettings, index::CacheEvent, metrics::AgentMetrics, reconciler::Reconciler};
 use crate::cluster::api::client::Connection;
 use crate::cluster::api::events::{self, NewEvent};
-use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::cilium::pool;
 use crate::cluster::objects::lenient::Skipped;
 use crate::cluster::protocol::apply::{ApiWriter, NoObserver};
 use crate::runtime;
-use crate::runtime::client::ClientError;
 use crate::runtime::http::{HttpServer, HttpServerError, Readiness};
-use crate::runtime::signals::ShutdownSignal;
+use crate::runtime::{client::ClientError, signals::ShutdownSignal};
 use crate::store::RealDisk;
 
 /// How many updates may wait during a step; then the watches wait, too.
@@ -40,13 +37,10 @@ const REPEAT_LOG: Duration = Duration::from_secs(60);
 /// The watches that failed and have not listed since: why, and when it was logged.
 type FailedWatches = BTreeMap<&'static str, (String, Instant)>;
 
-/// Why the agent cannot start.
 #[derive(Debug, Error)]
 pub enum AgentError {
-    /// The HTTP pages cannot be served.
     #[error(transparent)]
     HttpServer(#[from] HttpServerError),
-    /// There are no credentials.
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
@@ -68,21 +62,15 @@ async fn connect(
     metrics: &Arc<AgentMetrics>,
 ) -> Result<(kube::Client, kube::Config), ClientError> {
     let counted = metrics.clone();
-    let count = move |method: &str| {
-        counted.requests.inc([method]);
-    };
+    let count = move |method: &str| counted.requests.inc([method]);
     runtime::client::connect(settings.client.kubeconfig.as_deref(), count).await
 }
 
-/// Installs once.
 pub(super) async fn install_once(settings: &AgentSettings) -> Result<(), AgentError> {
     let (client, config) = connect(settings, &Arc::default()).await?;
-    let node = crate::cluster::cilium::pool::read_node(
-        &Connection::with_client(client.clone(), settings.client.origin(), Duration::from_secs(10)),
-        &settings.node,
-    )
-    .await;
-    let blocks = node.ok().flatten().as_ref().map(home_blocks).unwrap_or_default();
+    let api = Connection::with_client(client.clone(), settings.client.origin(), Duration::from_secs(10));
+    let node = pool::read_node(&api, &settings.node).await.ok().flatten();
+    let blocks = node.as_ref().map(pool::home_blocks).unwrap_or_default();
     let mut installer = Installer::new(settings.install(), client, &config)?;
     Ok(installer.install_once(&blocks).await?)
 }
@@ -90,15 +78,15 @@ pub(super) async fn install_once(settings: &AgentSettings) -> Result<(), AgentEr
 /// Runs until `end` comes.
 /// Errors: it cannot start: a flag is wrong. Later errors are logged, counted, and tried again.
 pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let (settings, metrics, ready) =
-        (Arc::new(settings), Arc::new(AgentMetrics::default()), Readiness::default());
+    let (settings, metrics) = (Arc::new(settings), Arc::new(AgentMetrics::default()));
+    let ready = Readiness::default();
     let address = settings.server.metrics_address;
     let counts = metrics.clone();
     let tls = settings.server.certificate().map_err(HttpServerError::from)?;
     let pages = HttpServer::bind(address, tls, Arc::new(move || counts.page()), ready.clone()).await?;
     // Credentials that cannot be read at the start are an error in the flags; later the agent waits for them.
     connect(&settings, &metrics).await?;
-    let mut tasks = tokio::task::JoinSet::new();
+    let mut tasks = JoinSet::new();
     tasks.spawn(pages.serve());
     tracing::info!(node = settings.node, mode = %settings.mode, %address, "the agent starts");
     let (blocks_out, blocks) = channel::channel(Vec::new());
@@ -131,14 +119,15 @@ async fn session(
     blocks_out: &channel::Sender<Vec<IpNet>>,
     blocks: &channel::Receiver<Vec<IpNet>>,
 ) -> String {
+    let not_ready = |reason: String| {
+        ready.set(vec![reason.clone()]);
+        reason
+    };
     let (client, config) = match connect(settings, metrics).await {
         Ok(connected) => connected,
-        Err(error) => {
-            ready.set(vec![error.to_string()]);
-            return error.to_string();
-        }
+        Err(error) => return not_ready(error.to_string()),
     };
-    let mut tasks = tokio::task::JoinSet::new();
+    let mut tasks = JoinSet::new();
     let installed = match Installer::new(settings.install(), client.clone(), &config) {
         Ok(installer) => {
             let state = installer.state();
@@ -147,18 +136,16 @@ async fn session(
         }
         Err(error) => {
             tracing::error!(%error, "cannot install; trying again");
-            ready.set(vec![error.to_string()]);
-            return error.to_string();
+            return not_ready(error.to_string());
         }
     };
     let (out, mut updates) = mpsc::channel(MAX_UPDATES);
     let _watches = watch::start(&client, &settings.node, &out);
     let mut reconciler = Reconciler::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(NoObserver));
-    let mut ticks = tokio::time::interval(settings.tick());
+    let mut ticks = tokio::time::interval(Duration::from_secs(settings.tick_seconds));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let started = Instant::now();
-    let mut skipped = Vec::new();
-    let mut broken = FailedWatches::new();
+    let (mut skipped, mut broken) = (Vec::new(), FailedWatches::new());
     // Ready once: if the API server is away later, the node's pods start all the same.
     let mut stepped = false;
     loop {
@@ -166,7 +153,7 @@ async fn session(
             _ = ticks.tick() => {}
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
-                let pod = matches!(update, IndexUpdate::Pod(super::index::CacheEvent::Applied(..)));
+                let pod = matches!(update, IndexUpdate::Pod(CacheEvent::Applied(..)));
                 if let Some(reason) = apply(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
                     return reason;
                 }
@@ -198,9 +185,9 @@ async fn session(
                 let mut problems = installed.borrow().problems();
                 if !reconciler.index.is_synced() {
                     problems.push("the API server has not listed this node's objects yet".into());
-                    problems.extend(
-                        broken.iter().map(|(watch, (reason, _))| format!("no watch of {watch}: {reason}")),
-                    );
+                    let broken = broken.iter();
+                    problems
+                        .extend(broken.map(|(watch, (reason, _))| format!("no watch of {watch}: {reason}")));
                 } else if !stepped {
                     problems.push("no step has succeeded yet; see the log".into());
                 }
@@ -231,12 +218,8 @@ fn apply(
     match &update {
         IndexUpdate::Skipped(object) => {
             metrics.skipped.inc();
-            tracing::warn!(
-                kind = object.kind,
-                object = object.name,
-                reason = object.why,
-                "skipped an object that cannot be read"
-            );
+            let Skipped { kind, name, why, .. } = object;
+            tracing::warn!(kind, object = name, reason = why, "skipped an object that cannot be read");
             skipped.push(object.clone());
         }
         IndexUpdate::Failed { watch, reason, unauthorized } => {
@@ -256,7 +239,7 @@ fn apply(
             }
         }
         // A new list after a while without the server: everything that waits is tried at once.
-        IndexUpdate::Pod(super::index::CacheEvent::ListComplete) => reconciler.forget_all_pauses(),
+        IndexUpdate::Pod(CacheEvent::ListComplete) => reconciler.forget_all_pauses(),
         _ => {}
     }
     reconciler.index.apply(update);
@@ -265,12 +248,8 @@ fn apply(
 
 /// Reports an object that was skipped as an event on it. The same event sent again is shown once.
 async fn report_skipped(client: &kube::Client, settings: &AgentSettings, skipped: &Skipped) {
-    let event = NewEvent {
-        about: events::skipped(skipped),
-        reason: "Unreadable",
-        message: skipped.to_string(),
-        warning: true,
-    };
+    let (about, message) = (events::skipped(skipped), skipped.to_string());
+    let event = NewEvent { about, reason: "Unreadable", message, warning: true };
     let api = Connection::with_client(client.clone(), settings.client.origin(), Duration::from_secs(1));
     events::send(&mut ApiWriter::new(api, &NoObserver), &event).await;
 }

@@ -17,29 +17,24 @@ pub enum Netns {
     Gone,
 }
 
-/// A record and whether the network namespace of its sandbox exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRecord {
     pub record: Record,
-    /// The network namespace.
     pub netns: Netns,
 }
 
-/// Everything in the store that concerns the agent.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The records, each once.
     pub records: Vec<NodeRecord>,
-    /// The prepared decisions.
     pub decisions: Vec<Decision>,
     /// The pending updates, with the names of their files.
     pub pending_updates: Vec<(String, PendingUpdate)>,
-    /// When.
     pub now: NodeTime,
 }
 
 impl Snapshot {
-    /// Reads it. `on_host` is where the agent finds a path of the node.
+    /// `on_host` is where the agent finds a path of the node.
     pub(crate) fn take<D: Disk>(
         store: &Store<D>,
         on_host: impl Fn(&Path) -> std::path::PathBuf,
@@ -76,28 +71,32 @@ impl Snapshot {
     /// The decision that is prepared through this StickyIP.
     pub(crate) fn prepared(&self, key: &StickyKey) -> Option<&Decision> {
         self.decisions.iter().find(|decision| {
-            decision
-                .sticky
-                .as_ref()
-                .is_some_and(|sticky| sticky.namespace == key.namespace && sticky.name == key.name)
+            let sticky = decision.sticky.as_ref();
+            sticky.is_some_and(|sticky| sticky.namespace == key.namespace && sticky.name == key.name)
         })
+    }
+
+    /// Whether a sandbox or a decision has this StickyIP.
+    pub(crate) fn is_used(&self, key: &StickyKey) -> bool {
+        self.attached_to(key).is_some() || self.prepared(key).is_some()
+    }
+
+    pub(crate) fn has_sandbox(&self, uid: &str) -> bool {
+        self.attached().any(|found| uid_of(&found.record) == Some(uid))
     }
 
     /// Whether a sandbox or a decision has this address.
     pub(crate) fn uses(&self, address: IpAddr) -> bool {
+        let mut prepared = self.decisions.iter().filter_map(|decision| decision.sticky.as_ref());
         self.attached().any(|found| found.record.addresses.contains(&address))
-            || self.decisions.iter().any(|decision| {
-                decision.sticky.as_ref().is_some_and(|sticky| sticky.addresses.contains(&address))
-            })
+            || prepared.any(|sticky| sticky.addresses.contains(&address))
     }
 }
 
-/// Whether the record is of this StickyIP.
 pub(crate) fn is_bound_to(record: &Record, key: &StickyKey) -> bool {
     record.binding.as_ref().is_some_and(|binding| binding.key == *key)
 }
 
-/// The uid of a record's pod.
 pub(crate) fn uid_of(record: &Record) -> Option<&str> {
     record.pod.as_ref().and_then(|pod| pod.uid())
 }
@@ -105,12 +104,10 @@ pub(crate) fn uid_of(record: &Record) -> Option<&str> {
 /// A namespace is gone only if its directory exists without it. Namespaces that are named by a process are
 /// not looked at: the agent may have another process namespace.
 fn netns_at(path: &Path) -> Netns {
-    let folder = path.parent().filter(|folder| folder.is_dir());
+    let is_seen = path.parent().is_some_and(Path::is_dir);
     let by_process = path.components().any(|part| part.as_os_str() == "proc");
-    match (folder, by_process) {
-        (Some(_), false) if matches!(path.try_exists(), Ok(false)) => Netns::Gone,
-        _ => Netns::MayExist,
-    }
+    let is_gone = is_seen && !by_process && matches!(path.try_exists(), Ok(false));
+    if is_gone { Netns::Gone } else { Netns::MayExist }
 }
 
 #[cfg(test)]

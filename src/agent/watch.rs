@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, pin_mut};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, Resource};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use tokio::sync::mpsc::Sender;
@@ -13,8 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::agent::index::{CacheEvent, NodeIndex, NodePod};
 use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::objects::lenient::Skipped;
-use crate::cluster::objects::{AddressClaim, StickyIP};
+use crate::cluster::objects::{AddressClaim, StickyIP, lenient::Skipped};
 use crate::cluster::protocol::view::ClaimView;
 use crate::runtime::watch::{WatchProblem, Watched, watch_readable};
 
@@ -24,7 +23,6 @@ const STICKIES: &str = "StickyIPs";
 const CLAIMS: &str = "AddressClaims";
 const NODE: &str = "the CiliumNode";
 
-/// What a watch reports.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "applied to the index one by one, never kept")]
 pub enum IndexUpdate {
@@ -32,14 +30,11 @@ pub enum IndexUpdate {
     Sticky(CacheEvent<(String, StickyIP)>),
     Claim(CacheEvent<(String, ClaimView)>),
     Node(CacheEvent<(String, CiliumNode)>),
-    /// An object was skipped.
     Skipped(Skipped),
-    /// A watch failed, and tries again.
+    /// A watch failed, and tries again. `unauthorized`: the credentials are not accepted.
     Failed {
         watch: &'static str,
-        /// Why.
         reason: String,
-        /// The credentials are not accepted.
         unauthorized: bool,
     },
 }
@@ -58,7 +53,6 @@ impl IndexUpdate {
 }
 
 impl NodeIndex {
-    /// Applies an update.
     pub fn apply(&mut self, update: IndexUpdate) {
         match update {
             IndexUpdate::Pod(event) => self.pods.apply(event),
@@ -74,25 +68,25 @@ impl NodeIndex {
 pub fn start(client: &kube::Client, node: &str, out: &Sender<IndexUpdate>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let by = |field: &str| watcher::Config::default().fields(&format!("{field}={node}"));
-    let api = Api::<DeserializeGuard<Pod>>::all(client.clone());
-    let pods = watch_readable(api, by("spec.nodeName"), |pod: Pod| NodePod::from(&pod));
+    let pods = watch_readable(api(client), by("spec.nodeName"), |pod: Pod| NodePod::from(&pod));
     watches.spawn(forward(PODS, pods, IndexUpdate::Pod, out.clone()));
-    let api = Api::<DeserializeGuard<StickyIP>>::all(client.clone());
-    let stickies = watch_readable(api, by("status.attachment.node"), |mut object: StickyIP| {
-        object.metadata.managed_fields = None;
-        object
-    });
+    let stickies = watch_readable(api(client), by("status.attachment.node"), without_managers::<StickyIP>);
     watches.spawn(forward(STICKIES, stickies, IndexUpdate::Sticky, out.clone()));
-    let api = Api::<DeserializeGuard<AddressClaim>>::all(client.clone());
-    let claims = watch_readable(api, by("spec.homeNode"), |claim: AddressClaim| ClaimView::from(&claim));
+    let claims =
+        watch_readable(api(client), by("spec.homeNode"), |claim: AddressClaim| ClaimView::from(&claim));
     watches.spawn(forward(CLAIMS, claims, IndexUpdate::Claim, out.clone()));
-    let api = Api::<DeserializeGuard<CiliumNode>>::all(client.clone());
-    let nodes = watch_readable(api, by("metadata.name"), |mut object: CiliumNode| {
-        object.metadata.managed_fields = None;
-        object
-    });
+    let nodes = watch_readable(api(client), by("metadata.name"), without_managers::<CiliumNode>);
     watches.spawn(forward(NODE, nodes, IndexUpdate::Node, out.clone()));
     watches
+}
+
+fn api<K: Resource<DynamicType = ()>>(client: &kube::Client) -> Api<DeserializeGuard<K>> {
+    Api::all(client.clone())
+}
+
+fn without_managers<K: Resource>(mut object: K) -> K {
+    object.meta_mut().managed_fields = None;
+    object
 }
 
 /// Sends on what a watch reports; the watch waits while the receiver is busy.

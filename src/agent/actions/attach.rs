@@ -7,11 +7,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::context::{ActionContext, interface};
-use super::outcome::{ActionError, ActionOutcome};
-use super::publish;
-use crate::agent::index::key_of;
-use crate::agent::snapshot::is_bound_to;
+use super::{ActionContext, Performed, done, needs_attention, not_needed, own_claimant, postponed, publish};
+use crate::agent::{index::attachment_of, snapshot::is_bound_to};
 use crate::alloc::Family;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::bind::{self, BindError, Binder, StickyRead};
@@ -20,97 +17,78 @@ use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::node::addresses::{AddressSource, NodeAddresses, ThisNode};
 use crate::node::list;
 use crate::policy::handover::Attached;
-use crate::store::{ClaimantKey, Disk, Record, StickyBinding, Store};
+use crate::store::{Disk, Record, StickyBinding, Store};
 
-/// Attaches a running sandbox of this node, and publishes it.
 pub(super) async fn perform<D: Disk + Clone>(
     context: &ActionContext<'_, D>,
     key: &StickyKey,
     attachment: &Attachment,
-) -> Result<ActionOutcome, ActionError> {
+) -> Performed {
     let store = context.store()?;
-    let current = |store: &Store<D>| -> Result<Option<Record>, ActionError> {
-        let found = store.lock()?.find_by_attachment(attachment)?.map(|stored| stored.record);
-        Ok(found.filter(|record| is_bound_to(record, key)))
-    };
-    let Some(record) = current(&store)? else {
-        return Ok(ActionOutcome::NotNeeded("the sandbox has ended".into()));
+    let found = store.lock()?.find_by_attachment(attachment)?.map(|stored| stored.record);
+    let Some(record) = found.filter(|record| is_bound_to(record, key)) else {
+        return not_needed("the sandbox has ended");
     };
     let Some(pod) = record.pod.clone() else {
-        return Ok(ActionOutcome::NeedsAttention(format!("the record of {attachment} names no pod")));
+        return needs_attention(format!("the record of {attachment} names no pod"));
     };
-    let Some(_lock) = context.try_claimant_lock(&store, &ClaimantKey::of_pod(&pod, &interface()?))? else {
-        return Ok(ActionOutcome::Postponed("an ADD of this pod is running".into()));
-    };
+    let _lock = context.claimant_lock(&store, &own_claimant(&pod)?)?;
+    let runs = format!("pod {pod} runs with {}", list(&record.addresses));
     let mut api_writer = context.api_writer();
     let Some(object) = bind::read_sticky(&api_writer, key).await? else {
         if record.attachment_id().is_some_and(AttachmentId::is_adopted) {
-            return Ok(ActionOutcome::Postponed(
-                "its claim is granted, and the controller has not bound it yet".into(),
-            ));
+            return postponed("its claim is granted, and the controller has not bound it yet");
         }
-        return Ok(ActionOutcome::NeedsAttention(format!(
-            "pod {pod} runs with {} and its StickyIP {key} does not exist; delete the pod, or create the \
-             StickyIP again",
-            list(&record.addresses)
-        )));
+        return needs_attention(format!(
+            "{runs} and its StickyIP {key} does not exist; delete the pod, or create the StickyIP again"
+        ));
     };
     // Another pod of the workload made it since: a sandbox that is attached to it must have its addresses.
     if !matches_addresses(&record.addresses, &object.spec.addresses) {
-        return Ok(ActionOutcome::NeedsAttention(format!(
-            "pod {pod} runs with {}, and its StickyIP {key} has {}",
-            list(&record.addresses),
-            list(&object.spec.addresses)
-        )));
+        let has = list(&object.spec.addresses);
+        return needs_attention(format!("{runs}, and its StickyIP {key} has {has}"));
     }
-    let status = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     // The API server's uid of a static pod is not the runtime's.
-    let uid = match status.filter(|old| old.node == context.settings.node && old.pod_name == pod.name()) {
-        Some(old) => old.pod_uid.clone(),
-        None => pod.uid().unwrap_or_default().to_owned(),
+    let node = &context.settings.node;
+    let own = attachment_of(&object).filter(|old| old.node == *node && old.pod_name == pod.name());
+    let pod_uid = own.map_or(pod.uid().unwrap_or_default(), |old| &old.pod_uid).to_owned();
+    let binder = Binder {
+        asker: Attached { node: node.clone(), pod_uid, attachment_id: attachment.id() },
+        pod: pod.name().to_owned(),
+        key: key.clone(),
+        claimant: object.spec.claimant,
+        workload: object.spec.workload.clone(),
+        retention: object.spec.retention,
+        pinned: Vec::new(),
+        patience: Duration::ZERO,
     };
-    let asker =
-        Attached { node: context.settings.node.clone(), pod_uid: uid, attachment_id: attachment.id() };
-    let netns_may_exist = |path: &Path| context.may_exist(path);
-    let this_node = ThisNode {
-        name: &context.settings.node,
-        store: &store,
-        netns_may_exist: &netns_may_exist,
-        on_attaching: &|_, _| {},
-    };
-    let source = AddressSource {
-        sets: context.node_ranges(context.index.cilium_node()),
-        barred: Some(Default::default()),
-        publish: context.options.shape.clone(),
-    };
+    let may_exist = |path: &Path| context.may_exist(path);
+    let this_node =
+        ThisNode { name: node, store: &store, netns_may_exist: &may_exist, on_attaching: &|_, _| {} };
+    let sets = context.node_ranges(context.index.cilium_node());
+    let publish = context.options.shape.clone();
+    let source = AddressSource { sets, barred: Some(Default::default()), publish };
     let mut addresses = NodeAddresses::new(this_node, &source, key.clone(), &pod, attachment);
-    let binder = binder_of(&object, asker, pod.name());
     match binder.bind(&mut api_writer, &mut addresses, StickyRead::found(object)).await {
         Ok(StickyIP { spec, .. }) => {
             record_attachment_id(&store, attachment, key)?;
             publish::perform(context, key).await?;
-            Ok(ActionOutcome::Done(format!("{} is attached to pod {pod}", list(&spec.addresses))))
+            done(format!("{} is attached to pod {pod}", list(&spec.addresses)))
         }
         Err(BindError::Refused(reason @ (Refusal::Handover { .. } | Refusal::Conflict { .. }))) => {
-            Ok(ActionOutcome::NeedsAttention(format!(
-                "pod {pod} runs with {}, and {reason}",
-                list(&record.addresses)
-            )))
+            needs_attention(format!("{runs}, and {reason}"))
         }
-        Err(BindError::Waited { what, .. }) => Ok(ActionOutcome::NeedsAttention(format!(
-            "pod {pod} runs with {}, which waits for {what}",
-            list(&record.addresses)
-        ))),
+        Err(BindError::Waited { what, .. }) => needs_attention(format!("{runs}, which waits for {what}")),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Records by which id the API server knows the sandbox now.
-fn record_attachment_id<D: Disk + Clone>(
+fn record_attachment_id<D: Disk>(
     store: &Store<D>,
     attachment: &Attachment,
     key: &StickyKey,
-) -> Result<(), ActionError> {
+) -> Performed<()> {
     let mut locked = store.lock()?;
     let Some(stored) = locked.find_by_attachment(attachment)? else { return Ok(()) };
     if stored.record.attachment_id() == Some(&attachment.id()) {
@@ -122,20 +100,6 @@ fn record_attachment_id<D: Disk + Clone>(
     Ok(locked.commit()?)
 }
 
-/// The binding to the addresses that a StickyIP has already.
-fn binder_of(object: &StickyIP, asker: Attached, pod: &str) -> Binder {
-    Binder {
-        asker,
-        pod: pod.to_owned(),
-        key: key_of(object),
-        claimant: object.spec.claimant,
-        workload: object.spec.workload.clone(),
-        retention: object.spec.retention,
-        pinned: Vec::new(),
-        patience: Duration::ZERO,
-    }
-}
-
 /// Whether a sandbox with these addresses has those of a StickyIP. It may have others beside, of range sets
 /// that the StickyIP does not serve, and lack one whose family its node does not have.
 fn matches_addresses(has: &[IpAddr], bound: &[IpAddr]) -> bool {
@@ -143,6 +107,7 @@ fn matches_addresses(has: &[IpAddr], bound: &[IpAddr]) -> bool {
     bound.iter().any(|address| has.contains(address))
         && bound.iter().all(|address| has.contains(address) || !serves(address))
 }
+
 #[cfg(test)]
 mod tests {
     #[test]

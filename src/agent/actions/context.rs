@@ -3,18 +3,14 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::outcome::ActionError;
-use crate::agent::flags::AgentSettings;
-use crate::agent::index::NodeIndex;
-use crate::agent::metrics::AgentMetrics;
+use super::outcome::{ActionError, Performed, postponed};
 use crate::agent::plan::PlanOptions;
+use crate::agent::{flags::AgentSettings, index::NodeIndex, metrics::AgentMetrics};
 use crate::alloc::RangeSet;
 use crate::cluster::api::client::Connection;
-use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::cilium::{objects::CiliumNode, pool::home_blocks};
 use crate::cluster::protocol::apply::{ApiWriter, WriteObserver};
-use crate::names::StickyKey;
-use crate::names::{Attachment, AttachmentId, IfName};
+use crate::names::{Attachment, AttachmentId, IfName, PodIdentity, StickyKey};
 use crate::store::{ClaimantKey, ClaimantLock, Disk, NodeTime, Store, StoreError};
 
 /// How long the API server may take over one action.
@@ -28,26 +24,19 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The interface on which a pod has its address.
 const INTERFACE: &str = "eth0";
 
-/// Everything that an action works with.
 pub struct ActionContext<'a, D: Disk + Clone> {
-    /// What the operator has set.
     pub settings: &'a AgentSettings,
-    /// The same, as decisions need it.
+    /// The settings as decisions need them.
     pub options: &'a PlanOptions,
-    /// What the watches show.
     pub index: &'a NodeIndex,
-    /// The client of the API server.
     pub client: kube::Client,
-    /// The node's disk.
     pub disk: D,
     /// Observes every write to the API server.
     pub observer: &'a dyn WriteObserver,
-    /// What is counted.
     pub metrics: &'a AgentMetrics,
 }
 
 impl<D: Disk + Clone> ActionContext<'_, D> {
-    /// The node's store, now.
     pub(super) fn store(&self) -> Result<Store<D>, StoreError> {
         open_store(self.settings, self.disk.clone())
     }
@@ -60,28 +49,14 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         ApiWriter::new(self.connection(), self.observer)
     }
 
-    /// The claimant lock; none if another process has it.
-    pub(super) fn try_claimant_lock(
-        &self,
-        store: &Store<D>,
-        claimant: &ClaimantKey,
-    ) -> Result<Option<ClaimantLock>, StoreError> {
+    /// The claimant lock, without waiting for it.
+    pub(super) fn claimant_lock(&self, store: &Store<D>, claimant: &ClaimantKey) -> Performed<ClaimantLock> {
         // The locks are in the store's own folder, which the first lock of the store makes.
         drop(store.lock()?);
         match store.claimant_lock(claimant, Duration::ZERO) {
-            Ok(claimant_lock) => Ok(Some(claimant_lock)),
-            Err(StoreError::LockTimeout { .. }) => Ok(None),
-            Err(error) => Err(error),
+            Err(StoreError::LockTimeout { .. }) => postponed("an ADD of this pod is running"),
+            lock => Ok(lock?),
         }
-    }
-
-    /// The pool lock of a StickyIP; none if another process takes long.
-    pub(super) fn pool_lock(
-        &self,
-        store: &Store<D>,
-        key: &StickyKey,
-    ) -> Result<Option<ClaimantLock>, ActionError> {
-        Ok(try_pool_lock(store, &bound(key)?)?)
     }
 
     /// Whether a path of the node is there; what cannot be looked at may be.
@@ -105,9 +80,8 @@ pub(super) fn try_pool_lock<D: Disk>(
 ) -> Result<Option<ClaimantLock>, StoreError> {
     drop(store.lock()?);
     match store.pool_lock(claimant, POOL_PATIENCE) {
-        Ok(pool_lock) => Ok(Some(pool_lock)),
         Err(StoreError::LockTimeout { .. }) => Ok(None),
-        Err(error) => Err(error),
+        lock => lock.map(Some),
     }
 }
 
@@ -118,16 +92,21 @@ pub(crate) fn open_store<D: Disk>(settings: &AgentSettings, disk: D) -> Result<S
     Ok(Store::new(disk, &data_dir, &settings.network, now, LOCK_PATIENCE))
 }
 
-pub(super) fn interface() -> Result<IfName, ActionError> {
+pub(super) fn interface() -> Performed<IfName> {
     IfName::new(INTERFACE).map_err(ActionError::Name)
 }
 
 /// The claimant whose addresses a StickyIP binds.
-pub(super) fn bound(key: &StickyKey) -> Result<ClaimantKey, ActionError> {
+pub(super) fn bound(key: &StickyKey) -> Performed<ClaimantKey> {
     Ok(ClaimantKey::of_sticky(key, &interface()?))
 }
 
-pub(super) fn sandbox(id: &AttachmentId) -> Result<Attachment, ActionError> {
+/// The claimant that a pod is by its own name.
+pub(super) fn own_claimant(pod: &PodIdentity) -> Performed<ClaimantKey> {
+    Ok(ClaimantKey::of_pod(pod, &interface()?))
+}
+
+pub(super) fn sandbox(id: &AttachmentId) -> Performed<Attachment> {
     let container = id.container().map_err(ActionError::Name)?;
     Ok(Attachment { container, interface: interface()? })
 }

@@ -6,72 +6,38 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use super::cilium;
-use super::context::{ActionContext, interface};
-use super::outcome::{ActionError, ActionOutcome};
-use crate::cluster::protocol::detach::DetachError;
+use super::context::try_pool_lock;
+use super::outcome::pool_is_locked;
+use super::{ActionContext, ActionError, ActionOutcome, Performed, bound, done, interface, not_needed};
 use crate::names::{AttachmentId, StickyKey};
-use crate::node::addresses::ThisNode;
 use crate::node::detach::{DetachOutcome, EndedSandbox};
-use crate::node::list;
-use crate::store::{Disk, Store, StoreError};
+use crate::node::{addresses::ThisNode, list};
+use crate::store::{Disk, Store};
 
-/// Unpublishes and detaches a StickyIP that is attached to this node by one of these ids.
-pub(super) async fn detach_ids<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    store: &Store<D>,
-    key: &StickyKey,
-    ids: &[AttachmentId],
-) -> Result<ActionOutcome, ActionError> {
-    let Some(_lock) = context.pool_lock(store, key)? else {
-        return Ok(ActionOutcome::Postponed("another process changes its pool entries".into()));
-    };
-    let (node, may_exist) = (&context.settings.node, |path: &Path| context.may_exist(path));
-    let this_node = ThisNode { name: node, store, netns_may_exist: &may_exist, on_attaching: &|_, _| {} };
-    let sandbox = EndedSandbox { key, interface: &interface()?, ids, snapshot_for: None };
-    let endpoint_gone =
-        async |addresses: &[IpAddr]| match cilium::postponed_by_cilium(context, addresses).await? {
-            Some(postponed) => Err(DetachStop::Postponed(postponed)),
-            None => Ok(()),
-        };
-    let detached =
-        this_node.detach(&mut context.api_writer(), &context.options.shape, &sandbox, endpoint_gone).await;
-    Ok(match detached {
-        Ok(DetachOutcome::Detached(detached)) => {
-            ActionOutcome::Done(format!("{} is detached", list(&detached.object.spec.addresses)))
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    /// Unpublishes and detaches a StickyIP that is attached to this node by one of these ids. That it has to
+    /// wait is an outcome here: the callers count and log what they have done before.
+    pub(super) async fn detach_ids(
+        &self,
+        store: &Store<D>,
+        key: &StickyKey,
+        ids: &[AttachmentId],
+    ) -> Performed {
+        let Some(_lock) = try_pool_lock(store, &bound(key)?)? else { return pool_is_locked() };
+        let (name, may_exist) = (&self.settings.node, |path: &Path| self.may_exist(path));
+        let this_node = ThisNode { name, store, netns_may_exist: &may_exist, on_attaching: &|_, _| {} };
+        let sandbox = EndedSandbox { key, interface: &interface()?, ids, snapshot_for: None };
+        let endpoint_gone = async |addresses: &[IpAddr]| self.require_no_endpoint(addresses).await;
+        let (mut api_writer, shape) = (self.api_writer(), &self.options.shape);
+        match this_node.detach(&mut api_writer, shape, &sandbox, endpoint_gone).await {
+            Ok(DetachOutcome::Detached(detached)) => {
+                done(format!("{} is detached", list(&detached.object.spec.addresses)))
+            }
+            Ok(DetachOutcome::NotAttached) => not_needed("another sandbox is attached, or none"),
+            Ok(DetachOutcome::NoStickyIP) => not_needed("the StickyIP does not exist"),
+            Ok(DetachOutcome::InUseBy(container)) => not_needed(format!("the sandbox {container} has it")),
+            Err(ActionError::Postponed(reason)) => Ok(ActionOutcome::Postponed(reason)),
+            Err(error) => Err(error),
         }
-        Ok(DetachOutcome::NotAttached) => {
-            ActionOutcome::NotNeeded("another sandbox is attached, or none".into())
-        }
-        Ok(DetachOutcome::NoStickyIP) => ActionOutcome::NotNeeded("the StickyIP does not exist".into()),
-        Ok(DetachOutcome::InUseBy(container)) => {
-            ActionOutcome::NotNeeded(format!("the sandbox {container} has it"))
-        }
-        Err(DetachStop::Postponed(postponed)) => postponed,
-        Err(DetachStop::Failed(error)) => return Err(error),
-    })
-}
-
-/// Why a detach stopped before its first write, or failed.
-enum DetachStop {
-    Postponed(ActionOutcome),
-    Failed(ActionError),
-}
-
-impl From<ActionError> for DetachStop {
-    fn from(error: ActionError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<StoreError> for DetachStop {
-    fn from(error: StoreError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<DetachError> for DetachStop {
-    fn from(error: DetachError) -> Self {
-        Self::Failed(error.into())
     }
 }

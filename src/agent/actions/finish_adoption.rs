@@ -1,39 +1,29 @@
-//! `FinishAdoption`: a claim names the pod that its address was adopted from until that pod is gone.
+//! `FinishAdoption`: a claim names the pod that its address was adopted from until that pod is gone. From
+//! then on its StickyIP may be attached to others, also if it was never attached to that pod.
 //!
 //! Must never clear the pod while its sandbox may run with the address.
 
 use std::net::IpAddr;
 
-use super::context::ActionContext;
-use super::outcome::{ActionError, ActionOutcome};
-use super::{cilium, live};
+use super::{ActionContext, Performed, done, not_needed, postponed};
 use crate::agent::snapshot::{is_bound_to, uid_of};
 use crate::cluster::objects::{ClaimPhase, Validate};
-use crate::cluster::protocol::apply::Applied;
-use crate::cluster::protocol::view::ClaimView;
 use crate::cluster::protocol::write::{Precondition, Write};
+use crate::cluster::protocol::{apply::Applied, view::ClaimView};
 use crate::store::{Disk, Record};
 
-/// Removes from a claim the pod that had its address before it was claimed: from here on its StickyIP may be
-/// attached to others, also if it was never attached to that pod.
-pub(super) async fn perform<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    address: IpAddr,
-) -> Result<ActionOutcome, ActionError> {
+pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, address: IpAddr) -> Performed {
     let mut api_writer = context.api_writer();
-    let claim = live::claim_on(context, address).await?;
-    let Some(view) =
-        claim.filter(|claim| claim.validation_error().is_none()).map(|claim| ClaimView::from(&claim))
-    else {
-        return Ok(ActionOutcome::NotNeeded("the claim is gone".into()));
-    };
+    let claim = context.claim_on(address).await?.filter(|claim| claim.validation_error().is_none());
+    let Some(claim) = claim else { return not_needed("the claim is gone") };
+    let view = ClaimView::from(&claim);
     let ours = view.home_node.as_deref() == Some(&context.settings.node);
     let granted = matches!(view.phase, ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined);
     let Some(pod) = view.pod.filter(|_| ours && granted) else {
-        return Ok(ActionOutcome::NotNeeded("the claim names no pod".into()));
+        return not_needed("the claim names no pod");
     };
-    if live::pod_exists(context, &view.sticky_ref.namespace, &pod.name, &pod.uid).await? {
-        return Ok(ActionOutcome::Postponed("its pod still exists".into()));
+    if context.pod_exists(&view.sticky_ref.namespace, &pod.name, &pod.uid).await? {
+        return postponed("its pod still exists");
     }
     let store = context.store()?;
     let current = store.lock()?.find_by_address(address)?.map(|there| there.record);
@@ -44,19 +34,12 @@ pub(super) async fn perform<D: Disk + Clone>(
     };
     match current {
         Some(record) if is_next(&record) => {}
-        Some(_) => return Ok(ActionOutcome::Postponed("a sandbox runs with it".into())),
-        None => {
-            if let Some(postponed) = cilium::postponed_by_cilium(context, &[address]).await? {
-                return Ok(postponed);
-            }
-        }
+        Some(_) => return postponed("a sandbox runs with it"),
+        None => context.require_no_endpoint(&[address]).await?,
     }
     let at = Precondition { uid: view.uid, resource_version: view.resource_version };
     match api_writer.apply(&Write::ClearPod { address, at }, None, "").await? {
-        Applied::Conflict => Ok(ActionOutcome::Postponed("the claim has changed".into())),
-        _ => Ok(ActionOutcome::Done(format!(
-            "pod {} is gone; {address} is StickyIP {}'s",
-            pod.name, view.sticky_ref
-        ))),
+        Applied::Conflict => postponed("the claim has changed"),
+        _ => done(format!("pod {} is gone; {address} is StickyIP {}'s", pod.name, view.sticky_ref)),
     }
 }

@@ -4,170 +4,139 @@
 
 use std::net::IpAddr;
 
-use super::claim_answer::ClaimAnswer;
-use super::context::{ActionContext, bound, interface};
-use super::outcome::{ActionError, ActionOutcome};
-use super::{adopt, live};
+use super::claim_answer::{ClaimAnswer, refuse};
+use super::{ActionContext, Performed, bound, done, interface, needs_attention, not_needed, postponed};
 use crate::agent::plan::contains;
-use crate::cluster::cilium::objects::CiliumNode;
-use crate::cluster::cilium::pool;
+use crate::cluster::cilium::{objects::CiliumNode, pool};
 use crate::cluster::objects::{ClaimPhase, Validate};
-use crate::cluster::protocol::apply::Applied;
-use crate::cluster::protocol::step;
-use crate::cluster::protocol::view::ClaimView;
+use crate::cluster::protocol::{apply::Applied, step, view::ClaimView};
 use crate::names::{Attachment, StickyKey};
 use crate::node::list;
-use crate::store::{Disk, Record};
+use crate::store::{Disk, Record, StoredRecord};
 
-/// Answers a claim on an address of this node: reserves the address for the StickyIP first, or says who has
-/// it.
-pub(super) async fn perform<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    address: IpAddr,
-) -> Result<ActionOutcome, ActionError> {
+pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, address: IpAddr) -> Performed {
     let mut api_writer = context.api_writer();
-    let Some(claim) = live::claim_on(context, address).await? else {
-        return Ok(ActionOutcome::NotNeeded("the claim is gone".into()));
-    };
+    let Some(claim) = context.claim_on(address).await? else { return not_needed("the claim is gone") };
     if let Some(why) = claim.validation_error() {
-        return Ok(ActionOutcome::NeedsAttention(format!(
-            "the AddressClaim of {address} is not valid: {why}"
-        )));
+        return needs_attention(format!("the AddressClaim of {address} is not valid: {why}"));
     }
     let view = ClaimView::from(&claim);
+    let key = &view.sticky_ref;
     if view.phase != ClaimPhase::Requested {
-        return reserve_again(context, &view);
+        return context.reserve_again(&view);
     }
     let answer = match &view.pod {
-        Some(pod) => adopt::adopt(context, &mut api_writer, &view, pod).await?,
+        Some(pod) => context.adopt(&mut api_writer, &view, pod).await?,
         None => {
             let node = pool::read_node(api_writer.api(), &context.settings.node).await?;
-            reserve_for(context, address, &view.sticky_ref, node.as_ref())?
+            context.reserve_for(address, key, node.as_ref())?
         }
     };
-    let reserved = match answer {
-        ClaimAnswer::Grant => Ok(()),
-        ClaimAnswer::Refuse(reason) => Err(reason),
-        ClaimAnswer::NotYet(reason) => return Ok(ActionOutcome::Postponed(reason)),
+    let (reserved, counted, outcome) = match answer {
+        ClaimAnswer::Grant => (Ok(()), "granted", format!("{address} is granted to StickyIP {key}")),
+        ClaimAnswer::Refuse(why) => {
+            let outcome = format!("{address} is refused to StickyIP {key}: {why}");
+            (Err(why), "refused", outcome)
+        }
     };
-    let Some(write) = step::answer(&context.settings.node, &view, reserved.clone()) else {
-        return Ok(ActionOutcome::NotNeeded("another node answers it".into()));
+    let Some(write) = step::answer(&context.settings.node, &view, reserved) else {
+        return not_needed("another node answers it");
     };
     if let Applied::Conflict = api_writer.apply(&write, None, "").await? {
         // If the claim is gone, `ReleaseRecord` finds what was reserved.
-        return Ok(ActionOutcome::Postponed("the claim has changed".into()));
+        return postponed("the claim has changed");
     }
-    Ok(match reserved {
-        Ok(()) => {
-            context.metrics.claims.inc(["granted"]);
-            ActionOutcome::Done(format!("{address} is granted to StickyIP {}", view.sticky_ref))
-        }
-        Err(why) => {
-            context.metrics.claims.inc(["refused"]);
-            ActionOutcome::Done(format!("{address} is refused to StickyIP {}: {why}", view.sticky_ref))
-        }
-    })
+    context.metrics.claims.inc([counted]);
+    done(outcome)
 }
 
-/// Reserves an address that is claimed and of which the store does not know any more. Where Cilium picks the
-/// addresses, `Refill` reads the claims, and nothing depends on this.
-fn reserve_again<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    view: &ClaimView,
-) -> Result<ActionOutcome, ActionError> {
-    let (address, key) = (view.address, &view.sticky_ref);
-    let ours = view.home_node.as_deref() == Some(&context.settings.node);
-    if view.phase == ClaimPhase::Refused || !ours || !contains(&context.options.shape.ranges, address) {
-        return Ok(ActionOutcome::NotNeeded("it is answered already".into()));
-    }
-    if keep_beside_current(context, address, key)? {
-        return Ok(ActionOutcome::Done(format!(
-            "{address} is kept for StickyIP {key}, which a sandbox of this node has with another address"
-        )));
-    }
-    Ok(match reserve_for(context, address, key, None)? {
-        ClaimAnswer::Grant => ActionOutcome::Done(format!("{address} is kept for StickyIP {key} again")),
-        ClaimAnswer::Refuse(reason) | ClaimAnswer::NotYet(reason) => {
-            ActionOutcome::NeedsAttention(format!("{address} is claimed for StickyIP {key}, and {reason}"))
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    /// Reserves an address that is claimed and of which the store does not know any more. Where Cilium picks
+    /// the addresses, `Refill` reads the claims, and nothing depends on this.
+    fn reserve_again(&self, view: &ClaimView) -> Performed {
+        let (address, key) = (view.address, &view.sticky_ref);
+        let ours = view.home_node.as_deref() == Some(&self.settings.node);
+        if view.phase == ClaimPhase::Refused || !ours || !contains(&self.options.shape.ranges, address) {
+            return not_needed("it is answered already");
         }
-    })
-}
+        if self.keep_beside_current(address, key)? {
+            return done(format!(
+                "{address} is kept for StickyIP {key}, which a sandbox of this node has with another address"
+            ));
+        }
+        match self.reserve_for(address, key, None)? {
+            ClaimAnswer::Grant => done(format!("{address} is kept for StickyIP {key} again")),
+            ClaimAnswer::Refuse(reason) => {
+                needs_attention(format!("{address} is claimed for StickyIP {key}, and {reason}"))
+            }
+        }
+    }
 
-/// Reserves an address that is claimed for a StickyIP which a sandbox of this node has with other addresses:
-/// as if an earlier sandbox had had it here.
-fn keep_beside_current<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    address: IpAddr,
-    key: &StickyKey,
-) -> Result<bool, ActionError> {
-    let store = context.store()?;
-    let mut locked = store.lock()?;
-    let claimant = bound(key)?;
-    let current = locked.find_by_claimant(&claimant)?.filter(|kept| kept.record.is_attached(store.now()));
-    let Some(current) = current.filter(|kept| !kept.record.addresses.contains(&address)) else {
-        return Ok(false);
-    };
-    if locked.find_by_address(address)?.is_some() {
-        return Ok(false);
+    /// Reserves an address that is claimed for a StickyIP which a sandbox of this node has with other
+    /// addresses: as if an earlier sandbox had had it here.
+    fn keep_beside_current(&self, address: IpAddr, key: &StickyKey) -> Performed<bool> {
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let claimant = bound(key)?;
+        let is_current = |kept: &StoredRecord| {
+            kept.record.is_attached(store.now()) && !kept.record.addresses.contains(&address)
+        };
+        let Some(current) = locked.find_by_claimant(&claimant)?.filter(is_current) else { return Ok(false) };
+        if locked.find_by_address(address)?.is_some() {
+            return Ok(false);
+        }
+        let record = Record::superseded(address, &claimant, &current.record.attachment, store.now());
+        locked.put(&record, None)?;
+        locked.commit()?;
+        Ok(true)
     }
-    locked.put(&Record::superseded(address, &claimant, &current.record.attachment, store.now()), None)?;
-    locked.commit()?;
-    Ok(true)
-}
 
-/// Reserves an address for a StickyIP in the store.
-fn reserve_for<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    address: IpAddr,
-    key: &StickyKey,
-    node: Option<&CiliumNode>,
-) -> Result<ClaimAnswer, ActionError> {
-    let sets = context.node_ranges(node);
-    let usable = sets.iter().find_map(|set| set.contains(address)).is_some_and(|range| range.usable(address));
-    if !usable {
-        return Ok(ClaimAnswer::Refuse(format!(
-            "node {} has no such address for pods",
-            context.settings.node
-        )));
-    }
-    if context.settings.mode.publishes_pool_entries()
-        && node.is_none_or(|node| node.barred_to(&key.to_string()).contains(&address))
-    {
-        return Ok(ClaimAnswer::Refuse("Cilium may give it to any pod of this node".into()));
-    }
-    let store = context.store()?;
-    let mut locked = store.lock()?;
-    let claimant = bound(key)?;
-    let kept = locked.find_by_claimant(&claimant)?;
-    let granted = Attachment::of_node(interface()?);
-    match locked.find_by_address(address)? {
-        // Of this grant from now on: a refused binding of this node that reserved it, and read no claim, must
-        // not release it.
-        Some(there) if there.record.is_for(&claimant) => {
-            let its_own = kept.filter(|kept| kept.record.addresses.contains(&address));
-            locked.renew(&its_own.unwrap_or(there), &granted)?;
-            locked.commit()?;
-            return Ok(ClaimAnswer::Grant);
+    fn reserve_for(
+        &self,
+        address: IpAddr,
+        key: &StickyKey,
+        node: Option<&CiliumNode>,
+    ) -> Performed<ClaimAnswer> {
+        let sets = self.node_ranges(node);
+        let range = sets.iter().find_map(|set| set.contains(address));
+        if !range.is_some_and(|range| range.usable(address)) {
+            return refuse(format!("node {} has no such address for pods", self.settings.node));
         }
-        Some(there) if there.record.is_unowned() => {
-            return Ok(ClaimAnswer::Refuse("Cilium may give it to any pod of this node".into()));
+        let is_barred = |node: &CiliumNode| node.barred_to(&key.to_string()).contains(&address);
+        if self.settings.mode.publishes_pool_entries() && node.is_none_or(is_barred) {
+            return refuse("Cilium may give it to any pod of this node");
         }
-        Some(there) => return Ok(ClaimAnswer::Refuse(format!("{} has it", there.record.holder()))),
-        None => {}
+        let store = self.store()?;
+        let mut locked = store.lock()?;
+        let claimant = bound(key)?;
+        let kept = locked.find_by_claimant(&claimant)?;
+        let granted = Attachment::of_node(interface()?);
+        match locked.find_by_address(address)? {
+            // Of this grant from now on: a refused binding of this node that reserved it, and read no claim,
+            // must not release it.
+            Some(there) if there.record.is_for(&claimant) => {
+                let its_own = kept.filter(|kept| kept.record.addresses.contains(&address));
+                locked.renew(&its_own.unwrap_or(there), &granted)?;
+                locked.commit()?;
+                return Ok(ClaimAnswer::Grant);
+            }
+            Some(there) if there.record.is_unowned() => {
+                return refuse("Cilium may give it to any pod of this node");
+            }
+            Some(there) => return refuse(format!("{} has it", there.record.holder())),
+            None => {}
+        }
+        if let Some(StoredRecord { record, .. }) = &kept
+            && record.is_attached(store.now())
+        {
+            return refuse(format!("{} runs here with {}", record.holder(), list(&record.addresses)));
+        }
+        let mut addresses = kept.as_ref().map(|kept| kept.record.addresses.clone()).unwrap_or_default();
+        // Beside what is kept already, also of the same family: that may be claimed for the StickyIP too.
+        addresses.push(address);
+        let record = Record::reserved(addresses, &claimant, None, &granted, store.now());
+        locked.put(&record, kept.as_ref())?;
+        locked.commit()?;
+        Ok(ClaimAnswer::Grant)
     }
-    if let Some(kept) = kept.as_ref().filter(|kept| kept.record.is_attached(store.now())) {
-        return Ok(ClaimAnswer::Refuse(format!(
-            "{} runs here with {}",
-            kept.record.holder(),
-            list(&kept.record.addresses)
-        )));
-    }
-    let mut addresses: Vec<IpAddr> =
-        kept.iter().flat_map(|kept| kept.record.addresses.iter().copied()).collect();
-    // Beside what is kept already, also of the same family: that may be claimed for the StickyIP too.
-    addresses.push(address);
-    let record = Record::reserved(addresses, &claimant, None, &granted, store.now());
-    locked.put(&record, kept.as_ref())?;
-    locked.commit()?;
-    Ok(ClaimAnswer::Grant)
 }

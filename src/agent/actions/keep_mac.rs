@@ -9,8 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
-use super::context::ActionContext;
-use super::outcome::ActionError;
+use super::{ActionContext, ActionError, Performed};
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::apply::{SentWrite, patch_params};
@@ -22,7 +21,6 @@ use crate::store::Disk;
 /// How often others may write the pod between our read and our write.
 const MAX_TRIES: usize = 8;
 
-/// Whether the MAC of a pod is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MacKeeping {
     Kept,
@@ -31,98 +29,94 @@ pub(super) enum MacKeeping {
     NotRead,
 }
 
-/// Has a new pod ask Cilium for the recorded MAC of its StickyIP. Before its ADD: Cilium reads the annotation
-/// then.
-pub(super) async fn ask_for_mac<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    facts: &PodFacts,
-    keeping: MacKeeping,
-    sticky: &StickyIP,
-) -> Result<(), ActionError> {
-    let Some(mac) = recorded(sticky) else { return Ok(()) };
-    if facts.annotations.contains_key(CILIUM_MAC_ANNOTATION) {
-        return Ok(());
-    }
-    let is_kept = match keeping {
-        MacKeeping::Kept => true,
-        MacKeeping::NotKept => false,
-        MacKeeping::NotRead => keeps(context, facts).await?,
-    };
-    if !is_kept {
-        return Ok(());
-    }
-    let mut api_writer = context.api_writer();
-    let api = api_writer.api().clone();
-    let pods: Api<Pod> = Api::namespaced(api.client(), &facts.namespace);
-    let params = patch_params();
-    let what = format!("patch Pod {}/{}", facts.namespace, facts.name);
-    for _ in 0..MAX_TRIES {
-        let found = api.read(&what, || pods.get_metadata_opt(&facts.name)).await?;
-        let Some(meta) = found.map(|found| found.metadata) else { return Ok(()) };
-        let asks = meta.annotations.as_ref().is_some_and(|all| all.contains_key(CILIUM_MAC_ANNOTATION));
-        if meta.uid.as_deref() != Some(&facts.uid) || asks {
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    /// Has a new pod ask Cilium for the recorded MAC of its StickyIP. Before its ADD: Cilium reads the
+    /// annotation then.
+    pub(super) async fn ask_for_mac(
+        &self,
+        facts: &PodFacts,
+        keeping: MacKeeping,
+        sticky: &StickyIP,
+    ) -> Performed<()> {
+        let Some(mac) = recorded(sticky) else { return Ok(()) };
+        if facts.annotations.contains_key(CILIUM_MAC_ANNOTATION) {
             return Ok(());
         }
-        let patch = Patch::Merge(json!({"metadata": {
-            "uid": facts.uid, "resourceVersion": meta.resource_version,
-            "annotations": {CILIUM_MAC_ANNOTATION: mac},
-        }}));
-        let sent = async { api.once(&what, pods.patch_metadata(&facts.name, &params, &patch)).await };
-        match api_writer.observed(SentWrite::Pod(&facts.name), sent).await {
-            Ok(_) | Err(ApiError::Refused { code: 404, .. }) => return Ok(()),
-            Err(ApiError::Refused { code: 409, .. }) => {}
-            Err(error) => return Err(error.into()),
+        match keeping {
+            MacKeeping::Kept => {}
+            MacKeeping::NotRead if self.keeps(facts).await? => {}
+            MacKeeping::NotRead | MacKeeping::NotKept => return Ok(()),
         }
+        let mut api_writer = self.api_writer();
+        let api = api_writer.api().clone();
+        let pods: Api<Pod> = Api::namespaced(api.client(), &facts.namespace);
+        let params = patch_params();
+        let what = format!("patch Pod {}/{}", facts.namespace, facts.name);
+        for _ in 0..MAX_TRIES {
+            let found = api.read(&what, || pods.get_metadata_opt(&facts.name)).await?;
+            let Some(meta) = found.map(|found| found.metadata) else { return Ok(()) };
+            let asks = meta.annotations.as_ref().is_some_and(|all| all.contains_key(CILIUM_MAC_ANNOTATION));
+            if meta.uid.as_deref() != Some(&facts.uid) || asks {
+                return Ok(());
+            }
+            let patch = Patch::Merge(json!({"metadata": {
+                "uid": facts.uid, "resourceVersion": meta.resource_version,
+                "annotations": {CILIUM_MAC_ANNOTATION: mac},
+            }}));
+            let sent = async { api.once(&what, pods.patch_metadata(&facts.name, &params, &patch)).await };
+            match api_writer.observed(SentWrite::Pod(&facts.name), sent).await {
+                Ok(_) | Err(ApiError::Refused { code: 404, .. }) => return Ok(()),
+                Err(ApiError::Refused { code: 409, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let (namespace, pod) = (facts.namespace.clone(), facts.name.clone());
+        Err(ActionError::PodChanged { namespace, pod, tries: MAX_TRIES })
     }
-    let (namespace, pod) = (facts.namespace.clone(), facts.name.clone());
-    Err(ActionError::PodChanged { namespace, pod, tries: MAX_TRIES })
+
+    /// Whether the recorded MAC of a StickyIP is kept, where the annotations of the pod's namespace came from
+    /// the API server's cache: that it is not kept is read again live.
+    pub(super) async fn keeps_by_cache(
+        &self,
+        facts: &PodFacts,
+        cached: &BTreeMap<String, String>,
+        sticky: &StickyIP,
+    ) -> Performed<MacKeeping> {
+        if recorded(sticky).is_none() || facts.annotations.contains_key(CILIUM_MAC_ANNOTATION) {
+            return Ok(MacKeeping::NotRead);
+        }
+        let with = |namespace_annotations| PodFacts { namespace_annotations, ..facts.clone() };
+        let by_cache = keeps_mac(self.settings.keep_mac, &with(cached.clone())).unwrap_or_default();
+        if by_cache && self.settings.mode.can_keep_mac() {
+            return Ok(MacKeeping::Kept);
+        }
+        let is_kept = self.keeps(&with(BTreeMap::new())).await?;
+        Ok(if is_kept { MacKeeping::Kept } else { MacKeeping::NotKept })
+    }
+
+    /// Whether the pod's MAC is kept. In chained mode another plugin makes the interface, and Cilium cannot
+    /// set it.
+    pub(super) async fn keeps(&self, facts: &PodFacts) -> Performed<bool> {
+        if !self.settings.mode.can_keep_mac() {
+            return Ok(false);
+        }
+        let mut facts = facts.clone();
+        if facts.namespace_annotations.is_empty() && !facts.annotations.contains_key(KEEP_MAC) {
+            facts.namespace_annotations =
+                sticky_identity::of_namespace(&self.connection(), &facts.namespace).await?;
+        }
+        Ok(keeps_mac(self.settings.keep_mac, &facts).unwrap_or_else(|error| {
+            let (namespace, pod) = (&facts.namespace, &facts.name);
+            tracing::warn!(namespace, pod, %error, "cannot read whether the MAC is kept; it is not");
+            false
+        }))
+    }
 }
 
-/// Whether the recorded MAC of a StickyIP is kept, where the annotations of the pod's namespace came from the
-/// API server's cache: that it is not kept is read again live.
-pub(super) async fn keeps_by_cache<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    facts: &PodFacts,
-    cached: &BTreeMap<String, String>,
-    sticky: &StickyIP,
-) -> Result<MacKeeping, ActionError> {
-    if recorded(sticky).is_none() || facts.annotations.contains_key(CILIUM_MAC_ANNOTATION) {
-        return Ok(MacKeeping::NotRead);
-    }
-    let with = |namespace_annotations| PodFacts { namespace_annotations, ..facts.clone() };
-    let by_cache = keeps_mac(context.settings.keep_mac, &with(cached.clone())).unwrap_or_default();
-    if by_cache && context.settings.mode.can_keep_mac() {
-        return Ok(MacKeeping::Kept);
-    }
-    let is_kept = keeps(context, &with(BTreeMap::new())).await?;
-    Ok(if is_kept { MacKeeping::Kept } else { MacKeeping::NotKept })
-}
-
-/// Whether the pod's MAC is kept. In chained mode another plugin makes the interface, and Cilium cannot set
-/// it.
-pub(super) async fn keeps<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    facts: &PodFacts,
-) -> Result<bool, ActionError> {
-    if !context.settings.mode.can_keep_mac() {
-        return Ok(false);
-    }
-    let mut facts = facts.clone();
-    if facts.namespace_annotations.is_empty() && !facts.annotations.contains_key(KEEP_MAC) {
-        facts.namespace_annotations =
-            sticky_identity::of_namespace(&context.connection(), &facts.namespace).await?;
-    }
-    Ok(keeps_mac(context.settings.keep_mac, &facts).unwrap_or_else(|error| {
-        let (namespace, pod) = (&facts.namespace, &facts.name);
-        tracing::warn!(namespace, pod, %error, "cannot read whether the MAC is kept; it is not");
-        false
-    }))
-}
-
-/// The recorded MAC of a StickyIP.
 pub(super) fn recorded(sticky: &StickyIP) -> Option<String> {
     sticky.status.as_ref().and_then(|status| status.mac.clone()).filter(|mac| is_mac(mac))
 }
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -181,11 +175,11 @@ mod tests {
             live(said);
             // As they were judged by the same cache.
             let facts = PodFacts { namespace_annotations: cached.clone(), ..facts.clone() };
-            let found = keeps_by_cache(&context, &facts, &cached, &sticky).await.unwrap();
+            let found = context.keeps_by_cache(&facts, &cached, &sticky).await.unwrap();
             assert_eq!((found, server.asked().len()), (expected, usize::from(is_read)), "{cached:?}");
         }
         let own = PodFacts { annotations: word("false"), ..facts.clone() };
-        let found = keeps_by_cache(&context, &own, &BTreeMap::new(), &sticky).await.unwrap();
+        let found = context.keeps_by_cache(&own, &BTreeMap::new(), &sticky).await.unwrap();
         assert_eq!((found, server.asked()), (MacKeeping::NotKept, vec![]), "the pod's own word");
     }
 }

@@ -6,31 +6,37 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 
 use super::context::ActionContext;
-use super::outcome::ActionError;
+use super::outcome::{Performed, postponed};
+use crate::cluster::api::client::Connection;
+use crate::cluster::cilium::{objects::CiliumNode, pool};
 use crate::cluster::objects::{AddressClaim, ClaimName};
 use crate::cluster::pod;
 use crate::store::Disk;
 
-/// The claim on an address.
-pub(super) async fn claim_on<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    address: IpAddr,
-) -> Result<Option<AddressClaim>, ActionError> {
-    let api = context.connection();
-    let claims: Api<AddressClaim> = Api::all(api.client());
-    let name = ClaimName::of(address).to_string();
-    Ok(api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?)
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    pub(super) async fn claim_on(&self, address: IpAddr) -> Performed<Option<AddressClaim>> {
+        let api = self.connection();
+        let claims: Api<AddressClaim> = Api::all(api.client());
+        let name = ClaimName::of(address).to_string();
+        Ok(api.read(&format!("get AddressClaim {address}"), || claims.get_opt(&name)).await?)
+    }
+
+    /// Whether the pod that the runtime knows by this uid exists.
+    pub(super) async fn pod_exists(&self, namespace: &str, name: &str, uid: &str) -> Performed<bool> {
+        let found = read_pod(&self.connection(), namespace, name).await?;
+        Ok(found.is_some_and(|found| pod::is_meant(&found, uid)))
+    }
+
+    /// This node's CiliumNode; without one the action waits.
+    pub(super) async fn cilium_node(&self, api: &Connection) -> Performed<CiliumNode> {
+        match pool::read_node(api, &self.settings.node).await? {
+            Some(node) => Ok(node),
+            None => postponed(format!("CiliumNode {} does not exist", self.settings.node)),
+        }
+    }
 }
 
-/// Whether the pod that the runtime knows by this uid exists.
-pub(super) async fn pod_exists<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    namespace: &str,
-    name: &str,
-    uid: &str,
-) -> Result<bool, ActionError> {
-    let api = context.connection();
+pub(super) async fn read_pod(api: &Connection, namespace: &str, name: &str) -> Performed<Option<Pod>> {
     let pods: Api<Pod> = Api::namespaced(api.client(), namespace);
-    let found = api.read(&format!("get Pod {namespace}/{name}"), || pods.get_opt(name)).await?;
-    Ok(found.is_some_and(|found| pod::is_meant(&found, uid)))
+    Ok(api.read(&format!("get Pod {namespace}/{name}"), || pods.get_opt(name)).await?)
 }

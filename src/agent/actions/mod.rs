@@ -1,6 +1,6 @@
 //! Performs one action at a time, each in the file of its name, after a live read or under the store's lock.
-//! Every write to the API server is observed, and every write of a file goes through the
-//! [`Disk`], so that a test can end the agent at each of them.
+//! Every write to the API server is observed, and every write of a file goes through the [`Disk`], so that a
+//! test can end the agent at each of them.
 //!
 //! Must never act on what the watches show alone, and never wait for a pod.
 
@@ -32,19 +32,17 @@ mod waiting_pod;
 mod withdraw;
 
 pub(crate) use context::{ActionContext, open_store};
-pub(crate) use outcome::{ActionError, ActionOutcome};
+use context::{bound, interface, own_claimant, sandbox};
+pub(crate) use outcome::{ActionError, ActionOutcome, Performed};
+use outcome::{done, needs_attention, not_needed, postponed};
 
 use crate::agent::plan::Action;
 use crate::store::Disk;
 
-/// Performs an action.
 /// Errors: why it did not complete. What it has written by then is continued or undone when it is planned
 /// again.
-pub async fn perform<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    action: &Action,
-) -> Result<ActionOutcome, ActionError> {
-    match action {
+pub async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, action: &Action) -> Performed {
+    let performed = match action {
         Action::SendUpdate { name, update } => send_update::perform(context, name, update).await,
         Action::Prepare { pod, uid } => prepare::perform(context, pod, uid).await,
         Action::Withdraw { uid } => withdraw::perform(context, uid).await,
@@ -61,5 +59,9 @@ pub async fn perform<D: Disk + Clone>(
         Action::ReleaseRecord { record } => release_record::perform(context, record).await,
         Action::RecordUnowned { addresses } => record_unowned::perform(context, addresses),
         Action::Refill => refill::perform(context).await,
+    };
+    match performed {
+        Err(ActionError::Postponed(reason)) => Ok(ActionOutcome::Postponed(reason)),
+        performed => performed,
     }
 }

@@ -4,52 +4,36 @@ use thiserror::Error;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::pool::PublishError;
-use crate::cluster::protocol::bind::BindError;
-use crate::cluster::protocol::detach::DetachError;
-use crate::cluster::protocol::sticky_identity::StickyIdentityError;
+use crate::cluster::protocol::{bind::BindError, detach::DetachError, sticky_identity::StickyIdentityError};
 use crate::store::StoreError;
 
 /// Why an action did not complete. It is planned again as long as its cause exists.
 #[derive(Debug, Error)]
 pub enum ActionError {
-    /// The node's store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A pod could not be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// It cannot be decided whether a pod is sticky.
     #[error(transparent)]
     StickyIdentity(#[from] StickyIdentityError),
-    /// The node's CiliumNode could not be changed.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// A sandbox could not be detached.
     #[error(transparent)]
     Detach(#[from] DetachError),
-    /// cilium-agent did not answer.
+    /// The subject is the address, or the pod.
     #[error("cannot ask cilium-agent about {subject}: {reason}; is cilium-agent running on this node?")]
-    Cilium {
-        /// The address, or the pod.
-        subject: String,
-        /// What happened.
-        reason: String,
-    },
+    Cilium { subject: String, reason: String },
     /// A name from an object or a file is not valid.
     #[error("{0}")]
     Name(String),
     /// Other writers changed the pod between every read and write.
     #[error("others changed pod {namespace}/{pod} during each of {tries} attempts")]
-    PodChanged {
-        namespace: String,
-        /// Its name.
-        pod: String,
-        /// How often it was tried.
-        tries: usize,
-    },
+    PodChanged { namespace: String, pod: String, tries: usize },
+    /// Something else has to happen first. [`perform`](super::perform) returns it as an outcome.
+    #[error("{0}")]
+    Postponed(String),
 }
 
 impl ActionError {
@@ -78,4 +62,28 @@ pub enum ActionOutcome {
     Postponed(String),
     /// An operator has to act.
     NeedsAttention(String),
+}
+
+pub(crate) type Performed<T = ActionOutcome> = Result<T, ActionError>;
+
+pub(super) fn done(reason: impl Into<String>) -> Performed {
+    Ok(ActionOutcome::Done(reason.into()))
+}
+
+pub(super) fn not_needed(reason: impl Into<String>) -> Performed {
+    Ok(ActionOutcome::NotNeeded(reason.into()))
+}
+
+pub(super) fn needs_attention(reason: impl Into<String>) -> Performed {
+    Ok(ActionOutcome::NeedsAttention(reason.into()))
+}
+
+/// Ends the action, from any part of it.
+pub(super) fn postponed<T>(reason: impl Into<String>) -> Performed<T> {
+    Err(ActionError::Postponed(reason.into()))
+}
+
+/// An outcome that ends nothing: an action that publishes at its end is done without it.
+pub(super) fn pool_is_locked() -> Performed {
+    Ok(ActionOutcome::Postponed("another process changes its pool entries".into()))
 }

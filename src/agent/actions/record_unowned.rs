@@ -3,16 +3,11 @@
 
 use std::net::IpAddr;
 
-use super::context::ActionContext;
-use super::outcome::{ActionError, ActionOutcome};
+use super::{ActionContext, Performed, done};
 use crate::node::list;
 use crate::store::{Disk, Record};
 
-/// Records the addresses of unowned pool entries of which the store does not know.
-pub(super) fn perform<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    addresses: &[IpAddr],
-) -> Result<ActionOutcome, ActionError> {
+pub(super) fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, addresses: &[IpAddr]) -> Performed {
     let store = context.store()?;
     let mut locked = store.lock()?;
     let mut recorded = Vec::new();
@@ -23,5 +18,5 @@ pub(super) fn perform<D: Disk + Clone>(
         }
     }
     locked.commit()?;
-    Ok(ActionOutcome::Done(format!("Cilium may give {} to any pod", list(&recorded))))
+    done(format!("Cilium may give {} to any pod", list(&recorded)))
 }

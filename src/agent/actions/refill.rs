@@ -10,8 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kube::api::{Api, ListParams};
 
-use super::context::ActionContext;
-use super::outcome::{ActionError, ActionOutcome};
+use super::{ActionContext, Performed, done, postponed};
 use crate::agent::plan::{PoolCount, contains, count_pool, families_of};
 use crate::alloc::{Family, RangeSet};
 use crate::cluster::cilium::objects::PoolEntry;
@@ -24,44 +23,36 @@ use crate::store::{Disk, Record};
 const MAX_SKIPPED: usize = 4096;
 
 /// Fills the pool up to the lower watermark, and writes again the unowned entries that are missing.
-pub(super) async fn perform<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-) -> Result<ActionOutcome, ActionError> {
+pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>) -> Performed {
     let mut api_writer = context.api_writer();
-    let Some(node) = pool::read_node(api_writer.api(), &context.settings.node).await? else {
-        return Ok(ActionOutcome::Postponed(format!("CiliumNode {} does not exist", context.settings.node)));
-    };
+    let node = context.cilium_node(api_writer.api()).await?;
     let blocks = home_blocks(&node);
-    let claimed = claimed(context, &blocks).await?;
+    let claimed = context.claimed(&blocks).await?;
     let pool = &node.spec.ipam.pool;
     let in_pool = |address: &IpAddr| pool.contains_key(&address.to_string());
     let store = context.store()?;
-    let unowned_records: BTreeSet<IpAddr> = store
-        .address_files()?
-        .into_iter()
+    let files = store.address_files()?.into_iter();
+    let unowned: BTreeSet<IpAddr> = files
         .filter(|found| found.record.as_ref().is_some_and(Record::is_unowned))
         .map(|found| found.address)
         .collect();
     // Cilium may have given an address to a pod once its entry was written.
-    let mut added: Vec<IpAddr> = unowned_records
-        .iter()
-        .copied()
+    let mut added: Vec<IpAddr> = unowned
+        .into_iter()
         .filter(|address| contains(&blocks, *address) && !in_pool(address) && !claimed.contains(address))
         .collect();
     let counts = count_pool(&node);
     for family in families_of(&blocks) {
         let PoolCount { total, free } = counts.get(&family).copied().unwrap_or_default();
         let missing = added.iter().filter(|address| Family::of(**address) == family).count();
-        let (total, free) = (total + missing, free + missing);
-        let wanted = context.options.min_free.saturating_sub(free);
-        let room = context.options.max_entries.saturating_sub(total);
-        let fresh = record_fresh(context, &blocks, family, wanted.min(room), |address| {
+        let wanted = context.options.min_free.saturating_sub(free + missing);
+        let room = context.options.max_entries.saturating_sub(total + missing);
+        added.extend(context.record_fresh(&blocks, family, wanted.min(room), |address| {
             claimed.contains(&address) || in_pool(&address) || node.uses(&address.to_string())
-        })?;
-        added.extend(fresh);
+        })?);
     }
     if added.is_empty() {
-        return Ok(ActionOutcome::Postponed("no address of the blocks is free".into()));
+        return postponed("no address of the blocks is free");
     }
     let keys: BTreeMap<String, Option<PoolEntry>> =
         added.iter().map(|address| (address.to_string(), Some(PoolEntry::default()))).collect();
@@ -72,66 +63,66 @@ pub(super) async fn perform<D: Disk + Clone>(
     })
     .await?;
     context.metrics.pool_writes.inc(["refill"]);
-    Ok(ActionOutcome::Done(format!("added unowned entries: {}", list(&added))))
+    done(format!("added unowned entries: {}", list(&added)))
 }
 
-/// Records free addresses of the blocks as unowned, durably, before their entries are written.
-fn record_fresh<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    blocks: &[IpNet],
-    family: Family,
-    count: usize,
-    taken: impl Fn(IpAddr) -> bool,
-) -> Result<Vec<IpAddr>, ActionError> {
-    let store = context.store()?;
-    let mut fresh = Vec::new();
-    if count == 0 {
-        return Ok(fresh);
-    }
-    let mut locked = store.lock()?;
-    let sets = RangeSet::over(blocks);
-    for (index, set) in sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
-        for _ in 0..MAX_SKIPPED {
-            if fresh.len() >= count {
-                break;
-            }
-            let Some(address) = locked.next_free(index, set)? else { break };
-            locked.set_cursor(index, address);
-            if !taken(address) && set.contains(address).is_some_and(|range| range.usable(address)) {
-                locked.put(&Record::unowned(address, store.now()), None)?;
-                fresh.push(address);
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    /// Records free addresses of the blocks as unowned, durably, before their entries are written.
+    fn record_fresh(
+        &self,
+        blocks: &[IpNet],
+        family: Family,
+        count: usize,
+        taken: impl Fn(IpAddr) -> bool,
+    ) -> Performed<Vec<IpAddr>> {
+        let store = self.store()?;
+        let mut fresh = Vec::new();
+        if count == 0 {
+            return Ok(fresh);
+        }
+        let mut locked = store.lock()?;
+        let sets = RangeSet::over(blocks);
+        for (index, set) in sets.iter().enumerate().filter(|(_, set)| set.family() == family) {
+            for _ in 0..MAX_SKIPPED {
+                if fresh.len() >= count {
+                    break;
+                }
+                let Some(address) = locked.next_free(index, set)? else { break };
+                locked.set_cursor(index, address);
+                if !taken(address) && set.contains(address).is_some_and(|range| range.usable(address)) {
+                    locked.put(&Record::unowned(address, store.now()), None)?;
+                    fresh.push(address);
+                }
             }
         }
+        locked.commit()?;
+        Ok(fresh)
     }
-    locked.commit()?;
-    Ok(fresh)
-}
 
-/// The addresses of these blocks or of this node that are claimed, by a live read.
-async fn claimed<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    blocks: &[IpNet],
-) -> Result<BTreeSet<IpAddr>, ActionError> {
-    let api = context.connection();
-    let claims: Api<AddressClaim> = Api::all(api.client());
-    let mut lists = vec![ListParams::default().fields(&format!("spec.homeNode={}", context.settings.node))];
-    let of_block = |block: &IpNet| {
-        ListParams::default().labels(&format!("{}={}", labels::BLOCK, labels::block_value(*block)))
-    };
-    lists.extend(blocks.iter().map(of_block));
-    // A claim of a Sticky pool has the pool's range as its block. A pool that covers a block is refused, but
-    // may have given addresses before.
-    let pools: Api<IPPool> = Api::all(api.client());
-    let every = ListParams::default();
-    let pools = api.read("list IPPools", || pools.list(&every)).await?.items;
-    let sticky = pools.iter().filter(|pool| pool.spec.purpose == PoolUse::Sticky);
-    let shares = |range: &&IpNet| blocks.iter().any(|block| block.contains(*range) || range.contains(block));
-    lists.extend(sticky.flat_map(|pool| &pool.spec.cidrs).filter(shares).map(of_block));
-    let mut claimed = BTreeSet::new();
-    for params in &lists {
-        let listed = api.read("list AddressClaims", || claims.list_metadata(params)).await?;
-        let names = listed.items.into_iter().filter_map(|claim| claim.metadata.name);
-        claimed.extend(names.filter_map(|name| name.parse::<ClaimName>().ok()).map(ClaimName::address));
+    /// The addresses of these blocks or of this node that are claimed, by a live read.
+    async fn claimed(&self, blocks: &[IpNet]) -> Performed<BTreeSet<IpAddr>> {
+        let api = self.connection();
+        let claims: Api<AddressClaim> = Api::all(api.client());
+        let mut lists = vec![ListParams::default().fields(&format!("spec.homeNode={}", self.settings.node))];
+        let of_block = |block: &IpNet| {
+            ListParams::default().labels(&format!("{}={}", labels::BLOCK, labels::block_value(*block)))
+        };
+        lists.extend(blocks.iter().map(of_block));
+        // A claim of a Sticky pool has the pool's range as its block. A pool that covers a block is refused,
+        // but may have given addresses before.
+        let pools: Api<IPPool> = Api::all(api.client());
+        let every = ListParams::default();
+        let pools = api.read("list IPPools", || pools.list(&every)).await?.items;
+        let sticky = pools.iter().filter(|pool| pool.spec.purpose == PoolUse::Sticky);
+        let shares =
+            |range: &&IpNet| blocks.iter().any(|block| block.contains(*range) || range.contains(block));
+        lists.extend(sticky.flat_map(|pool| &pool.spec.cidrs).filter(shares).map(of_block));
+        let mut claimed = BTreeSet::new();
+        for params in &lists {
+            let listed = api.read("list AddressClaims", || claims.list_metadata(params)).await?;
+            let names = listed.items.into_iter().filter_map(|claim| claim.metadata.name);
+            claimed.extend(names.filter_map(|name| name.parse::<ClaimName>().ok()).map(ClaimName::address));
+        }
+        Ok(claimed)
     }
-    Ok(claimed)
 }

@@ -1,46 +1,36 @@
-//! `ReleaseRecord`: a record is released that no StickyIP needs, or those of its addresses that it does not
-//! need.
+//! `ReleaseRecord`: a record is released that is kept for no StickyIP, or those of its addresses that its
+//! StickyIP neither has nor claims: they were for range sets that the StickyIP has no address of.
 //!
 //! Must never release on what the watches show alone: claims and StickyIP are read live, the record under the
 //! lock.
 
 use std::net::IpAddr;
 
-use super::context::{ActionContext, bound, interface};
-use super::outcome::{ActionError, ActionOutcome};
-use super::{cilium, live, unowned};
+use super::{ActionContext, Performed, bound, done, not_needed, own_claimant, postponed};
 use crate::agent::plan::contains;
 use crate::agent::snapshot::uid_of;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool;
 use crate::cluster::protocol::bind;
-use crate::names::StickyKey;
 use crate::node::list;
-use crate::store::{ClaimantKey, Disk, Record, StoredRecord};
+use crate::store::{Disk, Record, StoredRecord};
 
-/// Releases a record that is kept for no StickyIP, or those of its addresses that its StickyIP neither has
-/// nor claims: they were for range sets that the StickyIP has no address of.
-pub(super) async fn perform<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    seen: &Record,
-) -> Result<ActionOutcome, ActionError> {
-    let Some(binding) = &seen.binding else {
-        return Ok(ActionOutcome::NotNeeded("no StickyIP binds it".into()));
-    };
-    let key = binding.key.clone();
+pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, seen: &Record) -> Performed {
+    let Some(binding) = &seen.binding else { return not_needed("no StickyIP binds it") };
+    let key = &binding.key;
     let home = [context.index.blocks(), context.options.shape.ranges.clone()].concat();
     let of_home = seen.addresses.iter().any(|address| contains(&home, *address));
     let (mut unclaimed, mut wanted) = (Vec::new(), Vec::new());
     if of_home {
-        let found = bind::read_sticky(&context.api_writer(), &key).await?;
+        let found = bind::read_sticky(&context.api_writer(), key).await?;
         let bound = found.map(|found| found.spec.addresses).unwrap_or_default();
         for address in &seen.addresses {
             if bound.contains(address) {
                 wanted.push(*address);
                 continue;
             }
-            match claimed_for(context, *address).await? {
-                Some(other) if other == key => wanted.push(*address),
+            match context.claim_on(*address).await?.map(|claim| claim.spec.sticky_ref) {
+                Some(other) if other == *key => wanted.push(*address),
                 // Its pool entry is the other StickyIP's.
                 Some(_) => {}
                 None => unclaimed.push(*address),
@@ -50,23 +40,15 @@ pub(super) async fn perform<D: Disk + Clone>(
     // The next sandbox of its own pod gets all of the record, or nothing.
     let pod_is_there = uid_of(seen).is_some_and(|uid| context.index.pod_of(uid).is_some());
     if wanted.len() == seen.addresses.len() || (pod_is_there && !wanted.is_empty()) {
-        return Ok(ActionOutcome::Postponed(format!("StickyIP {key} has or claims {}", list(&wanted))));
+        return postponed(format!("StickyIP {key} has or claims {}", list(&wanted)));
     }
     let store = context.store()?;
-    let mut locks = Vec::new();
-    let own =
-        seen.pod.as_ref().map(|pod| interface().map(|name| ClaimantKey::of_pod(pod, &name))).transpose()?;
-    for claimant in [own, Some(bound(&key)?)].into_iter().flatten() {
-        // A pod with the name of its StickyIP has one lock.
-        if locks.iter().any(|(taken, _)| *taken == claimant) {
-            continue;
-        }
-        match context.try_claimant_lock(&store, &claimant)? {
-            Some(lock) => locks.push((claimant, lock)),
-            None => return Ok(ActionOutcome::Postponed("an ADD of this pod is running".into())),
-        }
-    }
-    let changed = || Ok(ActionOutcome::NotNeeded("the record has changed".into()));
+    let of_sticky = bound(key)?;
+    // A pod with the name of its StickyIP has one lock.
+    let own = seen.pod.as_ref().map(own_claimant).transpose()?.filter(|own| *own != of_sticky);
+    let locks = own.iter().chain([&of_sticky]).map(|claimant| context.claimant_lock(&store, claimant));
+    let _locks = locks.collect::<Performed<Vec<_>>>()?;
+    let changed = || not_needed("the record has changed");
     let mut locked = store.lock()?;
     let mut found = None;
     // If a process ended while it replaced the record, the record has only some of its addresses.
@@ -86,9 +68,7 @@ pub(super) async fn perform<D: Disk + Clone>(
         unowned_again = node.map(|node| unowned_afterwards(&node, &stored, &of_blocks)).unwrap_or_default();
         unclaimed.retain(|address| !unowned_again.contains(address));
         // Before the first change: the pool entries of a record that is still kept stay as they were.
-        if let Some(postponed) = cilium::postponed_by_cilium(context, &unclaimed).await? {
-            return Ok(postponed);
-        }
+        context.require_no_endpoint(&unclaimed).await?;
     }
     let mut locked = store.lock()?;
     let mut remaining = Vec::new();
@@ -102,27 +82,17 @@ pub(super) async fn perform<D: Disk + Clone>(
     }
     unowned_again.retain(|address| remaining.contains(address));
     remaining.retain(|address| wanted.contains(address));
-    locked.keep_addresses(&stored, remaining, &unowned::records(&store, &unowned_again))?;
+    let records = unowned_again.iter().map(|address| Record::unowned(*address, store.now()));
+    locked.keep_addresses(&stored, remaining, &records.collect::<Vec<_>>())?;
     locked.commit()?;
     if !unowned_again.is_empty() {
-        unowned::disown(context, &mut api_writer, &unowned_again, |entry| is_of_its_namespace(seen, entry))
-            .await?;
+        let is_own = |entry: &PoolEntry| is_of_its_namespace(seen, entry);
+        context.disown(&mut api_writer, &unowned_again, is_own).await?;
     }
     context.metrics.leaks.inc(["record"]);
     let mut released = seen.addresses.clone();
     released.retain(|address| !wanted.contains(address));
-    Ok(ActionOutcome::Done(format!(
-        "{} was kept for StickyIP {key}, which does not need it",
-        list(&released)
-    )))
-}
-
-/// The StickyIP that an address is claimed for, by a live read.
-async fn claimed_for<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    address: IpAddr,
-) -> Result<Option<StickyKey>, ActionError> {
-    Ok(live::claim_on(context, address).await?.map(|claim| claim.spec.sticky_ref))
+    done(format!("{} was kept for StickyIP {key}, which does not need it", list(&released)))
 }
 
 /// Those of these addresses of a record that are unowned once the record is gone, because the pool has them:

@@ -9,25 +9,21 @@
 use std::net::IpAddr;
 
 use super::context::ActionContext;
-use super::outcome::ActionError;
-use crate::cluster::cilium::objects::PoolEntry;
-use crate::cluster::cilium::pool;
+use super::outcome::Performed;
+use crate::cluster::cilium::{objects::PoolEntry, pool};
 use crate::cluster::protocol::apply::ApiWriter;
-use crate::store::{Disk, Record, Store};
+use crate::store::Disk;
 
-/// The records of these addresses as unowned ones.
-pub(super) fn records<D: Disk + Clone>(store: &Store<D>, addresses: &[IpAddr]) -> Vec<Record> {
-    addresses.iter().map(|address| Record::unowned(*address, store.now())).collect()
-}
-
-/// Removes the owner from these pool entries, where it is of this kind.
-pub(super) async fn disown<D: Disk + Clone>(
-    context: &ActionContext<'_, D>,
-    api_writer: &mut ApiWriter<'_>,
-    addresses: &[IpAddr],
-    whose: impl Fn(&PoolEntry) -> bool,
-) -> Result<(), ActionError> {
-    pool::change(api_writer, &context.settings.node, None, |object| pool::disown(object, addresses, &whose))
-        .await?;
-    Ok(())
+impl<D: Disk + Clone> ActionContext<'_, D> {
+    /// Removes the owner from these pool entries, where it is of this kind.
+    pub(super) async fn disown(
+        &self,
+        api_writer: &mut ApiWriter<'_>,
+        addresses: &[IpAddr],
+        whose: impl Fn(&PoolEntry) -> bool,
+    ) -> Performed<()> {
+        let patch = |object: &_| pool::disown(object, addresses, &whose);
+        pool::change(api_writer, &self.settings.node, None, patch).await?;
+        Ok(())
+    }
 }

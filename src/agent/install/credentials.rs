@@ -10,11 +10,9 @@ use std::time::{Duration, SystemTime};
 
 use crate::agent::install::error::InstallError;
 use crate::agent::install::kubeconfig::{ApiServerAccess, token_in};
-use crate::agent::install::place;
-use crate::agent::install::place::{Content, FileChange};
+use crate::agent::install::place::{self, Content, FileChange};
 use crate::agent::install::settings::{InstallSettings, ServiceAccountRef};
-use crate::agent::install::token;
-use crate::agent::install::token::TokenClaims;
+use crate::agent::install::token::{self, TokenClaims};
 use crate::cluster::api::client::Connection;
 
 /// Between two tries to get a token: from the first to the last of these, doubling.
@@ -25,16 +23,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 const CHECK_EVERY: Duration = Duration::from_secs(300);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What keeping them came to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct CredentialsUpdate {
-    /// A new token was written.
-    pub(super) renewed: bool,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CredentialsUpdate {
+    Unchanged,
+    Renewed,
     /// The file was restored without a new token.
-    pub(super) repaired: bool,
+    Repaired,
 }
 
-/// The plugin's credentials.
 pub(super) struct Credentials {
     client: kube::Client,
     server: ApiServerAccess,
@@ -45,7 +41,8 @@ pub(super) struct Credentials {
     current: Option<CurrentToken>,
     checked: Option<SystemTime>,
     not_before: Option<SystemTime>,
-    failures: u32,
+    /// How many times in a row no token was issued.
+    pub(super) failures: u32,
 }
 
 struct CurrentToken {
@@ -90,11 +87,6 @@ impl Credentials {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(current.claims.exp))
     }
 
-    /// How many times in a row no token was issued.
-    pub(super) fn failures(&self) -> u32 {
-        self.failures
-    }
-
     /// Makes sure that the file exists, is complete, private and valid for a while. `asked`: the API server
     /// is said to have refused the token.
     pub(super) async fn keep(
@@ -114,7 +106,7 @@ impl Credentials {
                     self.current = Some(CurrentToken { token, claims, since: now });
                     self.write()?;
                     (self.not_before, self.failures, self.checked) = (None, 0, Some(now));
-                    return Ok(CredentialsUpdate { renewed: true, repaired: false });
+                    return Ok(CredentialsUpdate::Renewed);
                 }
                 Err(error) => {
                     let pause = FIRST_PAUSE * 2u32.saturating_pow(self.failures.min(8));
@@ -126,7 +118,8 @@ impl Credentials {
                 }
             }
         }
-        Ok(CredentialsUpdate { renewed: false, repaired: self.write()? != FileChange::Unchanged })
+        let is_repaired = self.write()? != FileChange::Unchanged;
+        Ok(if is_repaired { CredentialsUpdate::Repaired } else { CredentialsUpdate::Unchanged })
     }
 
     /// The file of an agent before this one, if it is exactly what this one would write.
@@ -150,23 +143,19 @@ impl Credentials {
         }
         self.checked = Some(now);
         let Ok(api) = Connection::open(&self.path, CHECK_TIMEOUT).await else { return false };
-        match token::is_accepted(&api.client()).await {
+        let (accepted, kubeconfig) = (token::is_accepted(&api.client()).await, self.path.display());
+        match accepted {
+            Some(true) => {}
             Some(false) => {
-                let kubeconfig = self.path.display();
                 tracing::warn!(%kubeconfig, "the API server refuses the plugin's token; it is renewed");
-                true
             }
-            Some(true) => false,
-            None => {
-                tracing::warn!(
-                    kubeconfig = %self.path.display(),
-                    "the API server does not answer at the address of the plugin's kubeconfig; if the agent \
-                     uses \
-                     another address, correct --api-server"
-                );
-                false
-            }
+            None => tracing::warn!(
+                %kubeconfig,
+                "the API server does not answer at the address of the plugin's kubeconfig; if the agent uses \
+                 another address, correct --api-server"
+            ),
         }
+        accepted == Some(false)
     }
 
     fn write(&self) -> Result<FileChange, InstallError> {

@@ -7,69 +7,30 @@ use thiserror::Error;
 
 use crate::cni::CniError;
 
-/// What went wrong, on which file or object, and what to do.
 #[derive(Debug, Error)]
 pub enum InstallError {
-    /// A file of the host cannot be read or written.
     #[error(
         "cannot {what} {}: {source}; is the host's folder mounted into the agent, and writable?",
         path.display()
     )]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// The template cannot become this node's conflist.
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    /// The template (a file, or the built-in one) cannot become this node's conflist.
     #[error("{from}: {field}: {why}; the conflist that is installed stays")]
-    Template {
-        /// The file, or the built-in one.
-        from: String,
-        field: String,
-        /// Its value, and what would be right.
-        why: String,
-    },
-    /// The plugin would not follow the conflist.
+    Template { from: String, field: String, why: String },
     #[error("{from}: the plugin would refuse it: {error}; the conflist that is installed stays")]
-    Refused {
-        /// The file, or the built-in one.
-        from: String,
-        /// The plugin's answer.
-        error: CniError,
-    },
-    /// The node has no addresses yet.
+    Refused { from: String, error: CniError },
     #[error(
         "node {node} has no home block yet: spec.ipam.podCIDRs of its CiliumNode is empty; fill it, or write \
          ranges into a conflist and name that with --conflist"
     )]
     NoBlocks { node: String },
-    /// The plugin's binary cannot be installed.
     #[error("--plugin {}: {why}", path.display())]
-    Plugin {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// There is no token for the plugin.
+    Plugin { path: PathBuf, why: String },
     #[error("cannot get a token of service account {account} for node {node}: {why}")]
-    Token {
-        /// `namespace/name`.
-        account: String,
-        node: String,
-        /// The reason and the cure.
-        why: String,
-    },
+    Token { account: String, node: String, why: String },
     /// The agent's own access to the API server cannot be written into the plugin's kubeconfig.
     #[error("cannot write the plugin's kubeconfig: {why}")]
-    ApiServerAccess {
-        /// What is missing.
-        why: String,
-    },
-    /// The store cannot be read.
+    ApiServerAccess { why: String },
     #[error("cannot read whether pods of this node still need the plugin: {0}; only the conflist is removed")]
     Store(#[from] crate::store::StoreError),
 }

@@ -12,17 +12,11 @@ use crate::agent::install::error::InstallError;
 #[derive(Debug, Clone)]
 pub(super) struct ApiServerAccess {
     url: String,
-    authority: Authority,
-    name: Option<String>,
-}
-
-#[derive(Debug, Clone)]
-enum Authority {
-    /// The machine's own list.
-    Public,
-    Pem(Vec<u8>),
     /// Read whenever it is needed: the cluster may replace it.
-    File(PathBuf),
+    authority_file: Option<PathBuf>,
+    /// Without a file. If there is neither, the machine's own list decides.
+    authority: Option<Vec<u8>>,
+    name: Option<String>,
 }
 
 impl ApiServerAccess {
@@ -31,32 +25,30 @@ impl ApiServerAccess {
         let own = config.cluster_url.to_string();
         let url = url.unwrap_or(&own).trim_end_matches('/').to_owned();
         let host = url.strip_prefix("https://").unwrap_or_default();
+        let refused = |why: String| Err(InstallError::ApiServerAccess { why });
         if host.is_empty() || url.contains(char::is_whitespace) {
-            let why =
-                format!("{url:?} is not the address of an API server; write --api-server https://host:port");
-            return Err(InstallError::ApiServerAccess { why });
+            return refused(format!(
+                "{url:?} is not the address of an API server; write --api-server https://host:port"
+            ));
         }
         if config.accept_invalid_certs {
-            let why =
-                "the agent's own kubeconfig skips the check of the API server's certificate, and the plugin \
-                       must not; give it a certificate-authority"
-                    .to_owned();
-            return Err(InstallError::ApiServerAccess { why });
+            let why = "the agent's own kubeconfig skips the check of the API server's certificate, and the \
+                plugin must not; give it a certificate-authority";
+            return refused(why.to_owned());
         }
-        let authority = match (&config.root_cert_file, &config.root_cert) {
-            (Some(file), _) => Authority::File(file.clone()),
-            (None, Some(certificates)) => Authority::Pem(pem(certificates)),
-            (None, None) => Authority::Public,
-        };
-        Ok(Self { url, authority, name: config.tls_server_name.clone() })
+        Ok(Self {
+            url,
+            authority_file: config.root_cert_file.clone(),
+            authority: config.root_cert.as_deref().map(pem),
+            name: config.tls_server_name.clone(),
+        })
     }
 
     /// The kubeconfig with this token.
     pub(super) fn kubeconfig(&self, token: &str) -> Result<String, InstallError> {
-        let authority = match &self.authority {
-            Authority::Public => None,
-            Authority::Pem(bytes) => Some(bytes.clone()),
-            Authority::File(path) => Some(fs::read(path).map_err(InstallError::io("read", path))?),
+        let authority = match &self.authority_file {
+            Some(path) => Some(fs::read(path).map_err(InstallError::io("read", path))?),
+            None => self.authority.clone(),
         };
         let mut cluster = json!({"server": self.url});
         if let Some(bytes) = authority {
@@ -92,13 +84,9 @@ fn pem(certificates: &[Vec<u8>]) -> Vec<u8> {
     let mut text = String::new();
     for certificate in certificates {
         text.push_str("-----BEGIN CERTIFICATE-----\n");
-        let encoded = base64(certificate);
-        let mut rest = encoded.as_str();
-        while !rest.is_empty() {
-            let (line, behind) = rest.split_at(rest.len().min(64));
-            text.push_str(line);
+        for line in base64(certificate).as_bytes().chunks(64) {
+            text.push_str(&String::from_utf8_lossy(line));
             text.push('\n');
-            rest = behind;
         }
         text.push_str("-----END CERTIFICATE-----\n");
     }
@@ -106,11 +94,9 @@ fn pem(certificates: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    match serde_json::to_value(ByteString(bytes.to_vec())) {
-        Ok(serde_json::Value::String(text)) => text,
-        // A byte string is always written as text.
-        _ => String::new(),
-    }
+    // A byte string is always written as text.
+    let text = serde_json::to_value(ByteString(bytes.to_vec())).unwrap_or_default();
+    text.as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod uninstall;
 
 use std::fs;
 use std::future::Future;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -25,7 +26,7 @@ use std::time::{Duration, SystemTime};
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use credentials::Credentials;
+use credentials::{Credentials, CredentialsUpdate};
 pub(crate) use error::InstallError;
 use kubeconfig::ApiServerAccess;
 pub use place::copy;
@@ -44,23 +45,37 @@ pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(10);
 const EXECUTABLE: u32 = 0o755;
 const PRIVATE: u32 = 0o600;
 
-/// Keeps the plugin, its credentials and the conflist on the host.
 pub struct Installer {
     settings: InstallSettings,
     credentials: Option<Credentials>,
-    plugin_seen: Option<Fingerprint>,
-    conflist: Option<Vec<u8>>,
-    conflist_seen: Option<Fingerprint>,
+    plugin: KeptFile,
+    conflist: KeptFile,
+    /// The conflist of this node, as it was rendered last.
+    rendered: Option<Vec<u8>>,
     restore_limit: rivals::RestoreLimit,
-    /// Which parts stood there once: from then on, what must be put there again is a repair.
-    installed_before: InstalledBefore,
     state: watch::Sender<InstallState>,
 }
 
-#[derive(Debug, Default)]
-struct InstalledBefore {
-    plugin: bool,
-    conflist: bool,
+#[derive(Default)]
+struct KeptFile {
+    seen: Option<Fingerprint>,
+    /// It stood there once: from then on, what must be put there again is a repair.
+    installed_before: bool,
+}
+
+impl KeptFile {
+    /// Logs and counts what keeping the file came to.
+    fn report(&mut self, change: FileChange, path: &Path, state: &mut InstallState) {
+        let file = path.display();
+        let before = std::mem::replace(&mut self.installed_before, true);
+        match change {
+            FileChange::Unchanged => return,
+            _ if !before => tracing::info!(%file, "installed a file"),
+            FileChange::Created => tracing::warn!(%file, "restored a file that was removed"),
+            FileChange::Replaced => tracing::warn!(%file, "restored a file that another program changed"),
+        }
+        state.repairs += u64::from(before);
+    }
 }
 
 impl Installer {
@@ -82,16 +97,14 @@ impl Installer {
         Ok(Self {
             settings,
             credentials,
-            plugin_seen: None,
-            conflist: None,
-            conflist_seen: None,
+            plugin: KeptFile::default(),
+            conflist: KeptFile::default(),
+            rendered: None,
             restore_limit: rivals::RestoreLimit::default(),
-            installed_before: InstalledBefore::default(),
             state: watch::Sender::default(),
         })
     }
 
-    /// What is installed and what is wrong, as it changes.
     pub fn state(&self) -> watch::Receiver<InstallState> {
         self.state.subscribe()
     }
@@ -117,10 +130,8 @@ impl Installer {
             let now_blocks = blocks.borrow_and_update().clone();
             #[expect(clippy::disallowed_methods, reason = "ages of files and tokens are wall-clock times")]
             let now = SystemTime::now();
-            let problem = match self.step(&now_blocks, now, false).await {
-                Ok(()) => String::new(),
-                Err(error) => error.to_string(),
-            };
+            let stepped = self.step(&now_blocks, now, false).await;
+            let problem = stepped.err().map(|error| error.to_string()).unwrap_or_default();
             if problem != logged && !problem.is_empty() {
                 tracing::error!(reason = problem, "cannot install; trying again");
             }
@@ -154,8 +165,8 @@ impl Installer {
         let Some(from) = &self.settings.plugin else { return Ok(false) };
         let path = self.settings.plugin_path();
         check_plugin(from)?;
-        let done = place::ensure(&path, Content::CopyOf(from), EXECUTABLE, &mut self.plugin_seen)?;
-        report(done, &path, &mut self.installed_before.plugin, state);
+        let change = place::ensure(&path, Content::CopyOf(from), EXECUTABLE, &mut self.plugin.seen)?;
+        self.plugin.report(change, &path, state);
         Ok(true)
     }
 
@@ -166,18 +177,19 @@ impl Installer {
         asked: bool,
     ) -> Result<bool, InstallError> {
         let Some(credentials) = &mut self.credentials else { return Ok(false) };
-        let before = credentials.failures();
+        let before = credentials.failures;
         let kept = credentials.keep(now, asked).await;
         state.token_expires = credentials.expires();
-        if credentials.failures() > before {
-            state.renewal_failures += 1;
-        }
-        let kept = kept?;
-        state.renewals += u64::from(kept.renewed);
-        if kept.repaired && state.kubeconfig == PartState::Installed {
-            state.repairs += 1;
-            let path = self.settings.kubeconfig_path();
-            tracing::warn!(file = %path.display(), "restored a file that another program changed or removed");
+        state.renewal_failures += u64::from(credentials.failures > before);
+        match kept? {
+            CredentialsUpdate::Renewed => state.renewals += 1,
+            CredentialsUpdate::Repaired if state.kubeconfig == PartState::Installed => {
+                state.repairs += 1;
+                let path = self.settings.kubeconfig_path();
+                let file = path.display();
+                tracing::warn!(%file, "restored a file that another program changed or removed");
+            }
+            CredentialsUpdate::Repaired | CredentialsUpdate::Unchanged => {}
         }
         Ok(true)
     }
@@ -189,17 +201,14 @@ impl Installer {
         now: SystemTime,
     ) -> Result<bool, InstallError> {
         // A template that becomes invalid, or blocks that disappear, remove nothing that is installed.
-        let problem = match self.render(blocks) {
+        let rendered = self.render(blocks);
+        match &rendered {
             Ok(None) => return Ok(false),
-            Ok(Some(fresh)) => {
-                if self.conflist.as_ref() != Some(&fresh) {
-                    (self.conflist, self.conflist_seen, self.installed_before.conflist) =
-                        (Some(fresh), None, false);
-                }
-                None
+            Ok(fresh) if *fresh != self.rendered => {
+                (self.rendered, self.conflist) = (fresh.clone(), KeptFile::default());
             }
-            Err(error) => Some(error),
-        };
+            _ => {}
+        }
         let path = self.settings.conflist_path();
         let shadow = rivals::sorts_before(&path);
         if shadow != state.shadowed_by
@@ -208,31 +217,29 @@ impl Installer {
             tracing::warn!(
                 file = other,
                 "runtimes read this file instead of {CONFLIST}, because its name sorts before; remove or \
-                 rename \
-                 it"
+                 rename it"
             );
         }
         state.shadowed_by = shadow;
-        if let Some(conflist) = self.conflist.take() {
-            let put = self.put_conflist(&path, &conflist, state, now);
-            self.conflist = Some(conflist);
-            put?;
+        if let Some(conflist) = self.rendered.clone() {
+            self.put_conflist(&path, &conflist, state, now)?;
         }
-        problem.map_or(Ok(true), Err)
+        rendered.map(|_| true)
     }
 
     /// The conflist of this node; none if no flag asks for one.
     fn render(&self, blocks: &[IpNet]) -> Result<Option<Vec<u8>>, InstallError> {
-        let rendered = match &self.settings.conflist {
+        let (from, text);
+        let template = match &self.settings.conflist {
             ConflistSource::None => return Ok(None),
-            ConflistSource::BuiltIn => render::conflist(Template::BuiltIn, &self.settings, blocks),
+            ConflistSource::BuiltIn => Template::BuiltIn,
             ConflistSource::File(path) => {
-                let text = fs::read_to_string(path).map_err(InstallError::io("read", path))?;
-                let from = path.display().to_string();
-                render::conflist(Template::Text { from: &from, text: &text }, &self.settings, blocks)
+                text = fs::read_to_string(path).map_err(InstallError::io("read", path))?;
+                from = path.display().to_string();
+                Template::Text { from: &from, text: &text }
             }
         };
-        rendered.map(Some)
+        render::conflist(template, &self.settings, blocks).map(Some)
     }
 
     fn put_conflist(
@@ -249,36 +256,33 @@ impl Installer {
         let renamed = rivals::renamed(path);
         let displaced = !exists && place::metadata(&renamed)?.is_some();
         if displaced {
+            let (file, advice) = (path.display(), rivals::EXCLUSIVE);
             if !self.restore_limit.may_restore(now) {
                 if !state.outnumbered {
-                    tracing::error!(file = %path.display(), "{}", rivals::EXCLUSIVE);
+                    tracing::error!(%file, "{advice}");
                 }
                 state.outnumbered = true;
                 return Ok(());
             }
             state.displaced += 1;
-            let (file, advice) = (path.display(), rivals::EXCLUSIVE);
             tracing::warn!(%file, "restored the conflist, which Cilium had renamed. {advice}");
         } else if exists {
             state.outnumbered = false;
         }
-        let done = place::ensure(path, Content::Bytes(conflist), PRIVATE, &mut self.conflist_seen)?;
+        let change = place::ensure(path, Content::Bytes(conflist), PRIVATE, &mut self.conflist.seen)?;
         if displaced {
             place::remove(&renamed)?;
         }
-        report(done, path, &mut self.installed_before.conflist, state);
+        self.conflist.report(change, path, state);
         Ok(())
     }
 
     /// A conflist that is new to the host comes last: its plugin and credentials must be there.
     fn check_parts(&self) -> Result<(), InstallError> {
-        let mut parts = vec![self.settings.plugin_path()];
-        if self.credentials.is_some() {
-            parts.push(self.settings.kubeconfig_path());
-        }
-        for path in parts {
+        let kubeconfig = self.credentials.as_ref().map(|_| self.settings.kubeconfig_path());
+        for path in [self.settings.plugin_path()].into_iter().chain(kubeconfig) {
             if place::metadata(&path)?.is_none() {
-                let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+                let missing = io::ErrorKind::NotFound.into();
                 return Err(InstallError::io("install the conflist before", &path)(missing));
             }
         }
@@ -292,25 +296,6 @@ fn part(kept: &Result<bool, InstallError>) -> PartState {
         Ok(false) => PartState::NotManaged,
         Err(error) => PartState::Failed(error.to_string()),
     }
-}
-
-fn report(done: FileChange, path: &Path, installed_before: &mut bool, state: &mut InstallState) {
-    match (done, *installed_before) {
-        (FileChange::Unchanged, _) => {}
-        (FileChange::Created | FileChange::Replaced, false) => {
-            tracing::info!(file = %path.display(), "installed a file")
-        }
-        (FileChange::Created, true) => {
-            tracing::warn!(file = %path.display(), "restored a file that was removed")
-        }
-        (FileChange::Replaced, true) => {
-            tracing::warn!(file = %path.display(), "restored a file that another program changed")
-        }
-    }
-    if done != FileChange::Unchanged && *installed_before {
-        state.repairs += 1;
-    }
-    *installed_before = true;
 }
 
 fn check_plugin(path: &Path) -> Result<(), InstallError> {

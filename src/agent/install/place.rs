@@ -3,7 +3,6 @@
 //!
 //! Must never write into a file that is there: a plugin that runs keeps its inode to the end of its ADD.
 
-use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -28,17 +27,14 @@ const COPIED: usize = 2 * 1024 * 1024;
 
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// What a file is to hold.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Content<'a> {
     Bytes(&'a [u8]),
     CopyOf(&'a Path),
 }
 
-/// Whether anything had to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileChange {
-    /// It is as it should be.
     Unchanged,
     Created,
     /// It was another, or had other rights.
@@ -95,8 +91,7 @@ pub(super) fn metadata(path: &Path) -> Result<Option<Metadata>, InstallError> {
 fn is_right(meta: &Metadata, mode: u32) -> bool {
     meta.is_file()
         && meta.mode() & 0o7777 == mode
-        && meta.uid() == geteuid().as_raw()
-        && meta.gid() == getegid().as_raw()
+        && (meta.uid(), meta.gid()) == (geteuid().as_raw(), getegid().as_raw())
 }
 
 fn holds(path: &Path, content: Content<'_>) -> Result<bool, InstallError> {
@@ -118,38 +113,30 @@ fn same_bytes(mut one: File, mut other: File) -> io::Result<bool> {
     if one.metadata()?.len() != other.metadata()?.len() {
         return Ok(false);
     }
-    let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
     loop {
-        let (read, as_much) = (fill(&mut one, &mut left)?, fill(&mut other, &mut right)?);
-        if left[..read] != right[..as_much] {
-            return Ok(false);
-        }
-        if read == 0 {
-            return Ok(true);
+        let (left, right) = (next_piece(&mut one, PIECE)?, next_piece(&mut other, PIECE)?);
+        if left != right || left.is_empty() {
+            return Ok(left == right);
         }
     }
 }
 
-fn fill(file: &mut File, piece: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < piece.len() {
-        match file.read(&mut piece[filled..])? {
-            0 => break,
-            more => filled += more,
-        }
-    }
-    Ok(filled)
+/// The next bytes of a file, as many as this if it has so many.
+fn next_piece(file: &mut File, size: usize) -> io::Result<Vec<u8>> {
+    let mut piece = Vec::with_capacity(size);
+    file.take(size as u64).read_to_end(&mut piece)?;
+    Ok(piece)
 }
 
 /// Copies a file as programs are installed.
 /// Errors: one of the two cannot be read or written.
 pub fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
-    let mut piece = vec![0; COPIED];
     loop {
-        match fill(from, &mut piece)? {
-            0 => return Ok(()),
-            read => to.write_all(&piece[..read])?,
+        let piece = next_piece(from, COPIED)?;
+        if piece.is_empty() {
+            return Ok(());
         }
+        to.write_all(&piece)?;
     }
 }
 
@@ -199,8 +186,8 @@ pub(super) fn private_folder(folder: &Path) -> Result<(), InstallError> {
 pub(super) fn sweep(folder: &Path, now: SystemTime) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let unfinished = entry.file_name().to_string_lossy().starts_with(UNFINISHED);
-        let age = entry.metadata().and_then(|meta| meta.modified());
-        let age = age.ok().and_then(|written| now.duration_since(written).ok());
+        let written = entry.metadata().and_then(|meta| meta.modified());
+        let age = written.ok().and_then(|written| now.duration_since(written).ok());
         if unfinished && age.is_some_and(|age| age >= ABANDONED) {
             let _ = fs::remove_file(entry.path());
         }
@@ -212,7 +199,7 @@ fn sync_folder(folder: &Path) -> Result<(), InstallError> {
 }
 
 fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| *folder.as_os_str() != *OsStr::new("")).unwrap_or(Path::new("."))
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A file that is removed unless it was renamed.
@@ -226,12 +213,9 @@ impl Unfinished {
         let mut file = file.map_err(failed)?;
         match content {
             Content::Bytes(bytes) => file.write_all(bytes).map_err(failed)?,
-            Content::CopyOf(from) => {
-                copy(&mut open(from)?, &mut file).map_err(failed)?;
-            }
+            Content::CopyOf(from) => copy(&mut open(from)?, &mut file).map_err(failed)?,
         }
-        let owned = fchown(&file, Some(geteuid().as_raw()), Some(getegid().as_raw()));
-        owned.map_err(failed)?;
+        fchown(&file, Some(geteuid().as_raw()), Some(getegid().as_raw())).map_err(failed)?;
         file.set_permissions(fs::Permissions::from_mode(mode)).map_err(failed)?;
         file.sync_all().map_err(failed)
     }

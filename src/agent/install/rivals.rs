@@ -7,9 +7,8 @@ use std::time::{Duration, SystemTime};
 
 /// What to do about a Cilium that wants the folder for itself.
 pub(super) const EXCLUSIVE: &str = "Cilium renames it to *.cilium_bak again and again; set \
-    cni.exclusive=false \
-    in Cilium's values (--cni-exclusive=false), or let Cilium write it itself with --read-cni-conf (see \
-    docs/agent.md)";
+    cni.exclusive=false in Cilium's values (--cni-exclusive=false), or let Cilium write it itself with \
+    --read-cni-conf (see docs/agent.md)";
 
 /// How often the conflist is restored within [`WINDOW`]. A Cilium that starts may rename it once or twice;
 /// beyond that both would only alternate, and the runtime would load one after the other.
@@ -23,7 +22,6 @@ pub(super) fn renamed(conflist: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// When the conflist was restored.
 #[derive(Debug, Default)]
 pub(super) struct RestoreLimit(Vec<SystemTime>);
 
@@ -45,11 +43,11 @@ pub(super) fn sorts_before(conflist: &Path) -> Option<String> {
     let own = conflist.file_name()?.to_str()?;
     let folder = fs::read_dir(conflist.parent()?).ok()?;
     let names = folder.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let read = names.filter(|name| {
+    let is_read = |name: &String| {
         let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
         matches!(ending, Some("conf" | "conflist" | "json"))
-    });
-    read.filter(|name| name.as_str() < own).min()
+    };
+    names.filter(|name| is_read(name) && name.as_str() < own).min()
 }
 
 #[cfg(test)]

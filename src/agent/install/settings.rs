@@ -12,11 +12,8 @@ use crate::policy::selection::rules::Rules;
 
 /// The conflist's name: it sorts before the one that Cilium writes.
 pub(crate) const CONFLIST: &str = "03-sticky-ipam.conflist";
-/// The plugin's name among the CNI plugins.
 pub const PLUGIN: &str = "sticky-ipam";
-/// Where CNI plugins are.
 pub(crate) const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
-/// Where conflists are.
 pub(crate) const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 /// Where the plugin's credentials are. A folder of its own, because runtimes read the files beside the
 /// conflist.
@@ -53,7 +50,6 @@ impl FromStr for ServiceAccountRef {
     }
 }
 
-/// Where the conflist comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConflistSource {
     /// None is installed.
@@ -67,21 +63,14 @@ pub enum ConflistSource {
 /// What is to be installed, and where. Paths are the host's; the agent finds them below `host_root`.
 #[derive(Debug, Clone)]
 pub struct InstallSettings {
-    /// This node's name.
     pub node: String,
-    /// How the plugin is used beside Cilium.
     pub mode: PluginMode,
     /// The network's name in the conflist, and of its directory in the store.
     pub network: NetworkName,
-    /// Where the store is.
     pub data_dir: PathBuf,
-    /// Where the host's root is mounted.
     pub host_root: PathBuf,
-    /// Where CNI plugins are.
     pub cni_bin_dir: PathBuf,
-    /// Where conflists are.
     pub cni_conf_dir: PathBuf,
-    /// Where the conflist comes from.
     pub conflist: ConflistSource,
     /// The plugin to install, as the agent sees it; none is installed if there is none.
     pub plugin: Option<PathBuf>,
@@ -92,7 +81,6 @@ pub struct InstallSettings {
     pub token_lifetime: Duration,
     /// The API server as the host reaches it, if not as the agent does.
     pub api_server: Option<String>,
-    /// Who is sticky.
     pub rules: Rules,
     /// What ADD does when the API server cannot be asked; what the template or the plugin says if none.
     pub on_unavailable: Option<OnUnavailable>,
@@ -101,7 +89,6 @@ pub struct InstallSettings {
 }
 
 impl InstallSettings {
-    /// The defaults for a node.
     pub fn new(node: impl Into<String>, mode: PluginMode, network: NetworkName) -> Self {
         Self {
             node: node.into(),
@@ -128,17 +115,14 @@ impl InstallSettings {
         self.host_root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The plugin, as the agent sees it.
     pub fn plugin_path(&self) -> PathBuf {
         self.on_host(&self.cni_bin_dir).join(PLUGIN)
     }
 
-    /// The conflist, as the agent sees it.
     pub fn conflist_path(&self) -> PathBuf {
         self.on_host(&self.cni_conf_dir).join(CONFLIST)
     }
 
-    /// The plugin's kubeconfig, as the agent sees it.
     pub fn kubeconfig_path(&self) -> PathBuf {
         self.on_host(&self.plugin_kubeconfig)
     }

@@ -82,7 +82,7 @@ async fn plugin_and_conflist_are_there_with_their_modes_and_nothing_else() {
         (&state.plugin, &state.kubeconfig, &state.conflist),
         (&PartState::Installed, &PartState::NotManaged, &PartState::Installed)
     );
-    assert!(state.is_ready() && state.repairs == 0, "{state:?}");
+    assert!(state.problems().is_empty() && state.repairs == 0, "{state:?}");
 }
 
 #[tokio::test]
@@ -151,7 +151,10 @@ async fn the_running_task_follows_blocks_and_ends_when_asked() {
     let without = state.wait_for(|state| matches!(state.conflist, PartState::Failed(_)));
     tokio::time::timeout(patience, without).await.unwrap().unwrap();
     blocks_now.send(blocks()).unwrap();
-    tokio::time::timeout(patience, state.wait_for(InstallState::is_ready)).await.unwrap().unwrap();
+    tokio::time::timeout(patience, state.wait_for(|state| state.problems().is_empty()))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(host.settings.conflist_path().exists());
     // Nobody tells of blocks any more: it goes on all the same.
     drop(blocks_now);
@@ -202,14 +205,14 @@ async fn a_bad_template_changes_nothing_and_is_reported() {
         "{error}"
     );
     assert_eq!(identity(&host.settings.conflist_path()), before);
-    assert!(!installer.state().borrow().is_ready());
+    assert!(!installer.state().borrow().problems().is_empty());
     // Corrected under the running agent, it is taken.
     let right = serde_json::json!({"cniVersion": "1.0.0", "plugins": [
         {"type": "cilium-cni", "site": 1, "ipam": {"type": "sticky-ipam"}}]});
     fs::write(&template, right.to_string()).unwrap();
     installer.step(&blocks(), at(10), false).await.unwrap();
     assert!(fs::read_to_string(host.settings.conflist_path()).unwrap().contains("\"site\": 1"));
-    assert!(installer.state().borrow().is_ready());
+    assert!(installer.state().borrow().problems().is_empty());
     // Invalid again: what was there is still restored.
     fs::write(&template, "{").unwrap();
     fs::remove_file(host.settings.conflist_path()).unwrap();
@@ -255,7 +258,7 @@ async fn a_conflist_that_cilium_renames_is_restored_three_times_and_reported() {
         fs::rename(&ours, &renamed).unwrap();
         installer.step(&blocks(), at(number * 10), false).await.unwrap();
         assert!(ours.exists() && !renamed.exists());
-        assert!(installer.state().borrow().is_ready());
+        assert!(installer.state().borrow().problems().is_empty());
     }
     fs::rename(&ours, &renamed).unwrap();
     installer.step(&blocks(), at(40), false).await.unwrap();
@@ -267,7 +270,7 @@ async fn a_conflist_that_cilium_renames_is_restored_three_times_and_reported() {
     // Later it is tried again; if it then stays, all is well.
     installer.step(&blocks(), at(700), false).await.unwrap();
     installer.step(&blocks(), at(710), false).await.unwrap();
-    assert!(ours.exists() && installer.state().borrow().is_ready());
+    assert!(ours.exists() && installer.state().borrow().problems().is_empty());
 }
 
 #[tokio::test]
@@ -281,7 +284,7 @@ async fn a_file_that_sorts_before_ours_is_named() {
     assert!(problems.contains("00-multus.conf"), "{problems}");
     fs::remove_file(host.conf("00-multus.conf")).unwrap();
     installer.step(&blocks(), at(10), false).await.unwrap();
-    assert!(installer.state().borrow().is_ready());
+    assert!(installer.state().borrow().problems().is_empty());
 }
 
 #[tokio::test]

@@ -14,8 +14,7 @@ use kube::api::{Api, PostParams};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::agent::install::error::InstallError;
-use crate::agent::install::settings::ServiceAccountRef;
+use crate::agent::install::{error::InstallError, settings::ServiceAccountRef};
 
 /// How long the API server may take over one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,25 +24,22 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct TokenClaims {
     /// When it was made, in seconds since 1970 by the API server's clock.
     pub(super) iat: u64,
-    /// When it ends.
     pub(super) exp: u64,
     #[serde(rename = "kubernetes.io", default)]
     pub(super) cluster: ClusterClaims,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub(super) struct ClusterClaims {
-    #[serde(default)]
     pub(super) namespace: String,
-    #[serde(default)]
     pub(super) node: Named,
-    #[serde(default)]
     pub(super) serviceaccount: Named,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub(super) struct Named {
-    #[serde(default)]
     pub(super) name: String,
 }
 
@@ -51,31 +47,16 @@ impl TokenClaims {
     /// What a token says; none for what is no token.
     pub(super) fn of(token: &str) -> Option<Self> {
         let body = token.split('.').nth(1)?;
-        let mut text: String = body
-            .chars()
-            .map(|c| {
-                if c == '-' {
-                    '+'
-                } else if c == '_' {
-                    '/'
-                } else {
-                    c
-                }
-            })
-            .collect();
-        while !text.len().is_multiple_of(4) {
-            text.push('=');
-        }
+        let mut text = body.replace('-', "+").replace('_', "/");
+        text.extend(std::iter::repeat_n('=', text.len().next_multiple_of(4) - text.len()));
         let ByteString(bytes) = serde_json::from_value(text.into()).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Its whole lifetime.
     pub(super) fn lifetime(&self) -> Duration {
         Duration::from_secs(self.exp.saturating_sub(self.iat))
     }
 
-    /// Whether it is of this account and bound to this node.
     pub(super) fn is_for(&self, account: &ServiceAccountRef, node: &str) -> bool {
         let found = &self.cluster;
         found.namespace == account.namespace
@@ -92,7 +73,6 @@ pub(super) fn renew_after(lifetime: Duration, token: &str) -> Duration {
     lifetime * share / 1000
 }
 
-/// Asks for a token of the account, bound to the node.
 pub(super) async fn request(
     client: &kube::Client,
     account: &ServiceAccountRef,
@@ -105,11 +85,8 @@ pub(super) async fn request(
     let nodes: Api<Node> = Api::all(client.clone());
     let found = tokio::time::timeout(TIMEOUT, nodes.get(node)).await.map_err(|_| late())?;
     let found = found.map_err(|error| {
-        failed(explain(
-            &error,
-            &format!("there is no Node {node}; is --node (NODE_NAME) right?"),
-            "get nodes",
-        ))
+        let missing = format!("there is no Node {node}; is --node (NODE_NAME) right?");
+        failed(explain(&error, &missing, "get nodes"))
     })?;
     let bound = BoundObjectReference {
         api_version: Some("v1".to_owned()),
@@ -123,8 +100,7 @@ pub(super) async fn request(
         ..TokenRequestSpec::default()
     };
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &account.namespace);
-    let asked = TokenRequest { spec, ..TokenRequest::default() };
-    let params = PostParams::default();
+    let (params, asked) = (PostParams::default(), TokenRequest { spec, ..TokenRequest::default() });
     let asking = accounts.create_token_request(&account.name, &params, &asked);
     let made = tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| late())?;
     let made = made.map_err(|error| {

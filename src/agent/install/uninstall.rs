@@ -6,16 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::agent::install::error::InstallError;
-use crate::agent::install::settings::InstallSettings;
-use crate::agent::install::{place, rivals};
+use crate::agent::install::{error::InstallError, place, rivals, settings::InstallSettings};
 use crate::cni::config::sticky::DEFAULT_BOOT_ID_FILE;
 use crate::store::{NodeTime, RealDisk, Store};
 
-/// What became of what was installed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// What is gone.
     pub removed: Vec<PathBuf>,
     /// What stays, because pods of this node need it for their DEL.
     pub kept: Vec<PathBuf>,
@@ -29,13 +25,11 @@ impl std::fmt::Display for Removed {
             writeln!(f, "removed {}", path.display())?;
         }
         for path in &self.kept {
+            let (path, attached) = (path.display(), self.attached);
             writeln!(
                 f,
-                "kept {}: the DEL of pods that have {} addresses needs it. Delete those pods and run \
-                 uninstall \
-                 again, or use --force",
-                path.display(),
-                self.attached
+                "kept {path}: the DEL of pods that have {attached} addresses needs it. Delete those pods and \
+                 run uninstall again, or use --force"
             )?;
         }
         if self.removed.is_empty() && self.kept.is_empty() {
@@ -57,19 +51,18 @@ pub fn uninstall(settings: &InstallSettings, force: bool) -> Result<Removed, Ins
     if !force {
         done.attached = attached(settings)?;
     }
-    let mut rest = Vec::new();
-    if settings.plugin_service_account.is_some() {
-        rest.push(settings.kubeconfig_path());
-    }
-    rest.push(settings.plugin_path());
-    for path in rest {
+    let kubeconfig = settings.plugin_service_account.is_some().then(|| settings.kubeconfig_path());
+    for path in kubeconfig.into_iter().chain([settings.plugin_path()]) {
         if done.attached == 0 {
             remove(path, &mut done)?;
         } else if place::metadata(&path)?.is_some() {
             done.kept.push(path);
         }
     }
-    remove_empty_folder(&settings.kubeconfig_path());
+    // The folder of the credentials goes if nothing else is in it.
+    if let Some(folder) = settings.kubeconfig_path().parent() {
+        let _ = fs::remove_dir(folder);
+    }
     Ok(done)
 }
 
@@ -80,23 +73,13 @@ fn remove(path: PathBuf, done: &mut Removed) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// The folder of the credentials goes if nothing else is in it.
-fn remove_empty_folder(kubeconfig: &Path) {
-    if let Some(folder) = kubeconfig.parent() {
-        let _ = fs::remove_dir(folder);
-    }
-}
-
 /// How many addresses of the network a container has.
 fn attached(settings: &InstallSettings) -> Result<usize, InstallError> {
     let now = NodeTime::now(Path::new(DEFAULT_BOOT_ID_FILE))?;
     let data_dir = settings.on_host(&settings.data_dir);
     // This read takes no lock, so it never waits.
     let store = Store::new(RealDisk, &data_dir, &settings.network, now, Duration::ZERO);
-    let records = store
-        .address_files()?
-        .into_iter()
-        .filter(|found| !found.is_host_local)
-        .filter_map(|found| found.record);
+    let files = store.address_files()?.into_iter().filter(|found| !found.is_host_local);
+    let records = files.filter_map(|found| found.record);
     Ok(records.filter(|record| record.is_attached(store.now())).count())
 }

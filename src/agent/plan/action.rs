@@ -5,81 +5,40 @@ use std::net::IpAddr;
 use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::store::{PendingUpdate, Record};
 
-/// One thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Send an update to the API server that a verb could not send.
-    SendUpdate {
-        /// The name of its file.
-        name: String,
-        update: PendingUpdate,
-    },
-    /// Decide about a pod before its ADD comes.
-    Prepare {
-        /// Its namespace and name.
-        pod: String,
-        uid: String,
-    },
-    /// Take a decision back.
-    Withdraw {
-        /// The pod's uid as the decision has it.
-        uid: String,
-    },
-    /// Decide again about a pod that was found not to be sticky and still waits.
-    Reevaluate {
-        /// Its namespace and name.
-        pod: String,
-        uid: String,
-        /// What the pod itself says by now: what is said for the first time is not paused for what was said
-        /// before.
-        said: String,
-    },
-    /// Grant or refuse a claim on an address of this node.
-    Grant {
-        address: IpAddr,
-        /// The pod that is said to have it is gone: what was put off as long as it lived is due at once.
-        pod_is_gone: bool,
-    },
+    /// Send the update in the file of this name, which a verb could not send, to the API server.
+    SendUpdate { name: String, update: PendingUpdate },
+    /// Decide about a pod (namespace/name) before its ADD comes.
+    Prepare { pod: String, uid: String },
+    /// Take a decision back, by the pod's uid that it has.
+    Withdraw { uid: String },
+    /// Decide again about a pod (namespace/name) that was found not to be sticky and still waits. `said` is
+    /// what the pod itself says by now: what is said for the first time is not paused for what was said
+    /// before.
+    Reevaluate { pod: String, uid: String, said: String },
+    /// Grant or refuse a claim on an address of this node. Once the pod that is said to have it is gone, what
+    /// was put off as long as it lived is due at once.
+    Grant { address: IpAddr, pod_is_gone: bool },
     /// Remove from a claim the pod that its address was adopted from, and that is gone.
     FinishAdoption { address: IpAddr },
     /// Publish an attached StickyIP in the CiliumNode.
-    Publish {
-        /// The StickyIP.
-        key: StickyKey,
-    },
+    Publish { key: StickyKey },
     /// Remove an address from the CiliumNode that no sandbox of this node has.
     Unpublish { address: IpAddr },
     /// Remove the barrier entries by which grants learned what Cilium has seen.
     RemoveBarriers,
     /// Attach a StickyIP to a sandbox that runs, and of which the API server does not know.
-    Attach {
-        /// The StickyIP.
-        key: StickyKey,
-        /// The sandbox.
-        attachment: Attachment,
-    },
-    /// Detach a StickyIP that no sandbox of this node has.
-    Detach {
-        /// The StickyIP.
-        key: StickyKey,
-        /// The id under which it is attached.
-        id: AttachmentId,
-    },
-    /// Record the MAC address of a running pod.
-    RecordMac {
-        /// The StickyIP.
-        key: StickyKey,
-    },
-    /// End an attachment whose sandbox is gone.
-    EndAttachment {
-        /// The record as it was seen.
-        record: Record,
-    },
-    /// Release a record that is kept for no StickyIP any more, or those of its addresses that are not.
-    ReleaseRecord {
-        /// The record as it was seen.
-        record: Record,
-    },
+    Attach { key: StickyKey, attachment: Attachment },
+    /// Detach a StickyIP that no sandbox of this node has, from the id under which it is attached.
+    Detach { key: StickyKey, id: AttachmentId },
+    /// Record the MAC address of a running pod of a StickyIP.
+    RecordMac { key: StickyKey },
+    /// End an attachment whose sandbox is gone. The record is as it was seen.
+    EndAttachment { record: Record },
+    /// Release a record that is kept for no StickyIP any more, or those of its addresses that are not. The
+    /// record is as it was seen.
+    ReleaseRecord { record: Record },
     /// Record the unowned pool entries of which the store does not know: Cilium may give them to any pod.
     RecordUnowned { addresses: Vec<IpAddr> },
     /// Refill the pool with unowned entries.

@@ -4,8 +4,7 @@
 use super::action::Action;
 use super::debounce::{Debounce, LONG, SHORT};
 use super::input::PlanInput;
-use crate::agent::index::NodePod;
-use crate::agent::snapshot::uid_of;
+use crate::agent::index::{NodePod, attachment_of};
 use crate::policy::selection::rules::StickyReason;
 use crate::store::Decision;
 
@@ -17,14 +16,12 @@ pub(super) fn prepare(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
             continue;
         }
         let decided = store.decisions.iter().any(|decision| decision.uid == *uid);
-        let has_sandbox = store.attached().any(|found| uid_of(&found.record) == Some(uid));
-        let attached = index.stickies.iter().find_map(|(_, sticky)| {
-            let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
-            (attachment.pod_uid == pod.facts.uid).then_some(&attachment.attachment_id)
-        });
+        let has_sandbox = store.has_sandbox(uid);
+        let mut attachments = index.stickies.values().filter_map(attachment_of);
+        let attached = attachments.find(|attached| attached.pod_uid == pod.facts.uid);
         // Attached by the agent, which ended before the decision was on the disk: continue. By the plugin:
         // its ADD runs.
-        let by_plugin = attached.is_some_and(|id| id.prepared_uid() != Some(uid));
+        let by_plugin = attached.is_some_and(|found| found.attachment_id.prepared_uid() != Some(uid));
         if !decided && !has_sandbox && !by_plugin {
             actions.push(Action::Prepare { pod: name.clone(), uid: uid.clone() });
         }
@@ -46,9 +43,8 @@ pub(super) fn withdraw(input: &PlanInput<'_>, debounce: &mut Debounce, actions: 
             Some(_) if pod.is_none_or(|pod| pod.is_ending) => true,
             Some(sticky) => {
                 let key = format!("{}/{}", sticky.namespace, sticky.name);
-                let attachment =
-                    index.stickies.get(&key).and_then(|found| found.status.as_ref()?.attachment.as_ref());
-                let is_attached = attachment.is_some_and(|found| found.attachment_id == sticky.attachment_id);
+                let attached = index.stickies.get(&key).and_then(attachment_of);
+                let is_attached = attached.is_some_and(|found| found.attachment_id == sticky.attachment_id);
                 // The watch may lag behind what was attached a moment ago.
                 !is_attached
                     && debounce.stable_for(format!("decided {}", decision.uid), String::new(), SHORT, *now)
@@ -71,8 +67,7 @@ fn reevaluate(
 ) -> Option<Action> {
     let PlanInput { options, store, now, .. } = input;
     let uid = &decision.uid;
-    let has_sandbox = store.attached().any(|found| uid_of(&found.record) == Some(uid));
-    if !pod.is_waiting || pod.is_ending || has_sandbox {
+    if !pod.is_waiting || pod.is_ending || store.has_sandbox(uid) {
         return None;
     }
     let (due, said) = match options.rules.judge(&pod.facts) {

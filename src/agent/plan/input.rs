@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::agent::index::NodeIndex;
-use crate::agent::snapshot::Snapshot;
+use crate::agent::{index::NodeIndex, snapshot::Snapshot};
 use crate::alloc::RangeSet;
 use crate::cluster::cilium::pool::PublishConfig;
 use crate::policy::selection::rules::Rules;
@@ -30,11 +29,8 @@ pub struct PlanOptions {
 /// Everything that a plan is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanInput<'a> {
-    /// What the operator has set.
     pub options: &'a PlanOptions,
-    /// What the watches show.
     pub index: &'a NodeIndex,
-    /// What the store shows.
     pub store: &'a Snapshot,
     /// The time, of a clock that only goes forward.
     pub now: Duration,

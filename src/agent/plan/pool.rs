@@ -1,7 +1,7 @@
 //! What the CiliumNode of this node must show: refill its pool, publish what is attached here, unpublish what
 //! is not. Must never read anything itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -11,13 +11,12 @@ use super::debounce::{Debounce, LONG, SHORT};
 use super::input::{PlanInput, contains};
 use crate::agent::index::key_of;
 use crate::alloc::Family;
+use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
-use crate::cluster::cilium::pool::{Publication, single_routes};
-use crate::cluster::cilium::{barrier, pool};
+use crate::cluster::cilium::pool::{self, Publication, single_routes};
 use crate::cluster::objects::ClaimPhase;
 use crate::cluster::protocol::view::ClaimView;
 
-/// The pool entries of one IP family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PoolCount {
     /// All entries, without barriers.
@@ -38,12 +37,8 @@ pub(crate) fn count_pool(node: &CiliumNode) -> BTreeMap<Family, PoolCount> {
     counts
 }
 
-/// The families of a node's blocks.
-pub(crate) fn families_of(blocks: &[IpNet]) -> Vec<Family> {
-    let mut families: Vec<Family> = blocks.iter().map(|block| Family::of(block.addr())).collect();
-    families.sort();
-    families.dedup();
-    families
+pub(crate) fn families_of(blocks: &[IpNet]) -> BTreeSet<Family> {
+    blocks.iter().map(|block| Family::of(block.addr())).collect()
 }
 
 pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
@@ -53,17 +48,13 @@ pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
     };
     let blocks = index.blocks();
     let known = |address: &IpAddr| store.records.iter().any(|found| found.record.addresses.contains(address));
-    let unknown: Vec<IpAddr> = node
-        .spec
-        .ipam
-        .pool
-        .iter()
-        .filter(|(_, entry)| entry.owner.is_empty())
+    let unowned = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner.is_empty());
+    let addresses: Vec<IpAddr> = unowned
         .filter_map(|(address, _)| address.parse().ok())
         .filter(|address| contains(&blocks, *address) && !known(address))
         .collect();
-    if !unknown.is_empty() {
-        actions.push(Action::RecordUnowned { addresses: unknown });
+    if !addresses.is_empty() {
+        actions.push(Action::RecordUnowned { addresses });
     }
     let lost = store.records.iter().filter(|found| found.record.is_unowned()).any(|found| {
         found.record.addresses.iter().any(|address| {
@@ -86,28 +77,20 @@ pub(super) fn publish(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &
     for (name, sticky) in index.stickies.iter() {
         let key = key_of(sticky);
         // Without a sandbox or a decision an ADD or DEL is running, or it is a leak.
-        let is_used = store.attached_to(&key).is_some() || store.prepared(&key).is_some();
-        let publication = Publication::of(sticky).filter(|_| is_used);
-        let missing =
-            publication.is_some_and(|wanted| pool::publish_patch(node, &options.shape, &wanted).is_some());
+        let missing = Publication::of(sticky)
+            .filter(|_| store.is_used(&key))
+            .is_some_and(|wanted| pool::publish_patch(node, &options.shape, &wanted).is_some());
         let state = sticky.metadata.resource_version.clone().unwrap_or_default();
         if missing && debounce.stable_for(format!("published {name}"), state, SHORT, *now) {
             actions.push(Action::Publish { key });
         }
     }
     let is_owned = |entry: &PoolEntry| !entry.owner.is_empty() && !barrier::is_barrier(entry);
-    let owned = node
-        .spec
-        .ipam
-        .pool
-        .iter()
-        .filter(|(_, entry)| options.shape.mode.publishes_pool_entries() && is_owned(entry));
-    let mut published: Vec<IpAddr> = owned.filter_map(|(address, _)| address.parse().ok()).collect();
-    published.extend(single_routes(node));
-    published.sort();
-    published.dedup();
+    let pool = node.spec.ipam.pool.iter().filter(|_| options.shape.mode.publishes_pool_entries());
+    let owned = pool.filter(|(_, entry)| is_owned(entry)).filter_map(|(address, _)| address.parse().ok());
+    let published: BTreeSet<IpAddr> = owned.chain(single_routes(node)).collect();
     for address in published {
-        let attached = index.stickies.iter().any(|(_, sticky)| sticky.spec.addresses.contains(&address));
+        let attached = index.stickies.values().any(|sticky| sticky.spec.addresses.contains(&address));
         if !attached
             && !store.uses(address)
             && debounce.stable_for(format!("unpublished {address}"), String::new(), LONG, *now)

@@ -8,15 +8,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
-use crate::agent::install::error::InstallError;
-use crate::agent::install::settings::InstallSettings;
-use crate::cni::config::DEFAULT_DATA_DIR;
-use crate::cni::{OnUnavailable, ParsedRequest, read_request};
-use crate::policy::mode::SettingsPlace;
+use crate::agent::install::{error::InstallError, settings::InstallSettings};
+use crate::cni::{OnUnavailable, ParsedRequest, config::DEFAULT_DATA_DIR, read_request};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
 
-/// Where a conflist starts from.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Template<'a> {
     /// The mode's example, whose addresses are only examples.
@@ -56,7 +52,6 @@ pub(super) fn conflist(
     Ok(written)
 }
 
-/// A conflist in the making.
 struct ConflistBuilder<'a> {
     from: String,
     built_in: bool,
@@ -71,16 +66,12 @@ impl ConflistBuilder<'_> {
     /// The agent reads the store of this name, so the plugin must not use another.
     fn name(&self, list: &mut Map<String, Value>) -> Result<(), InstallError> {
         let network = self.settings.network.as_str();
-        match list.get("name") {
-            Some(name) if !self.built_in && name != network => Err(self.refuse(
-                "name",
-                format!("{name} is not the agent's --network ({network}); make them the same"),
-            )),
-            _ => {
-                list.insert("name".to_owned(), network.into());
-                Ok(())
-            }
+        if let Some(name) = list.get("name").filter(|name| !self.built_in && *name != network) {
+            let why = format!("{name} is not the agent's --network ({network}); make them the same");
+            return Err(self.refuse("name", why));
         }
+        list.insert("name".to_owned(), network.into());
+        Ok(())
     }
 
     /// The one entry that is ours, at the place that the mode needs.
@@ -89,8 +80,7 @@ impl ConflistBuilder<'_> {
             let given = list.get("plugins").map_or("nothing".to_owned(), Value::to_string);
             return Err(self.refuse("plugins", format!("{given} is not a list of plugins")));
         };
-        let ours: Vec<usize> =
-            plugins.iter().enumerate().filter(|(_, entry)| is_ours(entry)).map(|(at, _)| at).collect();
+        let ours: Vec<usize> = (0..plugins.len()).filter(|at| is_ours(&plugins[*at])).collect();
         let [at] = ours[..] else {
             return Err(self.refuse("plugins", format!("{} entries use sticky-ipam; one must", ours.len())));
         };
@@ -103,7 +93,7 @@ impl ConflistBuilder<'_> {
 
     fn fill(&self, entry: &mut Map<String, Value>, path: &str, blocks: &[IpNet]) -> Result<(), InstallError> {
         // Beside a delegate there is no `ipam`: our settings and the path of the store are at the top.
-        let at_top = self.settings.mode.settings_place() == SettingsPlace::Entry;
+        let at_top = self.settings.mode.has_settings_at_the_top();
         let (home, path) = if at_top {
             (entry, path.to_owned())
         } else {
@@ -132,8 +122,7 @@ impl ConflistBuilder<'_> {
                 Some(given) if !self.built_in && *given != all_pods => {
                     let why = format!(
                         "{given} is for a plugin without a cluster, and the agent does not use it; select \
-                         sticky \
-                         pods by --label-selector or the annotations"
+                         sticky pods by --label-selector or the annotations"
                     );
                     return Err(self.refuse(&format!("{path}.{key}"), why));
                 }
@@ -197,14 +186,8 @@ impl ConflistBuilder<'_> {
         let Rules { exclude_key, exclude_prefixes, .. } = &settings.rules;
         let default_key = json!(DEFAULT_EXCLUDE_KEY);
         self.same(cluster, path, "excludeKey", json!(exclude_key), &default_key, "--exclude-key")?;
-        self.same(
-            cluster,
-            path,
-            "excludePrefixes",
-            json!(exclude_prefixes),
-            &json!([]),
-            "--exclude-prefixes",
-        )?;
+        let ours = json!(exclude_prefixes);
+        self.same(cluster, path, "excludePrefixes", ours, &json!([]), "--exclude-prefixes")?;
         if let Some(choice) = settings.on_unavailable {
             let word = match choice {
                 OnUnavailable::Fail => "fail",
