@@ -2,38 +2,33 @@
 //! that moved. Must never act without the proof that a takeover needs: the Node deleted or tainted
 //! out-of-service, by a live read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch};
 
-use crate::cluster::api::client::ApiError;
-use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
+use crate::cluster::api::{client::ApiError, events};
 use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::{NodePatch, read_node};
-use crate::cluster::objects::StickyIP;
+use crate::cluster::objects::{Attachment, StickyIP};
 use crate::cluster::pod;
 use crate::cluster::protocol::apply::{Applied, patch_params};
 use crate::cluster::protocol::read::read_sticky;
-use crate::cluster::protocol::view::StickyView;
 use crate::cluster::protocol::write::{Precondition, Write};
-use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::index::objects::{IndexedCiliumNode, sticky_key_of};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::queue::Key;
+use crate::controller::index::{indexed::IndexKeys, objects::sticky_key_of};
+use crate::controller::{context::Context, duties::record_event, queue::Key};
 use crate::names::StickyKey;
 use crate::policy::handover::{OldPod, Takeover};
 
-/// After something that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// While a pod of a dead node is still there, or an address is not yet elsewhere.
 const RETRY_UNTIL_GONE: Duration = Duration::from_secs(30);
 
-/// The duty. It remembers nothing.
+/// It remembers nothing.
 #[derive(Debug, Default)]
 pub(crate) struct DeadNodes {}
 
@@ -46,52 +41,36 @@ enum Cleanup {
     Unpublish { node: String, address: IpAddr, sticky: String },
 }
 
-/// What must be cleaned up after dead nodes.
 fn plan(index: &ClusterIndex) -> Vec<Cleanup> {
-    let mut cleanups = Vec::new();
-    for (name, sticky) in index.stickies.iter() {
-        let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
-        let Some(attachment) = attachment.filter(|attachment| index.is_dead_node(&attachment.node)) else {
-            continue;
-        };
-        let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
-        let pod = index.pods.get(&format!("{namespace}/{}", attachment.pod_name));
-        if pod.is_none_or(|pod| pod.facts.uid != attachment.pod_uid) {
-            cleanups.push(Cleanup::Detach { sticky: name.clone(), node: attachment.node.clone() });
-        }
-    }
-    let dead: Vec<(&String, &IndexedCiliumNode)> =
-        index.cilium_nodes.iter().filter(|(name, _)| index.is_dead_node(name)).collect();
-    if dead.is_empty() {
+    let attached = || {
+        let all = index.stickies.iter();
+        all.filter_map(|(name, object)| Some((name, object, &attachment_of(object)?.node)))
+    };
+    let stuck =
+        attached().filter(|(_, object, node)| index.is_dead_node(node) && index.pod_of(object).is_none());
+    let mut cleanups: Vec<Cleanup> =
+        stuck.map(|(name, _, node)| Cleanup::Detach { sticky: name.clone(), node: node.clone() }).collect();
+    let mut dead = index.cilium_nodes.iter().filter(|(name, _)| index.is_dead_node(name)).peekable();
+    if dead.peek().is_none() {
         return cleanups;
     }
-    let elsewhere: BTreeMap<IpAddr, (&String, &str)> = index
-        .stickies
-        .iter()
-        .filter_map(|(name, sticky)| {
-            let attachment = sticky.status.as_ref()?.attachment.as_ref()?;
-            Some(
-                sticky.spec.addresses.iter().map(move |address| (*address, (name, attachment.node.as_str()))),
-            )
-        })
-        .flatten()
-        .collect();
+    let lives = attached().flat_map(|(name, object, node)| {
+        object.spec.addresses.iter().map(move |address| (*address, (name, node)))
+    });
+    let lives: BTreeMap<IpAddr, (&String, &String)> = lives.collect();
     for (node, seen) in dead {
-        let routes = seen
-            .pod_cidrs
-            .iter()
-            .filter(|net| net.prefix_len() == net.max_prefix_len())
-            .map(|net| net.addr());
-        let mut shown: Vec<IpAddr> = seen.owned.keys().copied().chain(routes).collect();
-        shown.sort();
-        shown.dedup();
-        for address in shown {
-            if let Some((sticky, _)) = elsewhere.get(&address).filter(|(_, lives)| lives != node) {
+        // What it publishes: owned pool entries, and routes of single addresses.
+        for address in BTreeSet::from_iter(seen.index_keys()) {
+            if let Some((sticky, _)) = lives.get(&address).filter(|(_, lives_on)| *lives_on != node) {
                 cleanups.push(Cleanup::Unpublish { node: node.clone(), address, sticky: (*sticky).clone() });
             }
         }
     }
     cleanups
+}
+
+fn attachment_of(object: &StickyIP) -> Option<&Attachment> {
+    object.status.as_ref()?.attachment.as_ref()
 }
 
 impl Duty for DeadNodes {
@@ -103,12 +82,11 @@ impl Duty for DeadNodes {
         let cleanups = plan(&context.index());
         let mut done = RoundResult::default();
         for cleanup in &cleanups {
+            let (Cleanup::Detach { sticky, node } | Cleanup::Unpublish { sticky, node, .. }) = cleanup;
             match clean_up(context, cleanup).await {
                 Ok(true) => {}
                 Ok(false) => done.again.push((Key::new(Kind::Node, ""), RETRY_UNTIL_GONE)),
                 Err(error) => {
-                    let (Cleanup::Detach { sticky, node } | Cleanup::Unpublish { sticky, node, .. }) =
-                        cleanup;
                     tracing::warn!(sticky, node, %error, "cannot clean up after a dead node; trying again");
                     done.retry(Key::new(Kind::Node, ""), RETRY_AFTER_FAILURE);
                 }
@@ -120,9 +98,7 @@ impl Duty for DeadNodes {
 
 /// Whether it is done, or there is nothing to do any more.
 async fn clean_up(context: &Context, cleanup: &Cleanup) -> Result<bool, ApiError> {
-    let (node, sticky) = match cleanup {
-        Cleanup::Detach { sticky, node } | Cleanup::Unpublish { node, sticky, .. } => (node, sticky),
-    };
+    let (Cleanup::Detach { sticky, node } | Cleanup::Unpublish { sticky, node, .. }) = cleanup;
     // The proof, live.
     let nodes: Api<Node> = Api::all(context.writer.client());
     let found = context.writer.connection().read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
@@ -131,41 +107,32 @@ async fn clean_up(context: &Context, cleanup: &Cleanup) -> Result<bool, ApiError
     let key = StickyKey { namespace: namespace.to_owned(), name: name.to_owned() };
     let Some(object) = read_sticky(&context.writer.api_writer(), &key).await? else { return Ok(true) };
     match cleanup {
-        Cleanup::Detach { node, .. } => detach(context, &object, node, proof).await,
-        Cleanup::Unpublish { node, address, .. } => unpublish(context, &object, node, *address).await,
+        Cleanup::Detach { .. } => detach(context, &object, node, proof).await,
+        Cleanup::Unpublish { address, .. } => unpublish(context, &object, node, *address).await,
     }
 }
 
 async fn detach(context: &Context, object: &StickyIP, node: &str, proof: Takeover) -> Result<bool, ApiError> {
-    let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
-    let Some(attachment) = attachment.filter(|attachment| attachment.node == node) else { return Ok(true) };
-    let key = sticky_key_of(object);
+    let attachment = attachment_of(object).filter(|attachment| attachment.node == node);
+    let Some(attachment) = attachment else { return Ok(true) };
+    let (key, name) = (sticky_key_of(object), &attachment.pod_name);
     let pods: Api<Pod> = Api::namespaced(context.writer.client(), &key.namespace);
-    let what = format!("get Pod {}/{}", key.namespace, attachment.pod_name);
-    let found = context.writer.connection().read(&what, || pods.get_opt(&attachment.pod_name)).await?;
+    let what = format!("get Pod {}/{name}", key.namespace);
+    let found = context.writer.connection().read(&what, || pods.get_opt(name)).await?;
     if pod::old_pod(found.as_ref(), &attachment.pod_uid) != OldPod::Gone {
         return Ok(false);
     }
-    let view = StickyView::from(object);
-    let at = Precondition { uid: view.uid, resource_version: view.resource_version };
-    let write = Write::Detach { key, at, proof: Some(proof) };
-    let applied = context.writer.api_writer().apply(&write, Some(object), "").await?;
-    if !matches!(applied, Applied::Conflict) {
-        tracing::info!(sticky = %view.key, node, "detached a StickyIP: its node and its pod are gone");
-        context
-            .record_event(NewEvent {
-                about: events::sticky_ip(object),
-                reason: "DetachedFromDeadNode",
-                message: format!(
-                    "pod {} was attached on node {node}, which is gone or out of service; the address is \
-                     kept for its next pod",
-                    attachment.pod_name
-                ),
-                warning: false,
-            })
-            .await;
+    let write = Write::Detach { key: key.clone(), at: Precondition::of(object), proof: Some(proof) };
+    if let Applied::Conflict = context.writer.api_writer().apply(&write, Some(object), "").await? {
+        return Ok(false);
     }
-    Ok(!matches!(applied, Applied::Conflict))
+    tracing::info!(sticky = %key, node, "detached a StickyIP: its node and its pod are gone");
+    let message = format!(
+        "pod {name} was attached on node {node}, which is gone or out of service; the address is kept for \
+         its next pod"
+    );
+    record_event(context, events::sticky_ip(object), "DetachedFromDeadNode", message).await;
+    Ok(true)
 }
 
 async fn unpublish(
@@ -174,34 +141,29 @@ async fn unpublish(
     node: &str,
     address: IpAddr,
 ) -> Result<bool, ApiError> {
-    let attachment = object.status.as_ref().and_then(|status| status.attachment.as_ref());
     // The proof of the takeover: it lives on another node.
-    let elsewhere = attachment.is_some_and(|attachment| attachment.node != node);
-    if !elsewhere || !object.spec.addresses.contains(&address) {
+    let elsewhere = attachment_of(object).filter(|attachment| attachment.node != node);
+    let Some(elsewhere) = elsewhere.filter(|_| object.spec.addresses.contains(&address)) else {
         return Ok(true);
-    }
+    };
     let api: Api<CiliumNode> = Api::all(context.writer.client());
     let Some(found) = read_node(&context.writer.connection(), node).await? else { return Ok(true) };
     let Some(patch) = without(&found, address) else { return Ok(true) };
     let what = format!("patch CiliumNode {node}: {address} out");
     let params = patch_params();
-    let written = context.writer.write(&what, api.patch(node, &params, &Patch::Merge(patch.body()))).await?;
-    if written.is_some() {
-        tracing::info!(
-            %address, node, sticky = %sticky_key_of(object),
-            "removed an address from a dead node's CiliumNode"
-        );
-        let lives = attachment.map(|attachment| attachment.node.as_str()).unwrap_or_default();
-        let message = format!(
-            "{address} was removed from the CiliumNode of node {node}, which is gone or out of service; it \
-             is on node {lives} now"
-        );
-        let about = events::sticky_ip(object);
-        context
-            .record_event(NewEvent { about, reason: "RemovedFromDeadNode", message, warning: false })
-            .await;
+    let patch = Patch::Merge(patch.body());
+    if context.writer.write(&what, api.patch(node, &params, &patch)).await?.is_none() {
+        return Ok(false);
     }
-    Ok(written.is_some())
+    let sticky = sticky_key_of(object);
+    tracing::info!(%address, node, %sticky, "removed an address from a dead node's CiliumNode");
+    let message = format!(
+        "{address} was removed from the CiliumNode of node {node}, which is gone or out of service; it is on \
+         node {} now",
+        elsewhere.node
+    );
+    record_event(context, events::sticky_ip(object), "RemovedFromDeadNode", message).await;
+    Ok(true)
 }
 
 /// The patch that takes an address out of a CiliumNode, key and route at once; none if it is not there.
@@ -228,6 +190,7 @@ mod tests {
     use super::*;
     use crate::cluster::cilium::objects::PoolEntry;
     use crate::controller::index::fixture::{pod, sticky};
+    use crate::controller::index::objects::IndexedCiliumNode;
     use crate::runtime::cache::CacheEvent;
     use serde_json::json;
 

@@ -7,33 +7,27 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::ClaimName;
-use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::index::objects::attached_pod_uid;
+use crate::controller::index::objects::{IndexedPod, attached_pod_uid};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::ControllerMetrics;
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, duties::record_warning, metrics::ControllerMetrics, queue::Key};
 use crate::policy::selection::facts::TimePoint;
+use crate::runtime::metrics::Gauge;
 
 /// How long two pods may show one address before it is reported, in seconds. A pod's network is down before
 /// kubelet reports that the pod has ended, with its next sync at most ten seconds later; and a broken watch
 /// needs a few more.
 pub const GRACE_SECONDS: u64 = 30;
-/// The reason of the event.
 pub const REASON: &str = "DuplicateAddress";
 
-/// A live pod that shows an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct PodWithAddress {
-    /// Its namespace and name.
     name: String,
     uid: String,
     node: String,
 }
 
-/// An address with more than one.
 #[derive(Debug)]
 struct Duplicate {
     pods: BTreeSet<PodWithAddress>,
@@ -46,11 +40,11 @@ struct Duplicate {
 pub struct Duplicates {
     patience: u64,
     seen: BTreeMap<IpAddr, Duplicate>,
-    now: crate::runtime::metrics::Gauge,
+    now: Gauge,
 }
 
 impl Duplicates {
-    /// The duty with this patience, in seconds.
+    /// `patience` is in seconds.
     pub fn new(patience: u64, metrics: &ControllerMetrics) -> Self {
         Self { patience, seen: BTreeMap::new(), now: metrics.duplicate_addresses.clone() }
     }
@@ -62,19 +56,15 @@ impl Duplicates {
         found: BTreeMap<IpAddr, BTreeSet<PodWithAddress>>,
         now: TimePoint,
     ) -> Vec<(IpAddr, bool)> {
-        for (address, over) in self.seen.iter().filter(|(address, _)| !found.contains_key(address)) {
+        for (address, over) in self.seen.extract_if(.., |address, _| !found.contains_key(address)) {
             if over.logged {
                 tracing::info!(%address, "the address is with one live pod again, or with none");
             }
         }
-        self.seen.retain(|address, _| found.contains_key(address));
         let mut lasting = Vec::new();
         for (address, pods) in found {
-            let duplicate = self.seen.entry(address).or_insert_with(|| Duplicate {
-                pods: pods.clone(),
-                since: now,
-                logged: false,
-            });
+            let new = || Duplicate { pods: pods.clone(), since: now, logged: false };
+            let duplicate = self.seen.entry(address).or_insert_with(new);
             if duplicate.pods != pods {
                 // Two of those that were there are still at odds; else these have their own time.
                 if duplicate.pods.intersection(&pods).nth(1).is_none() {
@@ -111,9 +101,7 @@ impl Duty for Duplicates {
             for pod in &duplicate.pods {
                 let Some((namespace, name)) = pod.name.split_once('/') else { continue };
                 let about = events::pod(namespace, name, &pod.uid);
-                context
-                    .record_event(NewEvent { about, reason: REASON, message: message.clone(), warning: true })
-                    .await;
+                record_warning(context, about, REASON, message.clone()).await;
             }
         }
         RoundResult::default()
@@ -123,20 +111,18 @@ impl Duty for Duplicates {
 /// The addresses that more than one live pod shows. A pod whose node is proved dead is not live, whatever it
 /// shows until it is collected.
 fn duplicates(index: &ClusterIndex) -> BTreeMap<IpAddr, BTreeSet<PodWithAddress>> {
+    let named = |(name, pod): (&String, &IndexedPod)| {
+        let (uid, node) = (pod.facts.uid.clone(), pod.node.clone());
+        PodWithAddress { name: name.clone(), uid, node }
+    };
     let pods = |address: &IpAddr| -> BTreeSet<PodWithAddress> {
         let live = index.live_pods_with(address).filter(|(_, pod)| !index.is_dead_node(&pod.node));
-        live.map(|(name, pod)| PodWithAddress {
-            name: name.clone(),
-            uid: pod.facts.uid.clone(),
-            node: pod.node.clone(),
-        })
-        .collect()
+        live.map(named).collect()
     };
     let all = index.duplicates().iter().map(|address| (*address, pods(address)));
     all.filter(|(_, pods)| pods.len() > 1).collect()
 }
 
-/// A sentence for people: who, and what to do.
 fn describe(index: &ClusterIndex, address: IpAddr, pods: &BTreeSet<PodWithAddress>) -> String {
     let names: Vec<String> = pods.iter().map(|pod| format!("{} on node {}", pod.name, pod.node)).collect();
     let kept = index.claims.get(&ClaimName::of(address).to_string()).and_then(|claim| {
@@ -150,13 +136,12 @@ fn describe(index: &ClusterIndex, address: IpAddr, pods: &BTreeSet<PodWithAddres
             bound.name
         ),
         None => "no StickyIP keeps it for any of them: delete all pods but one, and they start with other \
-             addresses"
+                 addresses"
             .to_owned(),
     };
     format!(
         "address {address} is with {} live pods, {}, so that traffic reaches either; {next}; then read the \
-         logs of \
-         cilium-agent and of the sticky-ipam agent on these nodes",
+         logs of cilium-agent and of the sticky-ipam agent on these nodes",
         pods.len(),
         names.join(" and ")
     )

@@ -1,25 +1,24 @@
 //! The gauges: counts of the index's objects. Writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Debug;
 use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::cluster::objects::{ClaimPhase, HandoverRecord, StickyPhase};
-use crate::controller::context::Context;
+use crate::cluster::objects::ClaimPhase::{self, Granted, Quarantined, Refused, Requested};
+use crate::cluster::objects::{HandoverRecord, StickyPhase};
 use crate::controller::duties::node_blocks::pools::fills;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::metrics::ControllerMetrics;
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, metrics::ControllerMetrics, queue::Key};
 use crate::policy::node_blocks::Fill;
+use crate::runtime::metrics::{Gauge, Labelled};
 
 /// Over how long the rate of use is measured.
 const FORECAST_SPAN: Duration = Duration::from_secs(6 * 3600);
-/// How many samples are kept of it.
 const MOST_SAMPLES: usize = 360;
 
-/// The duty's memory.
 #[derive(Default)]
 pub(crate) struct Gauges {
     samples: BTreeMap<String, VecDeque<(Duration, f64)>>,
@@ -39,7 +38,16 @@ impl Duty for Gauges {
     async fn round(&mut self, context: &Context, due: Vec<Key>) -> RoundResult {
         let metrics = &context.metrics;
         let index = context.index();
-        self.stickies(&index, metrics, &due);
+        let phases = index.stickies.values().map(|sticky| sticky.status.as_ref()?.phase);
+        let phases = phases.map(|phase| phase.unwrap_or(StickyPhase::Bound));
+        let all = [StickyPhase::Bound, StickyPhase::Attached, StickyPhase::Retained, StickyPhase::Conflict];
+        let counted = count_phases(all, phases, &metrics.sticky_ips);
+        metrics.conflicts.set(counted[&StickyPhase::Conflict]);
+        let phases = index.claims.values().map(|claim| claim.spec.phase);
+        let all = [Requested, Refused, Granted, ClaimPhase::Bound, Quarantined];
+        let counted = count_phases(all, phases, &metrics.claims);
+        metrics.quarantined.set(counted[&Quarantined]);
+        self.count_moves(&index, metrics, &due);
         self.nodes(&index, metrics);
         self.pools(metrics, &fills(&index, context.settings.cluster_pool().as_ref()), context.elapsed());
         RoundResult::default()
@@ -47,44 +55,6 @@ impl Duty for Gauges {
 }
 
 impl Gauges {
-    fn stickies(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics, due: &[Key]) {
-        let mut phases: BTreeMap<&str, i64> =
-            ["Bound", "Attached", "Retained", "Conflict"].into_iter().map(|phase| (phase, 0)).collect();
-        for sticky in index.stickies.values() {
-            let phase = sticky.status.as_ref().and_then(|status| status.phase);
-            let word = match phase {
-                None | Some(StickyPhase::Bound) => "Bound",
-                Some(StickyPhase::Attached) => "Attached",
-                Some(StickyPhase::Retained) => "Retained",
-                Some(StickyPhase::Conflict) => "Conflict",
-            };
-            *phases.entry(word).or_default() += 1;
-        }
-        metrics.conflicts.set(phases["Conflict"]);
-        for (phase, count) in phases {
-            metrics.sticky_ips.with([phase]).set(count);
-        }
-        let mut claims: BTreeMap<&str, i64> = ["Requested", "Refused", "Granted", "Bound", "Quarantined"]
-            .into_iter()
-            .map(|phase| (phase, 0))
-            .collect();
-        for claim in index.claims.values() {
-            let word = match claim.spec.phase {
-                ClaimPhase::Requested => "Requested",
-                ClaimPhase::Refused => "Refused",
-                ClaimPhase::Granted => "Granted",
-                ClaimPhase::Bound => "Bound",
-                ClaimPhase::Quarantined => "Quarantined",
-            };
-            *claims.entry(word).or_default() += 1;
-        }
-        metrics.quarantined.set(claims["Quarantined"]);
-        for (phase, count) in claims {
-            metrics.claims.with([phase]).set(count);
-        }
-        self.count_moves(index, metrics, due);
-    }
-
     /// Counts moves that are newer than the last look. Earlier moves were counted by the leader before.
     fn count_moves(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics, due: &[Key]) {
         for key in due.iter().filter(|key| key.kind == Kind::StickyIP) {
@@ -92,19 +62,17 @@ impl Gauges {
                 self.moves.remove(&key.name);
                 continue;
             };
-            let handovers =
-                sticky.status.as_ref().map(|status| status.handovers.as_slice()).unwrap_or_default();
             let before = self.moves.get(&key.name).copied();
-            let is_move =
-                |step: &&HandoverRecord| !step.from.is_empty() && !step.to.is_empty() && step.from != step.to;
-            let newer = handovers.iter().filter(is_move);
-            for step in
-                newer.filter(|step| self.begun && before.is_none_or(|before| step.at.0.as_second() > before))
-            {
+            let is_new = |step: &HandoverRecord| before.is_none_or(|before| step.at.0.as_second() > before);
+            // One that has begun, off a dead node, is counted when it has arrived.
+            let handovers = sticky.status.iter().flat_map(|status| &status.handovers);
+            let mut arrived = handovers.filter(|step| !step.to.is_empty()).peekable();
+            let newest = arrived.peek().copied();
+            let moves = arrived.filter(|step| !step.from.is_empty() && step.from != step.to);
+            for step in moves.filter(|step| self.begun && is_new(step)) {
                 metrics.handovers.inc([&step.reason]);
             }
-            // One that has begun, off a dead node, is counted when it has arrived.
-            if let Some(newest) = handovers.iter().find(|step| !step.to.is_empty()) {
+            if let Some(newest) = newest {
                 self.moves.insert(key.name.clone(), newest.at.0.as_second());
             }
         }
@@ -112,11 +80,9 @@ impl Gauges {
     }
 
     fn nodes(&mut self, index: &ClusterIndex, metrics: &ControllerMetrics) {
-        let mut claimed: BTreeMap<&str, i64> = BTreeMap::new();
-        for claim in index.claims.values() {
-            if let Some(home) = &claim.spec.home_node {
-                *claimed.entry(home).or_default() += 1;
-            }
+        let mut claimed: BTreeMap<&String, i64> = BTreeMap::new();
+        for home in index.claims.values().filter_map(|claim| claim.spec.home_node.as_ref()) {
+            *claimed.entry(home).or_default() += 1;
         }
         let now: BTreeSet<String> = index.cilium_nodes.iter().map(|(name, _)| name.clone()).collect();
         for gone in self.nodes.difference(&now) {
@@ -127,7 +93,7 @@ impl Gauges {
         for (name, node) in index.cilium_nodes.iter() {
             let size: f64 = node.blocks().map(addresses).sum();
             metrics.available.with([name]).set(i64::try_from(node.available()).unwrap_or(i64::MAX));
-            let used = claimed.get(name.as_str()).copied().unwrap_or_default();
+            let used = claimed.get(name).copied().unwrap_or_default();
             metrics.node_addresses_used.with([name]).set(used);
             metrics.node_addresses.with([name]).set(whole(size));
         }
@@ -135,10 +101,7 @@ impl Gauges {
     }
 
     fn pools(&mut self, metrics: &ControllerMetrics, fills: &BTreeMap<String, Fill>, now: Duration) {
-        let stale: Vec<String> =
-            self.samples.keys().filter(|name| !fills.contains_key(*name)).cloned().collect();
-        for pool in stale {
-            self.samples.remove(&pool);
+        for (pool, _) in self.samples.extract_if(.., |pool, _| !fills.contains_key(pool)) {
             metrics.pool_used.remove([&pool]);
             metrics.pool_size.remove([&pool]);
             metrics.pool_exhaustion.remove([&pool]);
@@ -155,6 +118,20 @@ impl Gauges {
             }
         }
     }
+}
+
+/// How many objects are in each phase; none is a number, too.
+fn count_phases<P: Ord + Debug, const N: usize>(
+    all: [P; N],
+    found: impl Iterator<Item = P>,
+    gauge: &Labelled<Gauge, 1>,
+) -> BTreeMap<P, i64> {
+    let mut counts = BTreeMap::from(all.map(|phase| (phase, 0)));
+    found.for_each(|phase| *counts.entry(phase).or_default() += 1);
+    for (phase, count) in &counts {
+        gauge.with([&format!("{phase:?}")]).set(*count);
+    }
+    counts
 }
 
 /// Takes a sample; the hours that are left at the rate since the oldest one.
@@ -176,9 +153,8 @@ fn addresses(net: IpNet) -> f64 {
     f64::from(net.max_prefix_len() - net.prefix_len()).exp2()
 }
 
-/// A gauge of whole numbers; a /64 has more addresses than it can show.
+/// Saturates: a /64 has more addresses than a gauge of whole numbers can show.
 fn whole(number: f64) -> i64 {
-    // Saturates.
     number as i64
 }
 

@@ -11,3 +11,18 @@ pub mod node_blocks;
 pub mod recycling;
 pub mod repair;
 pub mod retention;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::cluster::api::events::NewEvent;
+use crate::controller::context::Context;
+
+/// Records what was done to an object.
+async fn record_event(context: &Context, about: ObjectReference, reason: &'static str, message: String) {
+    context.record_event(NewEvent { about, reason, message, warning: false }).await;
+}
+
+/// Records what is wrong with an object.
+async fn record_warning(context: &Context, about: ObjectReference, reason: &'static str, message: String) {
+    context.record_event(NewEvent { about, reason, message, warning: true }).await;
+}

@@ -9,24 +9,20 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use kube::ResourceExt;
 
-use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
+use crate::cluster::api::events::{self, NewEvent};
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, StickyIP};
 use crate::cluster::protocol::candidates;
 use crate::cluster::protocol::faults::{Fault, FoundFault, RepairFacts, RepairTimes, is_in_order};
 use crate::cluster::protocol::repair::{RepairOutcome, Repairer, repair};
 use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::controller::context::Context;
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::flags::ControllerSettings;
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, flags::ControllerSettings, queue::Key};
 use crate::names::StickyKey;
 
 /// Repairs at the same time; no two faults of one round write the same object's state. Few: most are claims
 /// to quarantine, behind a thousand StickyIPs that are being released, and no pod waits for them.
 const CONCURRENCY: usize = 4;
-/// After a repair that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
 /// The duty's memory. Lost with the process at no harm: repairs then take longer.
@@ -40,14 +36,9 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// A duty that has seen nothing yet.
     pub fn new(settings: &ControllerSettings) -> Self {
-        Self {
-            repairer: Repairer::default(),
-            times: settings.times(),
-            release_for_good: !settings.inherit,
-            open: BTreeSet::new(),
-        }
+        let (times, release_for_good) = (settings.times(), !settings.inherit);
+        Self { repairer: Repairer::default(), times, release_for_good, open: BTreeSet::new() }
     }
 }
 
@@ -72,10 +63,8 @@ fn concerned<'a>(
         let holders = new_claims.iter().filter_map(|name| index.claims.get(name));
         let holders: BTreeSet<String> = holders.map(|claim| claim.spec.sticky_ref.to_string()).collect();
         let held = new_stickies.iter().filter_map(|name| index.stickies.get(name));
-        let held: BTreeSet<String> = held
-            .flat_map(|sticky| &sticky.spec.addresses)
-            .map(|address| ClaimName::of(*address).to_string())
-            .collect();
+        let held = held.flat_map(|sticky| &sticky.spec.addresses);
+        let held: BTreeSet<String> = held.map(|address| ClaimName::of(*address).to_string()).collect();
         new_stickies = holders.difference(&stickies).cloned().collect();
         new_claims = held.difference(&claims).cloned().collect();
         stickies.extend(new_stickies.iter().cloned());
@@ -103,9 +92,8 @@ fn not_over(stickies: &[&StickyIP], claims: &[&AddressClaim]) -> BTreeSet<Key> {
 
 /// Whether one of the watches that would show a pod's use of an address is stale.
 fn any_stale(index: &ClusterIndex, now: Duration) -> bool {
-    [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode]
-        .into_iter()
-        .any(|kind| index.freshness.is_stale(kind, now))
+    let mut kinds = [Kind::Pod, Kind::CiliumEndpoint, Kind::CiliumNode].into_iter();
+    kinds.any(|kind| index.freshness.is_stale(kind, now))
 }
 
 /// Whether a CiliumNode publishes the address for a pod, and its node is not proved to have lost its pods.
@@ -133,8 +121,9 @@ fn may_be_quarantined(index: &ClusterIndex, address: IpAddr, inherited: bool, no
 fn awaits_node(index: &ClusterIndex, claim: &AddressClaim) -> bool {
     let Some(named) = &claim.spec.pod else { return false };
     let pod = index.pods.get(&format!("{}/{}", claim.spec.sticky_ref.namespace, named.name));
-    pod.filter(|pod| pod.facts.uid == named.uid).is_some_and(|pod| {
-        pod.running && !pod.ended && !pod.deleting && claim.spec.home_node.as_ref() == Some(&pod.node)
+    pod.is_some_and(|pod| {
+        let runs = pod.running && !pod.ended && !pod.deleting;
+        pod.facts.uid == named.uid && runs && claim.spec.home_node.as_ref() == Some(&pod.node)
     })
 }
 
@@ -153,7 +142,6 @@ fn origins(index: &ClusterIndex, addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr
 }
 
 impl Repair {
-    /// What the index shows beside these objects, as the decision needs it.
     fn facts(
         &self,
         index: &ClusterIndex,
@@ -162,11 +150,11 @@ impl Repair {
         now: Duration,
     ) -> RepairFacts {
         let holders = claims.iter().map(|claim| &claim.spec.sticky_ref);
-        let unreadable = |key: &&StickyKey| {
+        let is_unreadable = |key: &&StickyKey| {
             let name = key.to_string();
             index.stickies.contains(&name) && index.stickies.get(&name).is_none()
         };
-        let unreadable: BTreeSet<StickyKey> = holders.filter(unreadable).cloned().collect();
+        let unreadable: BTreeSet<StickyKey> = holders.filter(is_unreadable).cloned().collect();
         let counted = claims.iter().filter(|claim| !unreadable.contains(&claim.spec.sticky_ref));
         let claimed: BTreeSet<IpAddr> = counted.map(|claim| claim.spec.address).collect();
         let addresses = stickies.iter().flat_map(|sticky| sticky.spec.addresses.iter().copied());
@@ -199,7 +187,7 @@ impl Duty for Repair {
         if keys.is_empty() {
             return RoundResult::default();
         }
-        let found: Vec<(FoundFault, Option<StickyIP>)> = {
+        let found: Vec<(Option<StickyIP>, FoundFault)> = {
             let index = context.index();
             let (stickies, claims) = concerned(&index, &keys);
             let now = context.elapsed();
@@ -213,14 +201,14 @@ impl Duty for Repair {
                         || !may_be_quarantined(&index, finding.address, context.settings.inherit, now))
             };
             let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(put_off);
-            let name = |finding: FoundFault| ClaimName::of(finding.address).to_string();
-            self.open.extend(later.into_iter().map(|finding| Key::new(Kind::AddressClaim, name(finding))));
+            let names = later.into_iter().map(|finding| ClaimName::of(finding.address).to_string());
+            self.open.extend(names.map(|name| Key::new(Kind::AddressClaim, name)));
             let known = |finding: &FoundFault| index.stickies.get(&finding.sticky.to_string()).cloned();
-            found.into_iter().map(|finding| (finding.clone(), known(&finding))).collect()
+            found.into_iter().map(|finding| (known(&finding), finding)).collect()
         };
-        let repairs = found.iter().map(|(finding, known)| async move {
+        let repairs = found.iter().map(|(known, finding)| async move {
             let outcome = repair(&mut context.writer.api_writer(), finding, known.as_ref()).await;
-            record_event(context, finding, known.as_ref(), &outcome).await;
+            report(context, finding, known.as_ref(), &outcome).await;
             (finding, outcome)
         });
         let outcomes: Vec<(&FoundFault, RepairOutcome)> =
@@ -241,12 +229,7 @@ impl Duty for Repair {
     }
 }
 
-async fn record_event(
-    context: &Context,
-    finding: &FoundFault,
-    known: Option<&StickyIP>,
-    outcome: &RepairOutcome,
-) {
+async fn report(context: &Context, finding: &FoundFault, known: Option<&StickyIP>, outcome: &RepairOutcome) {
     if let (RepairOutcome::Repaired, Some(write)) = (outcome, &finding.fix) {
         context.metrics.repaired.inc([write.word()]);
     }
@@ -262,16 +245,11 @@ async fn record_event(
         RepairOutcome::ManualActionRequired => "delete one of the two StickyIPs",
         RepairOutcome::Conflict | RepairOutcome::Failed(_) => return,
     };
-    let Some(sticky) = known else { return };
+    let Some(about) = known.map(events::sticky_ip) else { return };
     let is_repaired = matches!(outcome, RepairOutcome::Repaired);
-    context
-        .record_event(NewEvent {
-            about: events::sticky_ip(sticky),
-            reason: if is_repaired { "Repaired" } else { "ManualActionRequired" },
-            message: format!("{finding}; {next}"),
-            warning: !is_repaired || matches!(finding.fault, Fault::ClaimedForAnother { .. }),
-        })
-        .await;
+    let reason = if is_repaired { "Repaired" } else { "ManualActionRequired" };
+    let warning = !is_repaired || matches!(finding.fault, Fault::ClaimedForAnother { .. });
+    context.record_event(NewEvent { about, reason, message: format!("{finding}; {next}"), warning }).await;
 }
 
 #[cfg(test)]

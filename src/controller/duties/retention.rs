@@ -10,24 +10,20 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
-use crate::cluster::objects::StickyIP;
-use crate::cluster::objects::sticky_ip::{RETENTION_SET, retention_set};
-use crate::controller::context::Context;
+use crate::cluster::objects::sticky_ip::{RETENTION_SET, StickyIP, retention_set};
+use crate::controller::duties::{record_event, record_warning};
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::objects::{IndexedPod, sticky_key_of};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, queue::Key};
 use crate::policy::PolicyError;
 use crate::policy::lifetime::retention::{RETENTION, Retention, from_annotation};
 
-/// After a write that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
-
 /// The source of a retention that no annotation sets.
 const FLAGS: &str = "the controller's flags";
 
-/// The duty. It remembers nothing.
+/// It remembers nothing.
 #[derive(Debug, Default)]
 pub struct RetentionSync {}
 
@@ -48,8 +44,8 @@ fn wanted(
         (None, None) => (default, FLAGS),
     };
     let now = sticky.spec.retention;
-    let ours =
-        sticky.annotations().get(RETENTION_SET).and_then(|text| serde_json::from_str::<Retention>(text).ok());
+    let set = sticky.annotations().get(RETENTION_SET);
+    let ours = set.and_then(|text| serde_json::from_str::<Retention>(text).ok());
     let may_change = ours.map_or(now == Retention::default(), |ours| ours == now);
     Ok((may_change && now != wanted).then_some((wanted, by)))
 }
@@ -59,9 +55,7 @@ fn concerned<'a>(index: &'a ClusterIndex, due: &[Key]) -> BTreeMap<String, &'a S
     let mut all = BTreeMap::new();
     for key in due {
         match key.kind {
-            Kind::StickyIP => {
-                all.extend(index.stickies.get(&key.name).map(|found| (key.name.clone(), found)))
-            }
+            Kind::StickyIP => all.extend(index.stickies.get(&key.name).map(|one| (key.name.clone(), one))),
             // Also of a pod that says nothing: it may have said something before, or have come later than its
             // StickyIP.
             Kind::Pod => {
@@ -101,9 +95,7 @@ impl Duty for RetentionSync {
             let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
             let message =
                 format!("its retention annotation cannot be read, so the address keeps its retention: {why}");
-            context
-                .record_event(NewEvent { about, reason: "InvalidAnnotation", message, warning: true })
-                .await;
+            record_warning(context, about, "InvalidAnnotation", message).await;
         }
         let mut done = RoundResult::default();
         for (sticky, (wanted, by)) in todo {
@@ -111,8 +103,8 @@ impl Duty for RetentionSync {
             // A merge patch: times that are no more must be named to go.
             let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
                               "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
-            let patch =
-                json!({"metadata": {"annotations": retention_set(wanted)}, "spec": {"retention": spec}});
+            let set = retention_set(wanted);
+            let patch = json!({"metadata": {"annotations": set}, "spec": {"retention": spec}});
             match context.writer.patch_sticky("the retention", &sticky, patch).await {
                 Ok(Some(_)) => {
                     tracing::info!(sticky = %key, %wanted, by, "retention written");
@@ -120,12 +112,9 @@ impl Duty for RetentionSync {
                         // Mostly the same for every StickyIP, in numbers; the flags can be read.
                         continue;
                     }
-                    let about = events::sticky_ip(&sticky);
                     // With the old value: an event with the same message is sent once an hour.
                     let message = format!("{wanted}: by {by}, instead of: {}", sticky.spec.retention);
-                    context
-                        .record_event(NewEvent { about, reason: "RetentionSet", message, warning: false })
-                        .await;
+                    record_event(context, events::sticky_ip(&sticky), "RetentionSet", message).await;
                 }
                 // It changed: the watch shows that.
                 Ok(None) => {}

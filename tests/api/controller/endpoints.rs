@@ -69,8 +69,8 @@ async fn bound(case: &Case<'_>, name: &str, node: &str, uid: &str, address: &str
     stickies.patch_status(name, &PatchParams::default(), &Patch::Merge(attached)).await.unwrap();
 }
 
-fn duty(desk: &Desk<'_>) -> Endpoints {
-    Endpoints::new(HURRIED, CiliumMode::Crd, &desk.context.metrics)
+fn duty() -> Endpoints {
+    Endpoints::new(HURRIED, CiliumMode::Crd)
 }
 
 async fn round(desk: &Desk<'_>, keeper: &mut Endpoints) -> RoundResult {
@@ -93,7 +93,7 @@ async fn a_running_pod_without_an_endpoint_is_nudged_with_new_values_a_few_times
     let case = case().await;
     let name = node(&case, "n", json!({}), &[]).await;
     let desk = Desk::as_shipped(&case, &[]).await;
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     running(&case, "lone", &name, "10.0.0.1").await;
     round(&desk, &mut keeper).await;
     let labelled = |pod: Pod| pod.labels().get(NUDGED).cloned();
@@ -104,7 +104,7 @@ async fn a_running_pod_without_an_endpoint_is_nudged_with_new_values_a_few_times
         assert_eq!(labelled(pods(&case).get("lone").await.unwrap()).as_deref(), Some(value));
     }
     // Another controller begins where this one ended: the value changes, or nobody would look.
-    let mut second = duty(&desk);
+    let mut second = duty();
     round(&desk, &mut second).await;
     assert_eq!(labelled(pods(&case).get("lone").await.unwrap()).as_deref(), Some("1"));
     assert!(told(&case).await.contains(&"EndpointMissing".to_owned()));
@@ -121,7 +121,7 @@ async fn a_nudge_that_is_not_written_does_not_count() {
                        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]);
     let poor = case.service_account("poor", serde_json::from_value(rules).unwrap()).await;
     let mut desk = Desk::with(&case, poor.client().await, &[], Box::new(NoObserver));
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     for _ in 0..HURRIED.nudges {
         desk.look().await;
         assert_eq!(keeper.full_round(&desk.context, Vec::new()).await.failures, 1);
@@ -149,7 +149,7 @@ async fn a_pod_that_was_replaced_or_has_its_endpoint_by_now_is_not_nudged() {
     endpoint(&case, "a", None, "10.0.0.1", json!([])).await;
     pods(&case).delete("b", &DeleteParams::default().grace_period(0)).await.unwrap();
     running(&case, "b", &name, "10.0.0.2").await;
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     let before = desk.context.writer.count();
     keeper.full_round(&desk.context, Vec::new()).await;
     assert_eq!(desk.context.writer.count(), before);
@@ -163,7 +163,7 @@ async fn an_endpoint_whose_deletion_hangs_is_freed_and_its_successor_is_left_alo
     endpoint(&case, "stuck", None, "10.0.0.1", held.clone()).await;
     endpoint(&case, "well", None, "10.0.0.2", held.clone()).await;
     endpoints(&case).delete("stuck", &DeleteParams::default()).await.unwrap();
-    let mut late = duty(&desk);
+    let mut late = duty();
     desk.look().await;
     // Between the look and the write it went, and another of the name is there, being deleted too.
     let off = json!({"metadata": {"finalizers": null}});
@@ -191,7 +191,7 @@ async fn the_endpoint_of_an_earlier_pod_goes_and_those_that_are_right_stay() {
     endpoint(&case, "new", Some("of-the-old-pod"), "10.0.0.7", json!([])).await;
     endpoint(&case, "podless", Some("of-a-gone-pod"), "10.0.0.8", json!([])).await;
     let desk = Desk::as_shipped(&case, &[]).await;
-    round(&desk, &mut duty(&desk)).await;
+    round(&desk, &mut duty()).await;
     let left: Vec<String> = endpoints(&case)
         .list(&ListParams::default())
         .await
@@ -211,7 +211,7 @@ async fn a_disagreement_is_reported_once() {
     endpoint(&case, "db-0", Some(&uid), "10.0.0.2", json!([])).await;
     bound(&case, "db-0", &name, &uid, "10.0.0.3").await;
     let desk = Desk::new(&case, &[]).await;
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     round(&desk, &mut keeper).await;
     let expected = ["EndpointDisagreesWithPod", "PodDisagreesWithStickyIP", "PoolLacksStickyIP"];
     assert_eq!(told(&case).await, expected);
@@ -234,7 +234,7 @@ async fn a_tick_finds_who_disagrees_though_only_others_are_due() {
     // Neither a StickyIP nor a pool wakes the keeper.
     bound(&case, "db-0", &name, &uid, "10.0.0.3").await;
     let desk = Desk::new(&case, &[]).await;
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     desk.look().await;
     let due = vec![Key::new(Kind::Pod, format!("{}/busy", case.namespace()))];
     assert_eq!(keeper.round(&desk.context, due.clone()).await.failures, 0);
@@ -256,7 +256,7 @@ async fn a_sticky_pods_endpoint_with_a_foreign_address_is_deleted_as_it_was_read
     endpoint(&case, "db-1", Some(&corrected), "10.0.0.9", json!([])).await;
     endpoint(&case, "plain", Some(&plain), "10.0.0.9", json!([])).await;
     let desk = Desk::as_shipped(&case, &[]).await;
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     desk.look().await;
     // After the look Cilium writes one of them right.
     endpoint(&case, "db-1", Some(&corrected), "10.0.0.2", json!([])).await;
@@ -315,13 +315,13 @@ async fn a_keeper_that_ends_at_any_write_is_followed_by_one_that_finishes() {
         loop {
             prepare(&case, &name).await;
             let desk = Desk::watched(&case, &[], EndControllerAt::boxed(number, after)).await;
-            let mut keeper = duty(&desk);
+            let mut keeper = duty();
             let ended = ended_by_the_witness(async {
                 round(&desk, &mut keeper).await;
             })
             .await;
             let second = Desk::new(&case, &[]).await;
-            round(&second, &mut duty(&second)).await;
+            round(&second, &mut duty()).await;
             assert!(is_done(&case).await, "after {number} writes, {after}");
             if !ended {
                 break;
@@ -385,7 +385,7 @@ async fn conflicts_on_each_of_the_keepers_writes_delay_and_change_nothing() {
     let meddler =
         Meddler { access: case.admin(), namespace: case.namespace().to_owned(), met: Arc::clone(&met) };
     let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
-    let mut keeper = duty(&desk);
+    let mut keeper = duty();
     round(&desk, &mut keeper).await;
     assert!(!desk.context.metrics.page().contains("endpoint_actions_total{"), "each write met a conflict");
     round(&desk, &mut keeper).await;

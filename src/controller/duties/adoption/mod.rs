@@ -11,31 +11,26 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::alloc::join;
 use crate::alloc::range::Family;
 use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::{ClaimName, ClaimPhase, StickyIP};
 use crate::cluster::protocol::bind::{BindError, Binder, LocalNode};
-use crate::cluster::protocol::candidates::CandidateSources;
 use crate::cluster::protocol::step::{Candidate, Refusal};
-use crate::cluster::protocol::sticky_identity;
-use crate::cluster::protocol::view::Origin;
-use crate::controller::context::Context;
+use crate::cluster::protocol::{candidates::CandidateSources, sticky_identity, view::Origin};
+use crate::controller::duties::{record_event, record_warning};
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::flags::ControllerSettings;
 use crate::controller::index::objects::{IndexedPod, attached_pod_uid};
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, flags::ControllerSettings, queue::Key};
 use crate::names::{AttachmentId, StickyKey};
 use crate::policy::PolicyError;
 use crate::policy::handover::{Attached, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::asked_by;
-use crate::policy::selection::claimant::Claimant;
-use crate::policy::selection::facts::PodFacts;
-use crate::policy::selection::rules::Rules;
 use crate::policy::selection::slot::{MAX_SLOT_TRIES, slot_name};
+use crate::policy::selection::{claimant::Claimant, facts::PodFacts, rules::Rules};
 use slots::UsedSlots;
 
 /// How many pods are adopted at the same time: each takes three writes or more, one after the other.
@@ -46,7 +41,6 @@ const RETRY_WHILE_WAITING: Duration = Duration::from_secs(30);
 const UNANSWERED_AFTER: Duration = Duration::from_secs(2 * RETRY_WHILE_WAITING.as_secs());
 /// After a refusal: a person, or the end of another pod, may change it.
 const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(300);
-/// After something that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// The duty's memory. Lost with the process at no harm: the claims say the same a little later.
@@ -59,25 +53,18 @@ pub(crate) struct PodAdoption {
     waiting: BTreeMap<String, (String, Duration)>,
 }
 
-/// A pod that has yet to be adopted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct UnadoptedPod {
     facts: PodFacts,
     node: String,
     addresses: Vec<IpAddr>,
-    /// The node's blocks.
     blocks: Vec<IpNet>,
 }
 
 impl PodAdoption {
-    /// A duty that has seen nothing yet.
     pub(crate) fn new(settings: &ControllerSettings) -> Self {
-        Self {
-            rules: settings.selection.rules(),
-            ipv6: settings.enable_static_pod_ipv6,
-            asked: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-        }
+        let (rules, ipv6) = (settings.selection.rules(), settings.enable_static_pod_ipv6);
+        Self { rules, ipv6, asked: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     /// Forgets that these pods wait for an answer.
@@ -86,7 +73,7 @@ impl PodAdoption {
         self.waiting.retain(|pod, _| !pods.contains(pod.as_str()));
     }
 
-    /// A pod waits for its node's answer; whether it has waited long.
+    /// Whether a pod, which waits for its node's answer, has waited long.
     fn has_waited_long(&mut self, pod: &str, uid: &str, now: Duration) -> bool {
         let (known, since) = self.waiting.entry(pod.to_owned()).or_insert_with(|| (uid.to_owned(), now));
         if known != uid {
@@ -95,24 +82,20 @@ impl PodAdoption {
         now.saturating_sub(*since) >= UNANSWERED_AFTER
     }
 
-    /// The pods that a change concerns.
     fn concerned(&self, index: &ClusterIndex, due: &[Key]) -> BTreeSet<String> {
         let mut pods = BTreeSet::new();
         for key in due {
             match key.kind {
-                Kind::Pod => {
-                    pods.insert(key.name.clone());
-                }
+                Kind::Pod => pods.extend([key.name.clone()]),
                 Kind::Namespace => {
                     let prefix = format!("{}/", key.name);
                     pods.extend(index.pods.with_prefix(&prefix).map(|(name, _)| name.clone()));
                 }
                 Kind::AddressClaim => {
                     let Some(claim) = index.claims.get(&key.name).map(|claim| &claim.spec) else { continue };
+                    let StickyKey { namespace, .. } = &claim.sticky_ref;
                     pods.extend(self.asked.get(&claim.sticky_ref.to_string()).cloned());
-                    pods.extend(
-                        claim.pod.as_ref().map(|pod| format!("{}/{}", claim.sticky_ref.namespace, pod.name)),
-                    );
+                    pods.extend(claim.pod.as_ref().map(|pod| format!("{namespace}/{}", pod.name)));
                 }
                 Kind::StickyIP => pods.extend(self.asked.get(&key.name).cloned()),
                 _ => {}
@@ -129,16 +112,13 @@ impl PodAdoption {
             return Ok(None);
         }
         let facts = index.facts(pod);
-        if !self.rules.judge(&facts)?.sticky {
-            return Ok(None);
-        }
-        if index.sticky_of(pod).is_some_and(|sticky| attached_pod_uid(sticky) == Some(facts.uid.as_str())) {
+        let is_attached = |sticky: &StickyIP| attached_pod_uid(sticky) == Some(facts.uid.as_str());
+        if !self.rules.judge(&facts)?.sticky || index.sticky_of(pod).is_some_and(is_attached) {
             return Ok(None);
         }
         let of_family = |address: &&IpAddr| address.is_ipv4() || self.ipv6;
         let addresses: Vec<IpAddr> = pod.addresses.iter().filter(of_family).copied().collect();
-        let blocks =
-            index.cilium_nodes.get(&pod.node).map(|node| node.blocks().collect()).unwrap_or_default();
+        let blocks = index.cilium_nodes.get(&pod.node).into_iter().flat_map(|node| node.blocks()).collect();
         Ok((!addresses.is_empty()).then(|| UnadoptedPod { facts, node: pod.node.clone(), addresses, blocks }))
     }
 }
@@ -170,7 +150,6 @@ impl LocalNode for RunningPodNode<'_> {
     }
 }
 
-/// What came of one pod.
 #[derive(Clone)]
 enum AdoptionResult {
     Adopted,
@@ -190,25 +169,31 @@ async fn adopt(context: &Context, name: &str, pod: &UnadoptedPod, used: &mut Use
         let bound = bind(context, pod, &claimant, &key, None).await;
         return report(context, pod, key, bound).await;
     }
-    let mut claimed = slots::claimed(&context.index(), &claimant, facts, &pod.addresses);
+    let (workload, addresses) = (&claimant.workload().name, &pod.addresses);
+    let mut claimed = slots::claimed(&context.index(), &claimant, facts, addresses);
     let mut tries = 1;
     loop {
         let is_guess = claimed.is_none() && tries == 1;
         let avoid = used.for_others_than(name);
         let slot = match claimed.take() {
             Some(slot) => slot,
-            None if is_guess => slots::guessed(&context.index(), &claimant, facts, &pod.addresses, &avoid),
+            // By the index, which costs no request. If that is out of date, the slot turns out to be another
+            // pod's, and the next choice is by a live read.
+            None if is_guess => {
+                let (index, prefix) = (context.index(), format!("{}/{workload}-", facts.namespace));
+                let slots = index.stickies.with_prefix(&prefix).map(|(_, sticky)| sticky);
+                sticky_identity::slot_of_running(slots, &claimant, facts, addresses, &avoid)
+            }
             None => {
                 let api = context.writer.connection();
-                match sticky_identity::choose_for_running(&api, &claimant, facts, &pod.addresses, &avoid)
-                    .await
-                {
+                let choice = sticky_identity::choose_for_running(&api, &claimant, facts, addresses, &avoid);
+                match choice.await {
                     Ok(slot) => slot,
                     Err(error) => return failed(pod, &error),
                 }
             }
         };
-        let key = named(slot_name(&claimant.workload().name, slot));
+        let key = named(slot_name(workload, slot));
         used.add(slot);
         let bound = bind(context, pod, &claimant, &key, Some(slot)).await;
         // Another claimant has it by now, and what was claimed for this one is undone. A guess may also have
@@ -251,7 +236,6 @@ async fn bind(
     binder.adopt(&mut context.writer.api_writer(), &mut RunningPodNode(pod), unclaimed).await
 }
 
-/// Reports what came of a pod.
 async fn report(
     context: &Context,
     pod: &UnadoptedPod,
@@ -263,16 +247,11 @@ async fn report(
         Ok(sticky) => {
             let ours = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
             if ours.is_some_and(|ours| ours.attachment_id.is_adopted()) {
+                let addresses = join(&sticky.spec.addresses);
                 context.metrics.adopted_pods.inc();
-                tracing::info!(
-                    sticky = %key, addresses = join(&sticky.spec.addresses), pod = facts.name,
-                    "adopted a running pod"
-                );
-                let message = format!(
-                    "adopted with its address {}; it keeps it over restarts",
-                    join(&sticky.spec.addresses)
-                );
-                record_event(context, facts, "Adopted", message, false).await;
+                tracing::info!(sticky = %key, addresses, pod = facts.name, "adopted a running pod");
+                let message = format!("adopted with its address {addresses}; it keeps it over restarts");
+                record_event(context, reference(facts), "Adopted", message).await;
             }
             AdoptionResult::Adopted
         }
@@ -282,14 +261,9 @@ async fn report(
         }
         Err(BindError::Refused(why)) => {
             tracing::warn!(sticky = %key, pod = facts.name, %why, "cannot adopt a running pod");
-            record_event(
-                context,
-                facts,
-                "AdoptionFailed",
-                format!("not adopted, so it keeps {} only until it ends: {why}", join(&pod.addresses)),
-                true,
-            )
-            .await;
+            let addresses = join(&pod.addresses);
+            let message = format!("not adopted, so it keeps {addresses} only until it ends: {why}");
+            record_warning(context, reference(facts), "AdoptionFailed", message).await;
             AdoptionResult::Refused
         }
         Err(error) => failed(pod, &error),
@@ -300,20 +274,17 @@ async fn report(
 fn unclaimed(index: &ClusterIndex, key: &StickyKey, addresses: &[IpAddr]) -> Option<CandidateSources> {
     let is_claimed = |address: &IpAddr| index.claims.contains(&ClaimName::of(*address).to_string());
     let is_known = index.stickies.contains(&key.to_string()) || addresses.iter().any(is_claimed);
-    (!is_known).then(|| {
-        CandidateSources::of_pools_alone(
-            index.pools.values().cloned().collect(),
-            index.blocks_with(addresses),
-        )
-    })
+    let pools = || index.pools.values().cloned().collect();
+    (!is_known).then(|| CandidateSources::of_pools_alone(pools(), index.blocks_with(addresses)))
 }
 
 /// Whether a claim on one of its addresses, which names this pod, still waits for its home node.
 fn is_unanswered(index: &ClusterIndex, pod: &UnadoptedPod) -> bool {
-    let claims =
-        pod.addresses.iter().filter_map(|address| index.claims.get(&ClaimName::of(*address).to_string()));
-    let mut claims = claims.filter(|claim| claim.spec.phase == ClaimPhase::Requested);
-    claims.any(|claim| claim.spec.pod.as_ref().is_some_and(|named| named.uid == pod.facts.uid))
+    let names = pod.addresses.iter().map(|address| ClaimName::of(*address).to_string());
+    names.filter_map(|name| index.claims.get(&name)).any(|claim| {
+        claim.spec.phase == ClaimPhase::Requested
+            && claim.spec.pod.as_ref().is_some_and(|named| named.uid == pod.facts.uid)
+    })
 }
 
 fn failed(pod: &UnadoptedPod, error: &dyn std::error::Error) -> AdoptionResult {
@@ -324,15 +295,8 @@ fn failed(pod: &UnadoptedPod, error: &dyn std::error::Error) -> AdoptionResult {
     AdoptionResult::Failed
 }
 
-async fn record_event(
-    context: &Context,
-    facts: &PodFacts,
-    reason: &'static str,
-    message: String,
-    warning: bool,
-) {
-    let about = events::pod(&facts.namespace, &facts.name, &facts.uid);
-    context.record_event(NewEvent { about, reason, message, warning }).await;
+fn reference(facts: &PodFacts) -> ObjectReference {
+    events::pod(&facts.namespace, &facts.name, &facts.uid)
 }
 
 impl Duty for PodAdoption {
@@ -351,21 +315,15 @@ impl Duty for PodAdoption {
                         continue;
                     }
                     Ok(_) => {}
-                    Err(why) => bad.extend(pod.map(|pod| (pod.facts.clone(), why))),
+                    Err(why) => bad.extend(pod.map(|pod| (reference(&pod.facts), why))),
                 }
                 over.insert(name);
             }
         }
         self.forget(&over.iter().map(String::as_str).collect());
-        for (facts, why) in bad {
-            record_event(
-                context,
-                &facts,
-                "InvalidAnnotation",
-                format!("its annotations cannot be read, so it is not adopted: {why}"),
-                true,
-            )
-            .await;
+        for (about, why) in bad {
+            let message = format!("its annotations cannot be read, so it is not adopted: {why}");
+            record_warning(context, about, "InvalidAnnotation", message).await;
         }
         // Pods of one workload choose their slots one after the other, or all would choose the same.
         let mut groups: BTreeMap<String, Vec<(String, UnadoptedPod)>> = BTreeMap::new();
@@ -408,15 +366,14 @@ impl Duty for PodAdoption {
             match result {
                 AdoptionResult::Adopted => {}
                 AdoptionResult::WaitingForNode(sticky) => {
-                    if self.has_waited_long(name, &pod.facts.uid, context.elapsed())
-                        && is_unanswered(&context.index(), pod)
-                    {
+                    let is_late = self.has_waited_long(name, &pod.facts.uid, context.elapsed());
+                    if is_late && is_unanswered(&context.index(), pod) {
+                        let UnadoptedPod { facts, node, .. } = pod;
                         let message = format!(
-                            "not adopted yet: node {} has not answered; check that its sticky-ipam agent \
-                             runs",
-                            pod.node
+                            "not adopted yet: node {node} has not answered; check that its sticky-ipam agent \
+                             runs"
                         );
-                        record_event(context, &pod.facts, "AdoptionFailed", message, true).await;
+                        record_warning(context, reference(facts), "AdoptionFailed", message).await;
                     }
                     self.asked.insert(sticky.to_string(), name.clone());
                     done.again.push((key, RETRY_WHILE_WAITING));

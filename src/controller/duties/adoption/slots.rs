@@ -7,13 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::cluster::objects::ClaimName;
-use crate::cluster::protocol::sticky_identity;
 use crate::controller::index::ClusterIndex;
-use crate::policy::selection::claimant::Claimant;
-use crate::policy::selection::facts::PodFacts;
-use crate::policy::selection::slot::slot_number;
+use crate::policy::selection::{claimant::Claimant, facts::PodFacts, slot::slot_number};
 
-/// The slots of one workload that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UsedSlots {
     numbers: BTreeSet<u32>,
@@ -22,7 +18,6 @@ pub(crate) struct UsedSlots {
 }
 
 impl UsedSlots {
-    /// Uses one more.
     pub(crate) fn add(&mut self, number: u32) {
         self.numbers.insert(number);
     }
@@ -76,20 +71,6 @@ pub(crate) fn claimed(
         let key = Some(&claim.sticky_ref).filter(|key| is_ours && key.namespace == facts.namespace)?;
         slot_number(&claimant.workload().name, &key.name)
     })
-}
-
-/// The slot by the index: a guess that costs no request. If it is out of date the slot turns out to be
-/// another pod's, and the next choice is by a live read.
-pub(crate) fn guessed(
-    index: &ClusterIndex,
-    claimant: &Claimant,
-    facts: &PodFacts,
-    addresses: &[IpAddr],
-    avoid: &BTreeSet<u32>,
-) -> u32 {
-    let prefix = format!("{}/{}-", facts.namespace, claimant.workload().name);
-    let slots = index.stickies.with_prefix(&prefix).map(|(_, sticky)| sticky);
-    sticky_identity::slot_of_running(slots, claimant, facts, addresses, avoid)
 }
 
 #[cfg(test)]

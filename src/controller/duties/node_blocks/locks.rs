@@ -2,7 +2,6 @@
 //! cannot both create it. Its holder is the node's name. It is not renewed: it exists until the block is
 //! released. Must never be removed without its uid and resourceVersion.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -14,12 +13,10 @@ use serde_json::json;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::labels;
-use crate::cluster::protocol::apply::FIELD_MANAGER;
-use crate::cluster::protocol::write::Precondition;
+use crate::cluster::protocol::{apply::FIELD_MANAGER, write::Precondition};
 use crate::controller::writer::Writer;
 use crate::policy::node_blocks::{BlockLock, UnreadableLock};
 
-/// The start of every lock's name.
 const PREFIX: &str = "sticky-ipam-block-";
 /// The block, as text: a label cannot hold a slash.
 const BLOCK: &str = "sticky-ipam.io/block";
@@ -27,11 +24,9 @@ const BLOCK: &str = "sticky-ipam.io/block";
 /// write.
 const TAKEN_ON: &str = "sticky-ipam.io/taken-on";
 
-/// What one list showed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct LockList {
     pub locks: Vec<BlockLock>,
-    /// Those that cannot be read.
     pub broken: Vec<UnreadableLock>,
 }
 
@@ -59,26 +54,24 @@ impl LockList {
     }
 }
 
-/// The locks of one namespace.
-#[derive(Clone)]
-pub(crate) struct Locks {
+pub(crate) struct Locks<'a> {
+    writer: &'a Writer,
     api: Api<Lease>,
-    namespaces: Api<Namespace>,
-    namespace: String,
+    namespace: &'a str,
 }
 
-impl Locks {
+impl<'a> Locks<'a> {
     /// The locks in this namespace. Every replica must be given the same.
-    pub(crate) fn new(client: kube::Client, namespace: &str) -> Self {
-        let (api, namespaces) = (Api::namespaced(client.clone(), namespace), Api::all(client));
-        Self { api, namespaces, namespace: namespace.to_owned() }
+    pub(crate) fn new(writer: &'a Writer, namespace: &'a str) -> Self {
+        Self { writer, api: Api::namespaced(writer.client(), namespace), namespace }
     }
 
     /// Reads all of them, live. By their names and not by their label: one that has lost its label still
     /// locks its block. The server reads every Lease of the namespace in either case.
-    pub(crate) async fn list(&self, writer: &Writer) -> Result<LockList, ApiError> {
+    pub(crate) async fn list(&self) -> Result<LockList, ApiError> {
         let params = ListParams::default();
-        let listed = writer.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
+        let listed =
+            self.writer.connection().read("list Leases of blocks", || self.api.list(&params)).await?;
         Ok(LockList::of(&listed.items))
     }
 
@@ -86,60 +79,53 @@ impl Locks {
     /// Errors: the API server did not answer, or refused; if in doubt, the lock may exist.
     pub(crate) async fn create(
         &self,
-        writer: &Writer,
         block: IpNet,
         node: &str,
         taken_on: &str,
     ) -> Result<Option<BlockLock>, ApiError> {
         let name = name(block);
+        let annotations = [(BLOCK, block.to_string()), (TAKEN_ON, taken_on.to_owned())];
         let lease = Lease {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
                 labels: Some([(labels::BLOCK.to_owned(), labels::block_value(block))].into()),
-                annotations: Some(BTreeMap::from([
-                    (BLOCK.to_owned(), block.to_string()),
-                    (TAKEN_ON.to_owned(), taken_on.to_owned()),
-                ])),
+                annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).into()),
                 ..ObjectMeta::default()
             },
             spec: Some(LeaseSpec { holder_identity: Some(node.to_owned()), ..LeaseSpec::default() }),
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("create Lease {name}");
-        if let Some(made) = writer.write(&what, self.api.create(&params, &lease)).await? {
+        if let Some(made) = self.writer.write(&what, self.api.create(&params, &lease)).await? {
             return Ok(read(&made).ok());
         }
         // It exists. Or its namespace does not: then no try will ever create it.
-        match writer.connection().read(&what, || self.namespaces.get_metadata_opt(&self.namespace)).await? {
-            Some(_) => Ok(None),
-            None => {
-                let why = format!(
-                    "namespace {} does not exist; create it, or set --block-namespace",
-                    self.namespace
-                );
-                Err(ApiError::Refused { what, code: 404, why })
-            }
+        let (namespace, namespaces) = (self.namespace, Api::<Namespace>::all(self.writer.client()));
+        let found = self.writer.connection().read(&what, || namespaces.get_metadata_opt(namespace)).await?;
+        if found.is_some() {
+            return Ok(None);
         }
+        let why = format!("namespace {namespace} does not exist; create it, or set --block-namespace");
+        Err(ApiError::Refused { what, code: 404, why })
     }
 
     /// Takes a lock again, after the node's object was read again; none if the lock changed or is gone.
     pub(crate) async fn retake(
         &self,
-        writer: &Writer,
         lock: &BlockLock,
         taken_on: &str,
     ) -> Result<Option<BlockLock>, ApiError> {
         let name = name(lock.block);
         let patch = json!({"metadata": {"annotations": {TAKEN_ON: taken_on}}});
         let what = format!("patch Lease {name}");
-        let taken = writer.patch(&what, &self.api, &name, &state(lock), patch).await?;
+        let taken = self.writer.patch(&what, &self.api, &name, &state(lock), patch).await?;
         Ok(taken.as_ref().and_then(|lease| read(lease).ok()))
     }
 
-    /// Removes exactly this state of a lock; whether it did.
-    pub(crate) async fn remove(&self, writer: &Writer, lock: &BlockLock) -> Result<bool, ApiError> {
+    /// Whether it did; exactly this state is removed.
+    pub(crate) async fn remove(&self, lock: &BlockLock) -> Result<bool, ApiError> {
         let name = name(lock.block);
-        writer.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
+        self.writer.delete(&format!("delete Lease {name}"), &self.api, &name, &state(lock)).await
     }
 }
 
@@ -170,11 +156,10 @@ fn read(lease: &Lease) -> Result<BlockLock, String> {
         return Err(format!("its annotation {BLOCK} says {said:?}, where its name says {block}"));
     }
     let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let node = holder.filter(|node| !node.is_empty());
     Ok(BlockLock {
         block,
-        node: holder
-            .filter(|node| !node.is_empty())
-            .ok_or("spec.holderIdentity does not name the node that has the block")?,
+        node: node.ok_or("spec.holderIdentity does not name the node that has the block")?,
         uid: lease.uid().ok_or("it has no uid")?,
         version: lease.resource_version().ok_or("it has no resourceVersion")?,
     })

@@ -13,26 +13,23 @@ pub(crate) mod view;
 
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource;
+use kube::api::ObjectMeta;
 
 pub use locks::name as lock_name;
 pub(crate) use locks::{LockList, Locks};
-use steps::{StepCounts, StepWriter};
+use steps::{StepCounts, StepWriter, node_reference};
 pub(crate) use view::{BlockView, block_view};
 
-use crate::cluster::api::client::ApiError;
-use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
-use crate::controller::context::Context;
+use crate::cluster::api::{client::ApiError, events};
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::index::Kind;
-use crate::controller::metrics::ControllerMetrics;
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, duties::record_warning, index::Kind, queue::Key};
 use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{
     BlockLimits, BlockProblem, BlockStep, GoneNodes, Plan, UnreadableLock, decide,
 };
-use crate::runtime::metrics::{Counter, Gauge, Labelled};
 
 /// Before a step that came to nothing is tried again.
 const RETRY: Duration = Duration::from_secs(2);
@@ -40,7 +37,6 @@ const RETRY: Duration = Duration::from_secs(2);
 /// it. Less than a tick, so that every tick does.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// The duty.
 pub struct NodeBlocks {
     location: BlockLocation,
     limits: BlockLimits,
@@ -48,36 +44,18 @@ pub struct NodeBlocks {
     /// The locks as they were read last, and when; none if steps were applied since.
     locks: Option<(LockList, Duration)>,
     namespace: String,
-    given: Labelled<Gauge, 1>,
-    total: Labelled<Gauge, 1>,
-    steps: Labelled<Counter, 1>,
-    problems: Labelled<Gauge, 1>,
 }
 
 impl NodeBlocks {
-    /// The duty for this location, with its locks in this namespace.
-    pub fn new(
-        location: BlockLocation,
-        namespace: &str,
-        limits: BlockLimits,
-        metrics: &ControllerMetrics,
-    ) -> Self {
+    /// Its locks are in this namespace.
+    pub fn new(location: BlockLocation, namespace: &str, limits: BlockLimits) -> Self {
         // Cilium's `kubernetes` mode takes one range a family from a Node.
         let most = if location == BlockLocation::Annotations { 1 } else { limits.most };
-        Self {
-            location,
-            limits: BlockLimits { most, ..limits },
-            memory: GoneNodes::default(),
-            locks: None,
-            namespace: namespace.to_owned(),
-            given: metrics.blocks_allocated.clone(),
-            total: metrics.blocks.clone(),
-            steps: metrics.block_actions.clone(),
-            problems: metrics.block_problems.clone(),
-        }
+        let limits = BlockLimits { most, ..limits };
+        Self { location, limits, memory: GoneNodes::default(), locks: None, namespace: namespace.to_owned() }
     }
 
-    /// The duty as it is set; none if Cilium's operator hands out the blocks.
+    /// None if Cilium's operator hands out the blocks.
     pub fn from_context(context: &Context) -> Option<Self> {
         let settings = &context.settings;
         let location = settings.cilium_ipam.blocks_go_to()?;
@@ -86,7 +64,7 @@ impl NodeBlocks {
             most: settings.blocks_per_node,
             quarantine: settings.block_quarantine.seconds(),
         };
-        Some(Self::new(location, settings.block_namespace(), limits, &context.metrics))
+        Some(Self::new(location, settings.block_namespace(), limits))
     }
 
     /// The locks as they were read last, if that is enough to see whether anything is to be done.
@@ -110,37 +88,30 @@ impl NodeBlocks {
         (seen, plan)
     }
 
-    async fn report(&mut self, context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
+    async fn report(&self, context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
         // A pool that is gone has none.
-        self.given.clear();
-        self.total.clear();
+        let metrics = &context.metrics;
+        metrics.blocks_allocated.clear();
+        metrics.blocks.clear();
         for (pool, fill) in &plan.fill {
-            self.given.with([pool]).set(i64::try_from(fill.allocated).unwrap_or(i64::MAX));
-            self.total.with([pool]).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
+            metrics.blocks_allocated.with([pool]).set(i64::try_from(fill.allocated).unwrap_or(i64::MAX));
+            metrics.blocks.with([pool]).set(i64::try_from(fill.total).unwrap_or(i64::MAX));
         }
-        self.problems.clear();
+        metrics.block_problems.clear();
         for problem in &plan.problems {
-            self.problems.with([problem.reason()]).inc();
-            let message = problem.to_string();
+            metrics.block_problems.with([problem.reason()]).inc();
             let about = match problem {
                 BlockProblem::Broken(broken) => self.lease(broken),
                 BlockProblem::NoRoom { node, .. }
                 | BlockProblem::NoPool { node }
-                | BlockProblem::Contested { node, .. } => {
-                    let uid =
-                        context.index().nodes.get(node).map(|node| node.uid.clone()).unwrap_or_default();
-                    events::node(node, &uid)
-                }
+                | BlockProblem::Contested { node, .. } => node_reference(context, node),
             };
-            context.record_event(NewEvent { about, reason: problem.reason(), message, warning: true }).await;
+            record_warning(context, about, problem.reason(), problem.to_string()).await;
         }
         for refused in &seen.refused {
             let object = context.index().pools.get(&refused.name).cloned();
             if let Some(pool) = object {
-                let (about, message) = (events::pool(&pool), refused.why.clone());
-                context
-                    .record_event(NewEvent { about, reason: refused.reason, message, warning: true })
-                    .await;
+                record_warning(context, events::pool(&pool), refused.reason, refused.why.clone()).await;
             }
         }
         for name in &seen.in_doubt {
@@ -152,16 +123,10 @@ impl NodeBlocks {
         status::write(context, seen, plan).await
     }
 
-    /// A lock that cannot be read, as an event names it.
     fn lease(&self, broken: &UnreadableLock) -> ObjectReference {
-        ObjectReference {
-            api_version: Some("coordination.k8s.io/v1".into()),
-            kind: Some("Lease".into()),
-            namespace: Some(self.namespace.clone()),
-            name: Some(lock_name(broken.block)),
-            uid: Some(broken.uid.clone()),
-            ..ObjectReference::default()
-        }
+        let (namespace, name) = (Some(self.namespace.clone()), Some(lock_name(broken.block)));
+        let metadata = ObjectMeta { namespace, name, uid: Some(broken.uid.clone()), ..ObjectMeta::default() };
+        Lease { metadata, ..Lease::default() }.object_ref(&())
     }
 }
 
@@ -185,23 +150,20 @@ impl Duty for NodeBlocks {
             Some((seen, plan)) if plan.steps.is_empty() => (seen, plan),
             _ => {
                 let read_at = context.elapsed();
-                let locks =
-                    match Locks::new(context.writer.client(), &self.namespace).list(&context.writer).await {
-                        Ok(locks) => locks,
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot read the Leases of blocks; trying again");
-                            return RoundResult { again: again(RETRY), failures: 1 };
-                        }
-                    };
+                let locks = Locks::new(&context.writer, &self.namespace);
+                let locks = match locks.list().await {
+                    Ok(locks) => locks,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot read the Leases of blocks; trying again");
+                        return RoundResult { again: again(RETRY), failures: 1 };
+                    }
+                };
                 let (seen, plan) = self.decide(context, locks.clone());
-                for problem in
-                    plan.problems.iter().filter(|problem| matches!(problem, BlockProblem::Broken(_)))
-                {
+                let is_broken = |problem: &&BlockProblem| matches!(problem, BlockProblem::Broken(_));
+                for problem in plan.problems.iter().filter(is_broken) {
                     tracing::warn!(namespace = self.namespace, "{problem}");
                 }
-                tried = StepWriter::new(context, self.location, &self.namespace)
-                    .apply(&plan.steps, &self.steps)
-                    .await;
+                tried = StepWriter::new(context, self.location, &self.namespace).apply(&plan.steps).await;
                 self.locks = plan.steps.is_empty().then_some((locks, read_at));
                 (seen, plan)
             }
@@ -223,12 +185,7 @@ mod tests {
 
     #[test]
     fn locks_are_read_once_when_idle_and_again_after_a_while_if_one_is_unreadable() {
-        let mut duty = NodeBlocks::new(
-            BlockLocation::CiliumNode,
-            "x",
-            BlockLimits::default(),
-            &ControllerMetrics::default(),
-        );
+        let mut duty = NodeBlocks::new(BlockLocation::CiliumNode, "x", BlockLimits::default());
         assert_eq!(duty.remembered(Duration::ZERO), None, "nothing was read");
         duty.locks = Some((LockList::default(), Duration::ZERO));
         assert_eq!(duty.remembered(Duration::MAX), Some(LockList::default()));

@@ -11,15 +11,12 @@ use crate::controller::index::ClusterIndex;
 use crate::policy::node_blocks::{Fill, Pool};
 use crate::policy::selection::selector::Selector;
 
-/// The IPPool, as the decision on blocks needs it.
 pub(crate) fn read(object: &IPPool) -> Result<Pool, String> {
     let spec = &object.spec;
     let selector = spec.node_selector.as_ref().map(Selector::check).transpose();
-    let net = |text: &String| -> Result<IpNet, String> {
-        let address = text.parse::<IpAddr>().map(IpNet::from);
-        address
-            .or_else(|_| text.parse::<IpNet>())
-            .map_err(|_| format!("excluded {text:?} is no address and no range"))
+    let net = |text: &String| {
+        let net = text.parse::<IpAddr>().map(IpNet::from).or_else(|_| text.parse::<IpNet>());
+        net.map_err(|_| format!("excluded {text:?} is no address and no range"))
     };
     Ok(Pool {
         name: object.metadata.name.clone().unwrap_or_default(),
@@ -55,9 +52,8 @@ pub(crate) fn fills(index: &ClusterIndex, cluster_pool: Option<&IPPool>) -> BTre
         };
         Some((name.clone(), fill))
     });
-    let of_flags = cluster_pool
-        .and_then(|pool| flags_pool(pool, &named))
-        .map(|pool| (pool.name.clone(), pool.fill(&given)));
+    let flags_pool = cluster_pool.and_then(|pool| flags_pool(pool, &named));
+    let of_flags = flags_pool.map(|pool| (pool.name.clone(), pool.fill(&given)));
     // An IPPool of the same name is the one that people see.
     of_flags.into_iter().chain(of_objects).collect()
 }

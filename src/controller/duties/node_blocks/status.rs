@@ -1,8 +1,6 @@
 //! The status of IPPools: how full a pool is, and whether it is used. Must never be a reason to use a pool:
 //! only a look at the blocks shows that it may be. A refusal here keeps plugin and agent from the pool.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch};
@@ -14,29 +12,28 @@ use crate::cluster::objects::ip_pool::READY;
 use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
 use crate::cluster::protocol::apply::patch_params;
 use crate::controller::context::Context;
-use crate::controller::duties::node_blocks::pools::sticky_fill;
-use crate::controller::duties::node_blocks::view::{BlockView, RefusedPool};
+use crate::controller::duties::node_blocks::{pools::sticky_fill, view::BlockView};
 use crate::policy::node_blocks::{BlockProblem, Fill, Plan};
 
 /// Writes the status of every pool whose status is another one now.
 pub(crate) async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> Result<(), ApiError> {
-    let refused: BTreeMap<&str, &RefusedPool> =
-        seen.refused.iter().map(|refused| (refused.name.as_str(), refused)).collect();
     let kept: TakenRanges = seen.view.kept.iter().map(|address| (*address).into()).collect();
-    let pools: Vec<(String, IPPool)> =
-        context.index().pools.iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
+    let known = |(name, pool): (&String, &IPPool)| (name.clone(), pool.clone());
+    let pools: Vec<(String, IPPool)> = context.index().pools.iter().map(known).collect();
     for (name, pool) in pools {
         let fill = match pool.spec.purpose {
             PoolUse::NodeBlocks => plan.fill.get(&name).copied(),
             PoolUse::Sticky => Some(sticky_fill(&pool, &kept)),
         };
-        let full = plan
-            .problems
-            .iter()
-            .any(|problem| matches!(problem, BlockProblem::NoRoom { pools, .. } if pools.contains(&name)));
-        let verdict = match refused.get(name.as_str()) {
+        let lack_room = plan.problems.iter().filter_map(|problem| match problem {
+            BlockProblem::NoRoom { pools, .. } => Some(pools),
+            _ => None,
+        });
+        let full = lack_room.flatten().any(|pool| *pool == name)
+            || fill.is_some_and(|fill| fill.total > 0 && fill.allocated >= fill.total);
+        let verdict = match seen.refused.iter().find(|refused| refused.name == name) {
             Some(refused) => ("False", refused.reason, refused.why.clone()),
-            None if full || fill.is_some_and(|fill| fill.total > 0 && fill.allocated >= fill.total) => {
+            None if full => {
                 ("False", "Full", "everything is allocated; add a range, or another IPPool".to_owned())
             }
             None => ("True", "InUse", "the pool is used".to_owned()),
@@ -44,7 +41,7 @@ pub(crate) async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> R
         let Some(status) = changed(&pool, fill, verdict) else { continue };
         let api: Api<IPPool> = Api::all(context.writer.client());
         let params = patch_params();
-        let version = pool.metadata.resource_version.clone();
+        let version = pool.metadata.resource_version;
         let mut body = json!({"metadata": {"resourceVersion": version}, "status": status});
         // A merge patch that leaves a key out keeps its old value.
         body["status"]["allocated"] = json!(status.allocated);
@@ -56,11 +53,8 @@ pub(crate) async fn write(context: &Context, seen: &BlockView, plan: &Plan) -> R
 }
 
 /// The status as it should be; none if it is.
-fn changed(
-    pool: &IPPool,
-    fill: Option<Fill>,
-    (status, reason, message): (&str, &str, String),
-) -> Option<IPPoolStatus> {
+fn changed(pool: &IPPool, fill: Option<Fill>, verdict: (&str, &str, String)) -> Option<IPPoolStatus> {
+    let (status, reason, message) = verdict;
     let before = pool.status.clone().unwrap_or_default();
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
     let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();

@@ -16,28 +16,21 @@ use crate::controller::index::ClusterIndex;
 use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{BlockFacts, NodeFacts, Pool};
 
-/// A pool that is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RefusedPool {
     pub name: String,
-    /// The reason of the condition.
     pub reason: &'static str,
-    /// A sentence for people.
     pub why: String,
 }
 
-/// The view, and what could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct BlockView {
-    /// The input of the decision.
     pub view: BlockFacts,
-    /// Pools that are not used.
     pub refused: Vec<RefusedPool>,
     /// Objects that cannot be read: the ranges that they name are not known.
     pub in_doubt: Vec<String>,
 }
 
-/// What the index shows, with the locks as they were read.
 pub(crate) fn block_view(
     index: &ClusterIndex,
     place: BlockLocation,
@@ -62,25 +55,16 @@ pub(crate) fn block_view(
     };
     let is_refused =
         |pool: &&IPPool| refused.iter().any(|refused| pool.metadata.name.as_ref() == Some(&refused.name));
-    let over_blocks: Vec<RefusedPool> = of(PoolUse::Sticky)
-        .filter(|pool| !is_refused(pool))
-        .filter_map(|pool| over_a_block(pool, &view))
-        .collect();
+    let others = of(PoolUse::Sticky).filter(|pool| !is_refused(pool));
+    let over_blocks: Vec<RefusedPool> = others.filter_map(|pool| over_a_block(pool, &view)).collect();
     refused.extend(over_blocks);
-    let broken = |kind: &str, names: Vec<String>| -> Vec<String> {
-        names.into_iter().map(|name| format!("{kind} {name}")).collect()
-    };
-    let in_doubt = [
-        broken("Node", index.nodes.unreadable().cloned().collect()),
-        broken("CiliumNode", index.cilium_nodes.unreadable().cloned().collect()),
-        broken("IPPool", index.pools.unreadable().cloned().collect()),
-        broken("AddressClaim", index.claims.unreadable().cloned().collect()),
-    ]
-    .concat();
-    BlockView { view, refused, in_doubt }
+    let nodes = index.nodes.unreadable().map(|name| format!("Node {name}"));
+    let cilium_nodes = index.cilium_nodes.unreadable().map(|name| format!("CiliumNode {name}"));
+    let pools = index.pools.unreadable().map(|name| format!("IPPool {name}"));
+    let claims = index.claims.unreadable().map(|name| format!("AddressClaim {name}"));
+    BlockView { view, refused, in_doubt: nodes.chain(cilium_nodes).chain(pools).chain(claims).collect() }
 }
 
-/// The pools that may be used, and those that may not.
 fn usable(objects: &[IPPool]) -> (Vec<Pool>, Vec<RefusedPool>) {
     let mut refused: BTreeMap<String, RefusedPool> = BTreeMap::new();
     for overlap in overlaps(objects) {
@@ -121,22 +105,19 @@ fn over_a_block(pool: &IPPool, view: &BlockFacts) -> Option<RefusedPool> {
         (lock.block, kept)
     });
     let broken = view.broken.iter().map(|broken| (broken.block, format!("of {}", broken.object)));
-    let (block, whose, range) = of_nodes
-        .chain(locked)
-        .chain(broken)
-        .find_map(|(block, whose)| Some((block, whose, shared(block)?)))?;
+    let mut all = of_nodes.chain(locked).chain(broken);
+    let (block, whose, range) = all.find_map(|(block, whose)| Some((block, whose, shared(block)?)))?;
     let name = pool.metadata.name.clone().unwrap_or_default();
     let why = format!(
         "IPPool {name} is not used: its range {range} overlaps block {block} {whose}; name other ranges, or \
-         put {block} into \
-         spec.excluded, or drain the node and delete it"
+         put {block} into spec.excluded, or drain the node and delete it"
     );
     Some(RefusedPool { name, reason: OVERLAPS_BLOCK, why })
 }
 
 fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
     let mut used = used(index);
-    let facts = index.node_names().into_iter().map(|name| {
+    let facts = |name: &String| {
         let (node, cilium) = (index.nodes.get(name), index.cilium_nodes.get(name));
         let annotated = node.into_iter().flat_map(|node| node.annotated.values().flatten()).copied();
         let own = node.into_iter().flat_map(|node| &node.pod_cidrs).copied();
@@ -159,8 +140,8 @@ fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
             other_ranges: other_ranges.into_iter().map(|range| range.trunc()).collect(),
             used: used.remove(name).unwrap_or_default(),
         }
-    });
-    facts.collect()
+    };
+    index.node_names().into_iter().map(facts).collect()
 }
 
 /// How many addresses each node's pods show, and how many are kept in its blocks beside them.

@@ -7,16 +7,13 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
-use crate::cluster::objects::condition;
-use crate::cluster::objects::condition::Condition;
+use crate::cluster::objects::condition::{self, Condition};
 use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING};
 use crate::cluster::objects::{StickyIP, WorkloadRef};
-use crate::cluster::protocol::apply::patch_params;
-use crate::cluster::protocol::write::Precondition;
-use crate::controller::context::Context;
+use crate::cluster::protocol::{apply::patch_params, write::Precondition};
 use crate::controller::index::objects::sticky_key_of;
 use crate::controller::index::{ClusterIndex, Kind};
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, queue::Key};
 use crate::policy::lifetime::recycle::KeepReason;
 use crate::policy::selection::facts::TimePoint;
 
@@ -24,18 +21,10 @@ use crate::policy::selection::facts::TimePoint;
 const MIN_SECONDS_TO_REPORT: u64 = 60;
 const LONGEST_MESSAGE: usize = 1024;
 
-/// What the release of an unattached address waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PendingRelease {
-    /// It is released at this time.
-    Time {
-        /// When, by the controller's clock.
-        until: TimePoint,
-        /// The reason of the condition.
-        reason: &'static str,
-        /// Why, for people.
-        why: String,
-    },
+    /// It is released at this time, by the controller's clock.
+    Time { until: TimePoint, reason: &'static str, why: String },
     /// It is not known whether it may be released.
     Doubt { why: String },
 }
@@ -43,16 +32,13 @@ pub(crate) enum PendingRelease {
 impl PendingRelease {
     /// What a reason to keep has to say to a person; none if there is nothing that is not seen elsewhere.
     pub(crate) fn of(reason: &KeepReason, workload: &WorkloadRef, now: TimePoint) -> Option<Self> {
+        let WorkloadRef { kind, name, .. } = workload;
         let (seconds_left, reason, why) = match reason {
             KeepReason::TtlRunning { seconds_left } => {
-                let why = format!("{} {} does not ask for it", workload.kind, workload.name);
-                (*seconds_left, "TTLRunning", why)
+                (*seconds_left, "TTLRunning", format!("{kind} {name} does not ask for it"))
             }
             KeepReason::OwnerExists { by, seconds_left } => {
-                let why = format!(
-                    "{} {} is gone, and its owner {by} may create it again",
-                    workload.kind, workload.name
-                );
+                let why = format!("{kind} {name} is gone, and its owner {by} may create it again");
                 (*seconds_left, "OwnerExists", why)
             }
             _ => return None,
@@ -109,12 +95,10 @@ pub(crate) fn outdated(
     due: &[Key],
     is_looked_at: impl Fn(&ClusterIndex, &str, &StickyIP) -> bool,
 ) -> Vec<StickyIP> {
-    let named = due.iter().filter(|key| key.kind == Kind::StickyIP);
-    let found = named.filter_map(|key| Some((key, index.stickies.get(&key.name)?)));
-    let says = |sticky: &StickyIP| {
-        sticky.status.as_ref().is_some_and(|status| status.conditions.iter().any(is_ours))
-    };
-    let outdated = found.filter(|(key, sticky)| says(sticky) && !is_looked_at(index, &key.name, sticky));
+    let named = due.iter().filter(|key| key.kind == Kind::StickyIP).map(|key| &key.name);
+    let found = named.filter_map(|name| Some((name, index.stickies.get(name)?)));
+    let says = |sticky: &StickyIP| sticky.status.iter().flat_map(|status| &status.conditions).any(is_ours);
+    let outdated = found.filter(|(name, sticky)| says(sticky) && !is_looked_at(index, name, sticky));
     outdated.map(|(_, sticky)| sticky.clone()).collect()
 }
 
@@ -125,10 +109,10 @@ pub(crate) async fn write_conditions(context: &Context, sticky: &StickyIP, waits
     let Some(conditions) = changed(sticky, waits, now) else { return };
     let key = sticky_key_of(sticky);
     let api: Api<StickyIP> = Api::namespaced(context.writer.client(), &key.namespace);
-    let patch =
-        json!({"metadata": Precondition::of(sticky).metadata(), "status": {"conditions": conditions}});
+    let at = Precondition::of(sticky).metadata();
+    let patch = Patch::Merge(json!({"metadata": at, "status": {"conditions": conditions}}));
     let what = format!("patch the conditions of StickyIP {key}");
-    let (params, patch) = (patch_params(), Patch::Merge(patch));
+    let params = patch_params();
     if let Err(error) = context.writer.write(&what, api.patch_status(&key.name, &params, &patch)).await {
         tracing::warn!(sticky = %key, %error, "cannot write the conditions");
     }

@@ -5,7 +5,7 @@
 pub mod conditions;
 pub mod owners;
 pub mod workloads;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,17 +16,16 @@ use tokio::sync::OnceCell;
 
 use crate::alloc::join;
 use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::sticky_ip::RELEASE_BLOCKED;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::cluster::protocol::apply::Applied;
 use crate::cluster::protocol::write::{Precondition, Write};
-use crate::controller::context::Context;
+use crate::controller::duties::{record_event, record_warning};
 use crate::controller::duty::{Duty, RoundResult, run_duty_with};
-use crate::controller::flags::ControllerSettings;
 use crate::controller::index::objects::{attached_pod_uid, sticky_key_of};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::queue::{Key, TokenBucket};
+use crate::controller::{context::Context, flags::ControllerSettings};
 use crate::policy::lifetime::recycle::{
     Absence, KeepReason, Kept, PodLookup, Proof, Recycle as Decision, ReleaseReason, WorkloadLookup, decide,
 };
@@ -62,13 +61,13 @@ pub struct Recycle<'a> {
     bucket: Mutex<TokenBucket>,
 }
 
-/// Runs the duty, and the watches of workloads that wake it.
+/// Runs recycling and the record of owners, and the watches of workloads that wake both.
 pub(crate) async fn run_recycling(context: &Context) {
     let workloads = Workloads::default();
     let (inbox, owners_inbox) = (context.inbox(Recycle::TRIGGERS), context.inbox(OwnerRecords::TRIGGERS));
     let duty = Recycle::new(&context.settings, &workloads);
     let inboxes = Inboxes { recycle: &inbox, owners: &owners_inbox };
-    let owners = OwnerRecords::new(&workloads);
+    let owners = OwnerRecords { workloads: &workloads };
     tokio::join!(
         workloads.watch(context, inboxes),
         run_duty_with(duty, context, &inbox),
@@ -78,17 +77,16 @@ pub(crate) async fn run_recycling(context: &Context) {
 
 /// The StickyIPs among what is due that may be released, by the index.
 fn releasable(index: &ClusterIndex, due: &[Key]) -> Vec<(String, StickyIP)> {
-    let named = due.iter().filter_map(|key| match key.kind {
-        Kind::StickyIP => Some(key.name.clone()),
+    let named = due.iter().filter(|key| match key.kind {
+        Kind::StickyIP => true,
         // The end of a pod whose StickyIP bears its name.
-        Kind::Pod if index.pods.get(&key.name).is_none() => Some(key.name.clone()),
-        _ => None,
+        Kind::Pod => index.pods.get(&key.name).is_none(),
+        _ => false,
     });
-    let mut names: Vec<String> = named.collect();
-    names.sort();
-    names.dedup();
-    let of = |name: String| index.stickies.get(&name).map(|sticky| (name, sticky.clone()));
-    names.into_iter().filter_map(of).filter(|(name, sticky)| may_be_released(index, name, sticky)).collect()
+    let names: BTreeSet<&String> = named.map(|key| &key.name).collect();
+    let known = names.into_iter().filter_map(|name| Some((name, index.stickies.get(name)?)));
+    let found = known.filter(|(name, sticky)| may_be_released(index, name, sticky));
+    found.map(|(name, sticky)| (name.clone(), sticky.clone())).collect()
 }
 
 fn may_be_released(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool {
@@ -101,7 +99,9 @@ fn may_be_released(index: &ClusterIndex, name: &str, sticky: &StickyIP) -> bool 
 
 /// `left` is when this process saw its pod detach from it.
 fn kept(sticky: &StickyIP, left: Option<TimePoint>) -> Kept {
-    let status = sticky.status.as_ref();
+    let last_seen = sticky.status.as_ref().and_then(|status| status.last_seen.as_ref());
+    // One that was never attached counts from its making.
+    let written = last_seen.or(sticky.metadata.creation_timestamp.as_ref());
     Kept {
         uid: sticky.metadata.uid.clone().unwrap_or_default(),
         resource_version: sticky.metadata.resource_version.clone().unwrap_or_default(),
@@ -109,13 +109,7 @@ fn kept(sticky: &StickyIP, left: Option<TimePoint>) -> Kept {
         workload_uid: sticky.spec.workload.uid.clone(),
         ordinal: sticky.spec.claimant.ordinal,
         retention: sticky.spec.retention,
-        last_seen: left.or_else(|| {
-            status
-                .and_then(|status| status.last_seen.as_ref())
-                // One that was never attached counts from its making.
-                .or(sticky.metadata.creation_timestamp.as_ref())
-                .map(|time| TimePoint(time.0.as_second()))
-        }),
+        last_seen: left.or(written.map(|time| TimePoint(time.0.as_second()))),
     }
 }
 
@@ -147,18 +141,19 @@ impl Unattached {
     }
 }
 
-/// What came of one look.
 enum LookupResult {
-    Kept { again: Option<Duration>, waits: Option<PendingRelease> },
+    Kept {
+        again: Option<Duration>,
+        waits: Option<PendingRelease>,
+    },
     Doubt(String),
     First(Absence),
-    Conflict,
-    Released,
+    /// It is released, has changed, or is gone: the watch shows that.
+    Over,
     Failed,
 }
 
 impl<'a> Recycle<'a> {
-    /// A duty that has seen nothing yet.
     pub(crate) fn new(settings: &ControllerSettings, workloads: &'a Workloads) -> Self {
         Self {
             workloads,
@@ -176,43 +171,43 @@ impl<'a> Recycle<'a> {
         waiting.inc();
         loop {
             let taken = locked(&self.bucket).take(context.elapsed());
-            match taken {
-                Ok(()) => break,
-                Err(pause) => tokio::time::sleep(pause).await,
-            }
+            let Err(pause) = taken else { break };
+            tokio::time::sleep(pause).await;
         }
         waiting.dec();
     }
 
-    async fn look(
-        &self,
-        context: &Context,
-        name: &str,
-        sticky: &StickyIP,
-        round: &SharedLookups,
-    ) -> LookupResult {
+    async fn look(&self, context: &Context, sticky: &StickyIP, round: &SharedLookups) -> LookupResult {
+        let key = sticky_key_of(sticky);
+        let name = &key.to_string();
         let kept = kept(sticky, self.unattached.since(name));
         let before = self.absences.get(name);
-        let proves = before.is_some_and(|absence| {
+        let may_prove = |absence: &Absence| {
             absence.resource_version == kept.resource_version
                 && context.now().seconds_since(absence.first_look) >= self.proof.gap_seconds
-        });
+        };
+        let proves = before.is_some_and(may_prove);
         if proves {
             // Before the look, so that nothing waits between the proof and the write.
             self.token(context).await;
         }
         // Not while it waits for a token: a slow rate would put everything else off for as long.
         let _urgent = context.start_urgent_work();
-        let key = sticky_key_of(sticky);
-        let workload = round.look(self, context, &key.namespace, sticky, proves).await;
-        self.workloads.watch_kind_of(&sticky.spec.workload);
+        let spec = &sticky.spec;
+        // A pod of another name never asks for this address, whatever owner lives.
+        let kept_for = self.proof.owner_grace_seconds > 0 && may_return(sticky);
+        let owners = if kept_for { spec.owners.as_slice() } else { &[] };
+        let looking = (key.namespace.clone(), spec.workload.clone(), owners.to_vec(), proves);
+        let inherit = self.proof.inherit;
+        let look = || self.workloads.look_up(context, &key.namespace, &spec.workload, owners, inherit);
+        let workload = round.shared(looking, context.elapsed()).get_or_init(look).await.clone();
+        self.workloads.watch_kind_of(&spec.workload);
         // They are being collected, or were orphaned.
-        if workload == WorkloadLookup::Absent
-            && context.index().has_pods_of(&key.namespace, &sticky.spec.workload)
-        {
+        let is_gone = workload == WorkloadLookup::Absent;
+        if is_gone && context.index().has_pods_of(&key.namespace, &spec.workload) {
             return LookupResult::Kept { again: Some(RETRY_WHILE_PODS_REMAIN), waits: None };
         }
-        let pod = match sticky.spec.claimant.kind {
+        let pod = match spec.claimant.kind {
             // The first look proves nothing, and the watch shows that the pod is gone.
             _ if !proves => PodLookup::Absent,
             ClaimantKind::Pod => look_at_pod(context, &key.namespace, &key.name).await,
@@ -220,20 +215,21 @@ impl<'a> Recycle<'a> {
             ClaimantKind::Slot | ClaimantKind::VirtualMachine => PodLookup::Absent,
         };
         match decide(&kept, &workload, pod, before, context.now(), self.proof) {
-            Decision::Keep(reason) => keep(reason, &sticky.spec.workload, context.now()),
+            Decision::Keep(reason) => keep(reason, &spec.workload, context.now()),
             Decision::CheckAgain(absence) => LookupResult::First(absence),
             // The time came while it looked, by a look that proves nothing.
             Decision::Release { .. } if !proves => {
-                before.map_or(LookupResult::Failed, |absence| LookupResult::First(absence.clone()))
+                before.cloned().map_or(LookupResult::Failed, LookupResult::First)
             }
             Decision::Release { uid, resource_version, reason } => {
                 let write = Write::DeleteSticky { key, at: Precondition { uid, resource_version } };
                 match context.writer.api_writer().apply(&write, None, "").await {
-                    Ok(Applied::Deleted) => {
-                        released(context, sticky, reason).await;
-                        LookupResult::Released
+                    Ok(applied) => {
+                        if matches!(applied, Applied::Deleted) {
+                            released(context, sticky, reason).await;
+                        }
+                        LookupResult::Over
                     }
-                    Ok(_) => LookupResult::Conflict,
                     Err(error) => {
                         tracing::warn!(sticky = name, %error, "cannot release an address; trying again");
                         LookupResult::Failed
@@ -244,21 +240,15 @@ impl<'a> Recycle<'a> {
     }
 
     /// How long to wait after another lookup that failed; an event reports it if it lasts.
-    async fn lookup_failed(
-        &mut self,
-        context: &Context,
-        name: &str,
-        sticky: &StickyIP,
-        why: &str,
-    ) -> Duration {
-        let times = self.doubts.entry(name.to_owned()).or_default();
+    async fn lookup_failed(&mut self, context: &Context, sticky: &StickyIP, why: &str) -> Duration {
+        let name = sticky_key_of(sticky).to_string();
+        let times = self.doubts.entry(name.clone()).or_default();
         *times = times.saturating_add(1);
         let pause = Duration::from_secs(1u64 << (*times - 1).min(10)).min(MAX_LOOKUP_BACKOFF);
         tracing::warn!(sticky = name, why, "cannot look up the workload of an address; the address is kept");
         if *times >= FAILURES_BEFORE_EVENT {
             let message = format!("the address is kept, because its workload cannot be looked up: {why}");
-            let about = events::sticky_ip(sticky);
-            context.record_event(NewEvent { about, reason: RELEASE_BLOCKED, message, warning: true }).await;
+            record_warning(context, events::sticky_ip(sticky), RELEASE_BLOCKED, message).await;
             write_conditions(context, sticky, Some(&PendingRelease::Doubt { why: why.to_owned() })).await;
         }
         pause
@@ -267,19 +257,17 @@ impl<'a> Recycle<'a> {
 
 fn keep(reason: KeepReason, workload: &WorkloadRef, now: TimePoint) -> LookupResult {
     let waits = PendingRelease::of(&reason, workload, now);
-    match reason {
+    let again = match reason {
+        KeepReason::Doubt { why } => return LookupResult::Doubt(why),
         KeepReason::TtlRunning { seconds_left } | KeepReason::OwnerExists { seconds_left, .. } => {
-            LookupResult::Kept {
-                again: Some(Duration::from_secs(seconds_left.max(1)).min(MAX_RECHECK)),
-                waits,
-            }
+            Some(Duration::from_secs(seconds_left.max(1)).min(MAX_RECHECK))
         }
-        KeepReason::Doubt { why } => LookupResult::Doubt(why),
         // A watch shows when any of these ends.
         KeepReason::Attached | KeepReason::PodExists | KeepReason::Forever | KeepReason::WorkloadWantsIt => {
-            LookupResult::Kept { again: None, waits }
+            None
         }
-    }
+    };
+    LookupResult::Kept { again, waits }
 }
 
 async fn look_at_pod(context: &Context, namespace: &str, name: &str) -> PodLookup {
@@ -302,22 +290,15 @@ async fn released(context: &Context, sticky: &StickyIP, reason: ReleaseReason) {
         ReleaseReason::TtlOver => ("TtlOver", "its TTL is over"),
     };
     context.metrics.released.inc([label]);
-    let (addresses, workload) = (join(&sticky.spec.addresses), &sticky.spec.workload);
-    tracing::info!(
-        sticky = %sticky_key_of(sticky), addresses, kind = workload.kind, workload = workload.name, why,
-        "released an address"
+    let addresses = join(&sticky.spec.addresses);
+    let WorkloadRef { kind, name: workload, .. } = &sticky.spec.workload;
+    let quarantine = &context.settings.quarantine;
+    tracing::info!(sticky = %sticky_key_of(sticky), addresses, kind, workload, why, "released an address");
+    let message = format!(
+        "{addresses} released: {why} ({kind} {workload}); quarantined for {quarantine} before another \
+         claimant may have it"
     );
-    context
-        .record_event(NewEvent {
-            about: events::sticky_ip(sticky),
-            reason: "Released",
-            message: format!(
-                "{addresses} released: {why} ({} {}); quarantined for {} before another claimant may have it",
-                workload.kind, workload.name, context.settings.quarantine
-            ),
-            warning: false,
-        })
-        .await;
+    record_event(context, events::sticky_ip(sticky), "Released", message).await;
 }
 
 type SharedLookup = Arc<OnceCell<WorkloadLookup>>;
@@ -333,25 +314,6 @@ struct SharedLookups {
 }
 
 impl SharedLookups {
-    async fn look(
-        &self,
-        duty: &Recycle<'_>,
-        context: &Context,
-        namespace: &str,
-        sticky: &StickyIP,
-        proves: bool,
-    ) -> WorkloadLookup {
-        let workload = &sticky.spec.workload;
-        // A pod of another name never asks for this address, whatever owner lives.
-        let kept_for = duty.proof.owner_grace_seconds > 0 && may_return(sticky);
-        let owners = if kept_for { sticky.spec.owners.as_slice() } else { &[] };
-        let looking = (namespace.to_owned(), workload.clone(), owners.to_vec(), proves);
-        let shared = self.shared(looking, context.elapsed());
-        let look = || duty.workloads.look_up(context, namespace, workload, owners, duty.proof.inherit);
-        shared.get_or_init(look).await.clone()
-    }
-
-    /// The look to share at this time since the start.
     fn shared(&self, looking: LookupKey, now: Duration) -> SharedLookup {
         let mut looks = locked(&self.looks);
         let proves = looking.3;
@@ -372,22 +334,19 @@ impl Duty for Recycle<'_> {
             let index = context.index();
             self.unattached.update(&index, &due, context.now());
             self.doubts.retain(|name, _| index.stickies.get(name).is_some());
-            self.absences.retain(|name, _| {
-                index.stickies.get(name).is_some_and(|sticky| attached_pod_uid(sticky).is_none())
-            });
+            let is_unattached = |sticky: &StickyIP| attached_pod_uid(sticky).is_none();
+            self.absences.retain(|name, _| index.stickies.get(name).is_some_and(is_unattached));
             (releasable(&index, &due), outdated(&index, &due, may_be_released))
         };
         for sticky in &outdated {
             write_conditions(context, sticky, None).await;
         }
-        let mut done = RoundResult::default();
-        let round = SharedLookups::default();
-        let (this, round) = (&*self, &round);
-        let looks = unused.iter().map(|(name, sticky)| async move {
-            (name, sticky, this.look(context, name, sticky, round).await)
-        });
+        let (this, round) = (&*self, &SharedLookups::default());
+        let looks = unused
+            .iter()
+            .map(|(name, sticky)| async move { (name, sticky, this.look(context, sticky, round).await) });
         let looked: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(CONCURRENCY).collect().await;
-        let gap = Duration::from_secs(self.proof.gap_seconds);
+        let mut done = RoundResult::default();
         for (name, sticky, looked) in looked {
             let key = Key::new(Kind::StickyIP, name.clone());
             if !matches!(looked, LookupResult::Doubt(_)) {
@@ -396,21 +355,20 @@ impl Duty for Recycle<'_> {
             match looked {
                 LookupResult::Doubt(why) => {
                     self.absences.remove(name);
-                    done.retry(key, self.lookup_failed(context, name, sticky, &why).await);
+                    done.retry(key, self.lookup_failed(context, sticky, &why).await);
                 }
                 LookupResult::First(absence) => {
-                    let again = gap
-                        .saturating_sub(Duration::from_secs(context.now().seconds_since(absence.first_look)));
+                    let since = context.now().seconds_since(absence.first_look);
                     self.absences.insert(name.clone(), absence);
-                    done.again.push((key, again));
+                    let left = self.proof.gap_seconds.saturating_sub(since);
+                    done.again.push((key, Duration::from_secs(left)));
                 }
                 LookupResult::Kept { again, waits } => {
                     self.absences.remove(name);
                     write_conditions(context, sticky, waits.as_ref()).await;
                     done.again.extend(again.map(|after| (key, after)));
                 }
-                // It changed, or is gone: the watch shows that.
-                LookupResult::Conflict | LookupResult::Released => drop(self.absences.remove(name)),
+                LookupResult::Over => drop(self.absences.remove(name)),
                 LookupResult::Failed => done.retry(key, Duration::from_secs(1)),
             }
         }

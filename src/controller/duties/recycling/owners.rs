@@ -7,30 +7,19 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::cluster::api::events;
-use crate::cluster::api::events::NewEvent;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
-use crate::controller::context::Context;
 use crate::controller::duties::recycling::workloads::Workloads;
 use crate::controller::duty::{Duty, RoundResult};
-use crate::controller::index::Kind;
 use crate::controller::index::objects::sticky_key_of;
-use crate::controller::queue::Key;
+use crate::controller::{context::Context, duties::record_event, index::Kind, queue::Key};
 use crate::policy::lifetime::owners::can_return;
 use crate::policy::selection::facts::{Owner, PodFacts};
 
-/// After a write or a discovery that failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// The duty. It remembers nothing: watches do.
+/// It remembers nothing: watches do.
 pub(crate) struct OwnerRecords<'a> {
-    workloads: &'a Workloads,
-}
-
-impl<'a> OwnerRecords<'a> {
-    /// A duty that reads what these watches see.
-    pub(crate) fn new(workloads: &'a Workloads) -> Self {
-        Self { workloads }
-    }
+    pub(crate) workloads: &'a Workloads,
 }
 
 /// Whether a pod may ask for the address of this StickyIP again after its workload was created again.
@@ -52,14 +41,13 @@ fn successor<'a>(sticky: &StickyIP, pod: &'a PodFacts) -> Option<&'a str> {
     (same && !recorded.uid.is_empty() && owner.uid != recorded.uid).then_some(owner.uid.as_str())
 }
 
-/// The event that the address belongs to a new workload now.
-fn inherited(sticky: &StickyIP, by: &str) -> NewEvent {
+async fn record_inherited(context: &Context, sticky: &StickyIP, by: &str) {
     let WorkloadRef { kind, name, uid, .. } = &sticky.spec.workload;
     let message = format!(
         "{kind} {name} was created again, and its pod came before the address was released: it belongs to \
          the new one now (uid {by}, before {uid})"
     );
-    NewEvent { about: events::sticky_ip(sticky), reason: "Inherited", message, warning: false }
+    record_event(context, events::sticky_ip(sticky), "Inherited", message).await;
 }
 
 impl Duty for OwnerRecords<'_> {
@@ -113,7 +101,7 @@ impl Duty for OwnerRecords<'_> {
                 Ok(Some(_)) => {
                     tracing::debug!(sticky = %key, written, "owners written");
                     if let Some(uid) = successor {
-                        context.record_event(inherited(&sticky, &uid)).await;
+                        record_inherited(context, &sticky, &uid).await;
                     }
                 }
                 // It changed: the watch shows that.

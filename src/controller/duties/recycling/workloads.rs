@@ -9,31 +9,29 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use kube::api::{Api, DynamicObject};
 use kube::core::PartialObjectMeta;
 use kube::discovery::{ApiResource, Scope};
 use kube::runtime::watcher;
 use serde_json::Value;
-use tokio::sync::{Notify, mpsc};
+use thiserror::Error;
+use tokio::sync::Notify;
 
 use crate::cluster::objects::{StickyIP, WorkloadRef};
 use crate::cluster::pod;
-use crate::controller::context::Context;
-use crate::controller::index::Kind;
 use crate::controller::queue::{Inbox, Key};
+use crate::controller::{context::Context, index::Kind};
 use crate::policy::lifetime::owners::{OwnerLookup, above};
 use crate::policy::lifetime::recycle::WorkloadLookup;
 use crate::policy::selection::facts::Owner;
 use crate::runtime::cache::Cache;
 use crate::runtime::locked;
-use crate::runtime::watch::{WatchProblem, feed, watch_trimmed};
+use crate::runtime::watch::{WatchProblem, feed, watch};
 
 /// After how long a kind that the server did not know is asked for again; it doubles up to the longest. Its
 /// definition may be installed later. That becomes one discovery per ten minutes.
 const REDISCOVER_AFTER: Duration = Duration::from_secs(1);
-/// The longest such time.
 const MAX_REDISCOVER_AFTER: Duration = Duration::from_secs(600);
 /// For a discovery: without an end one hung server would keep every address that waits for its look.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(15);
@@ -62,18 +60,10 @@ impl GroupKind {
         Self { group: owner.group().to_owned(), kind: owner.kind.clone() }
     }
 
-    fn unknown(&self) -> DiscoveryError {
-        DiscoveryError::Unknown(format!(
-            "the API server serves no kind {self}; install its CustomResourceDefinition, or delete the \
-             StickyIP"
-        ))
-    }
-
-    /// Whether this is the kind of a StickyIP's workload, or of what made that.
-    fn concerns(&self, sticky: &StickyIP) -> bool {
-        std::iter::once(&sticky.spec.workload)
-            .chain(&sticky.spec.owners)
-            .any(|object| Self::of(object) == *self)
+    /// What is of this kind: the workload of a StickyIP, and what made that.
+    fn objects<'a>(&self, sticky: &'a StickyIP) -> impl Iterator<Item = &'a WorkloadRef> {
+        let all = std::iter::once(&sticky.spec.workload).chain(&sticky.spec.owners);
+        all.filter(|object| Self::of(object) == *self)
     }
 
     /// Pods and Nodes are watched anyway, and nothing above them counts.
@@ -106,7 +96,6 @@ impl From<PartialObjectMeta<DynamicObject>> for WorkloadMeta {
     }
 }
 
-/// What is seen of one kind.
 #[derive(Default)]
 struct KindCache {
     known: Cache<WorkloadMeta>,
@@ -114,19 +103,15 @@ struct KindCache {
 }
 
 /// Why it is not known where a kind is served.
+#[derive(Debug, Error)]
 enum DiscoveryError {
-    /// The server does not know it.
-    Unknown(String),
+    #[error(
+        "the API server serves no kind {0}; install its CustomResourceDefinition, or delete the StickyIP"
+    )]
+    Unknown(GroupKind),
     /// The server did not say.
-    Failed(String),
-}
-
-impl DiscoveryError {
-    fn why(self) -> String {
-        match self {
-            Self::Unknown(why) | Self::Failed(why) => why,
-        }
-    }
+    #[error("cannot discover the kinds of {group}: {why}")]
+    Failed { group: String, why: String },
 }
 
 /// Kinds that the server did not know, each with the time at which it is asked for again, and how long was
@@ -135,44 +120,27 @@ impl DiscoveryError {
 struct UnknownKinds(BTreeMap<GroupKind, (Duration, Duration)>);
 
 impl UnknownKinds {
-    /// Another answer that leaves it unknown.
     fn put_off(&mut self, kind: &GroupKind, now: Duration) {
         let pause =
             self.0.get(kind).map_or(REDISCOVER_AFTER, |(_, before)| (*before * 2).min(MAX_REDISCOVER_AFTER));
         self.0.insert(kind.clone(), (now + pause, pause));
     }
 
-    /// The kind to ask for next, and when.
     fn next(&self) -> Option<(GroupKind, Duration)> {
         self.0.iter().min_by_key(|(_, (at, _))| *at).map(|(kind, (at, _))| (kind.clone(), *at))
     }
 }
 
 /// What is known of kinds, and which are watched.
+#[derive(Default)]
 pub struct Workloads {
     served: Mutex<BTreeMap<GroupKind, ServedKind>>,
     unknown: Mutex<UnknownKinds>,
-    /// Notified when a kind is found unknown.
     another_unknown: Notify,
     seen: Mutex<BTreeMap<GroupKind, KindCache>>,
     watched: Mutex<BTreeSet<GroupKind>>,
-    to_watch: mpsc::UnboundedSender<(GroupKind, ServedKind)>,
-    asked: Mutex<Option<mpsc::UnboundedReceiver<(GroupKind, ServedKind)>>>,
-}
-
-impl Default for Workloads {
-    fn default() -> Self {
-        let (to_watch, asked) = mpsc::unbounded_channel();
-        Self {
-            served: Mutex::default(),
-            unknown: Mutex::default(),
-            another_unknown: Notify::new(),
-            seen: Mutex::default(),
-            watched: Mutex::default(),
-            to_watch,
-            asked: Mutex::new(Some(asked)),
-        }
-    }
+    to_watch: Mutex<Vec<(GroupKind, ServedKind)>>,
+    another_to_watch: Notify,
 }
 
 impl Workloads {
@@ -202,21 +170,12 @@ impl Workloads {
         WorkloadLookup::Absent
     }
 
-    /// A live look.
-    pub async fn look(&self, context: &Context, namespace: &str, workload: &WorkloadRef) -> WorkloadLookup {
-        self.try_look(context, namespace, workload)
-            .await
-            .unwrap_or_else(|why| WorkloadLookup::Unknown { why })
-    }
-
-    async fn try_look(
-        &self,
-        context: &Context,
-        namespace: &str,
-        workload: &WorkloadRef,
-    ) -> Result<WorkloadLookup, String> {
+    async fn look(&self, context: &Context, namespace: &str, workload: &WorkloadRef) -> WorkloadLookup {
         let kind = GroupKind::of(workload);
-        let served = self.served(context, &kind).await.map_err(DiscoveryError::why)?;
+        let served = match self.served(context, &kind).await {
+            Ok(served) => served,
+            Err(error) => return WorkloadLookup::Unknown { why: error.to_string() },
+        };
         let client = context.writer.client();
         let api: Api<DynamicObject> = if served.namespaced {
             Api::namespaced_with(client, namespace, &served.resource)
@@ -225,15 +184,15 @@ impl Workloads {
         };
         let what = format!("get {} {namespace}/{}", workload.kind, workload.name);
         match context.writer.connection().read(&what, || api.get(&workload.name)).await {
-            Ok(object) => Ok(WorkloadLookup::Present {
-                uid: object.metadata.uid.clone().unwrap_or_default(),
+            Ok(object) => WorkloadLookup::Present {
                 ordinals: ordinals(&object.data),
-            }),
-            Err(error) if error.says_gone(&workload.name) => Ok(WorkloadLookup::Absent),
+                uid: object.metadata.uid.unwrap_or_default(),
+            },
+            Err(error) if error.says_gone(&workload.name) => WorkloadLookup::Absent,
             Err(error) => {
                 // The kind may be served elsewhere by now.
                 locked(&self.served).remove(&kind);
-                Err(error.to_string())
+                WorkloadLookup::Unknown { why: error.to_string() }
             }
         }
     }
@@ -245,7 +204,7 @@ impl Workloads {
             return Ok(served.clone());
         }
         if locked(&self.unknown).0.contains_key(kind) {
-            return Err(kind.unknown());
+            return Err(DiscoveryError::Unknown(kind.clone()));
         }
         let discovered = self.discover(context, kind).await;
         if matches!(discovered, Err(DiscoveryError::Unknown(_))) {
@@ -257,19 +216,14 @@ impl Workloads {
 
     async fn discover(&self, context: &Context, kind: &GroupKind) -> Result<ServedKind, DiscoveryError> {
         let client = context.writer.client();
-        let unknown = || kind.unknown();
+        let unknown = || DiscoveryError::Unknown(kind.clone());
+        let failed = |why| DiscoveryError::Failed { group: kind.group.clone(), why };
+        let late = |_| failed(format!("no answer within {} s", DISCOVERY_TIMEOUT.as_secs()));
         let asked = tokio::time::timeout(DISCOVERY_TIMEOUT, kube::discovery::group(&client, &kind.group));
-        let late = || {
-            DiscoveryError::Failed(format!(
-                "cannot discover the kinds of {}: no answer within {} s",
-                kind.group,
-                DISCOVERY_TIMEOUT.as_secs()
-            ))
-        };
-        let group = asked.await.map_err(|_| late())?.map_err(|error| match error {
+        let group = asked.await.map_err(late)?.map_err(|error| match error {
             kube::Error::Discovery(_) => unknown(),
             kube::Error::Api(status) if status.code == 404 => unknown(),
-            other => DiscoveryError::Failed(format!("cannot discover the kinds of {}: {other}", kind.group)),
+            other => failed(other.to_string()),
         })?;
         let found = group.recommended_kind(&kind.kind).ok_or_else(unknown)?;
         let served = ServedKind { resource: found.0, namespaced: found.1.scope == Scope::Namespaced };
@@ -288,7 +242,8 @@ impl Workloads {
 
     fn watch_once(&self, kind: GroupKind, served: ServedKind) {
         if !kind.is_watched_elsewhere() && locked(&self.watched).insert(kind.clone()) {
-            let _ = self.to_watch.send((kind, served));
+            locked(&self.to_watch).push((kind, served));
+            self.another_to_watch.notify_one();
         }
     }
 
@@ -312,35 +267,36 @@ impl Workloads {
         let kind = GroupKind::of_owner(object);
         match self.served(context, &kind).await {
             Ok(served) => self.watch_once(kind, served),
-            Err(DiscoveryError::Unknown(why)) => {
+            Err(error @ DiscoveryError::Unknown(_)) => {
+                let why = error.to_string();
                 tracing::warn!(why, "cannot read an owner's kind; the chain of owners ends there");
                 locked(&self.seen).entry(kind).or_default().hidden = true;
             }
-            Err(DiscoveryError::Failed(why)) => {
-                tracing::warn!(why, "cannot read a chain of owners; trying again");
+            Err(error @ DiscoveryError::Failed { .. }) => {
+                tracing::warn!(why = error.to_string(), "cannot read a chain of owners; trying again");
                 return false;
             }
         }
         true
     }
 
-    /// Whether the kind of this object cannot be seen.
     pub(crate) fn is_hidden(&self, object: &Owner) -> bool {
         locked(&self.seen).get(&GroupKind::of_owner(object)).is_some_and(|seen_kind| seen_kind.hidden)
     }
 
     /// Watches what is asked for, and puts the StickyIPs of what changed into the inboxes. Until dropped.
     pub async fn watch(&self, context: &Context, inboxes: Inboxes<'_>) {
-        let Some(mut asked) = locked(&self.asked).take() else { return };
         let mut watches = FuturesUnordered::new();
         let mut rediscovery = std::pin::pin!(self.rediscover(context));
         loop {
             tokio::select! {
                 () = &mut rediscovery => return,
-                next = asked.recv() => match next {
-                    Some((kind, served)) => watches.push(self.watch_kind(context, inboxes, kind, served)),
-                    None => return,
-                },
+                () = self.another_to_watch.notified() => {
+                    let asked = std::mem::take(&mut *locked(&self.to_watch));
+                    for (kind, served) in asked {
+                        watches.push(self.watch_kind(context, inboxes, kind, served));
+                    }
+                }
                 Some(()) = watches.next(), if !watches.is_empty() => {}
             }
         }
@@ -359,7 +315,7 @@ impl Workloads {
                 () = tokio::time::sleep(at.saturating_sub(context.elapsed())) => {}
                 () = self.another_unknown.notified() => continue,
             }
-            if !context.index().stickies.values().any(|sticky| kind.concerns(sticky)) {
+            if !context.index().stickies.values().any(|sticky| kind.objects(sticky).next().is_some()) {
                 // The next StickyIP of this kind asks again.
                 locked(&self.unknown).0.remove(&kind);
                 locked(&self.seen).remove(&kind);
@@ -393,13 +349,20 @@ impl Workloads {
                 (changed, !before && seen_kind.known.is_synced())
             };
             if !changed.is_empty() {
-                wake(context, inboxes, &kind, &changed.into_iter().collect());
+                let changed: BTreeSet<String> = changed.into_iter().collect();
+                wake(context, &[inboxes.recycle, inboxes.owners], |sticky| {
+                    let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
+                    kind.objects(sticky).any(|object| {
+                        changed.contains(&format!("{namespace}/{}", object.name))
+                            || changed.contains(&object.name)
+                    })
+                });
             }
             if first {
-                wake_all(context, inboxes.owners, may_be_a_link);
+                wake(context, &[inboxes.owners], may_be_a_link);
                 // One that went after it was looked at and before this list is in no list, and no watch event
                 // shows it.
-                wake_all(context, inboxes.recycle, |sticky| kind.concerns(sticky));
+                wake(context, &[inboxes.recycle], |sticky| kind.objects(sticky).next().is_some());
             }
         };
         let mut reported = None;
@@ -418,20 +381,17 @@ impl Workloads {
                 std::mem::replace(&mut seen_kind.hidden, !seen_kind.known.is_synced())
             };
             if hides && !was_hidden {
-                wake_all(context, inboxes.owners, may_be_a_link);
+                wake(context, &[inboxes.owners], may_be_a_link);
             }
         };
-        let watched = watch_trimmed(api, watcher::Config::default(), WorkloadMeta::from);
+        let watched = watch(api, watcher::Config::default(), |object| Ok(WorkloadMeta::from(object)));
         feed(watched, on_event, report).await;
     }
 }
 
-/// The inboxes to wake.
 #[derive(Clone, Copy)]
 pub struct Inboxes<'a> {
-    /// The recycling duty.
     pub recycle: &'a Inbox,
-    /// The duty that records owners.
     pub owners: &'a Inbox,
 }
 
@@ -441,9 +401,8 @@ fn link(seen: &BTreeMap<GroupKind, KindCache>, namespace: &str, asked: &Owner) -
         return OwnerLookup::Hidden;
     }
     let Some(seen_kind) = seen.get(&kind) else { return OwnerLookup::Unlisted };
-    let named =
-        || seen_kind.known.get(&format!("{namespace}/{}", asked.name)).or(seen_kind.known.get(&asked.name));
-    match named() {
+    let namespaced = seen_kind.known.get(&format!("{namespace}/{}", asked.name));
+    match namespaced.or(seen_kind.known.get(&asked.name)) {
         Some(seen) => OwnerLookup::There { uid: seen.uid.clone(), owner: seen.owner.clone() },
         None if seen_kind.hidden => OwnerLookup::Hidden,
         None if seen_kind.known.is_synced() => OwnerLookup::Absent,
@@ -451,37 +410,20 @@ fn link(seen: &BTreeMap<GroupKind, KindCache>, namespace: &str, asked: &Owner) -
     }
 }
 
-fn wake(context: &Context, inboxes: Inboxes<'_>, kind: &GroupKind, names: &BTreeSet<String>) {
-    let now = context.elapsed();
-    let index = context.index();
-    for (name, sticky) in index.stickies.iter() {
-        let namespace = sticky.metadata.namespace.as_deref().unwrap_or_default();
-        let is_of_it = |object: &WorkloadRef| {
-            GroupKind::of(object) == *kind
-                && (names.contains(&format!("{namespace}/{}", object.name)) || names.contains(&object.name))
-        };
-        if is_of_it(&sticky.spec.workload) || sticky.spec.owners.iter().any(is_of_it) {
-            let key = Key::new(Kind::StickyIP, name.clone());
-            inboxes.recycle.put(key.clone(), now);
-            inboxes.owners.put(key, now);
-        }
-    }
-}
-
-fn wake_all(context: &Context, inbox: &Inbox, concerned: impl Fn(&StickyIP) -> bool) {
+fn wake(context: &Context, inboxes: &[&Inbox], concerned: impl Fn(&StickyIP) -> bool) {
     let now = context.elapsed();
     for (name, _) in context.index().stickies.iter().filter(|(_, sticky)| concerned(sticky)) {
-        inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
+        for inbox in inboxes {
+            inbox.put(Key::new(Kind::StickyIP, name.clone()), now);
+        }
     }
 }
 
 /// The ordinals or slots that a workload asks for, where it has a number of replicas.
 fn ordinals(object: &Value) -> Option<(u32, u32)> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
-    let spec = object.get("spec")?;
-    let count = number(spec.get("replicas")?)?;
-    let first = spec.pointer("/ordinals/start").and_then(number).unwrap_or(0);
-    Some((first, count))
+    let count = number(object.pointer("/spec/replicas")?)?;
+    Some((object.pointer("/spec/ordinals/start").and_then(number).unwrap_or(0), count))
 }
 
 #[cfg(test)]

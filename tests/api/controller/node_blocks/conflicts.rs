@@ -52,7 +52,7 @@ async fn a_conflict_on_the_node_is_tried_again_with_the_other_writers_entry_kept
     let access = Mutex::new(Some(case.admin()));
     let meddler = Meddler { access, node: name.clone(), route: route.clone() };
     let desk = Desk::watched(&case, &[], Box::new(meddler)).await;
-    settle(&desk, &mut duty(&desk, &case, BlockLocation::CiliumNode)).await;
+    settle(&desk, &mut duty(&case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name, vec![route, block(&case, 0)])]);
 }
 
@@ -116,7 +116,7 @@ async fn conflicts_on_each_write_of_the_duty_delay_and_change_nothing() {
         met: Arc::clone(&met),
     };
     let desk = Desk::watched(&case, &[], Box::new(toucher)).await;
-    let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
+    let mut blocks = duty(&case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     assert_eq!(ranges(&case).await, [(name.clone(), vec![block(&case, 0)])]);
     remove_node(&case, &name).await;

@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// More rounds than anything here needs.
 const MOST_ROUNDS: usize = 20;
 
-fn duty(desk: &Desk<'_>, case: &Case<'_>, place: BlockLocation) -> NodeBlocks {
-    NodeBlocks::new(place, case.namespace(), HURRIED, &desk.context.metrics)
+fn duty(case: &Case<'_>, place: BlockLocation) -> NodeBlocks {
+    NodeBlocks::new(place, case.namespace(), HURRIED)
 }
 
 /// Rounds until nothing is left to do.
@@ -51,7 +51,7 @@ async fn settle(desk: &Desk<'_>, blocks: &mut NodeBlocks) {
 
 async fn given(case: &Case<'_>) {
     let desk = Desk::new(case, &[]).await;
-    settle(&desk, &mut duty(&desk, case, BlockLocation::CiliumNode)).await;
+    settle(&desk, &mut duty(case, BlockLocation::CiliumNode)).await;
 }
 
 /// The sixteen /28 of the test's range.
@@ -122,7 +122,7 @@ async fn wherever_a_controller_ends_no_block_is_lost_or_given_twice() {
                 node(&case, &format!("y-{after}-{number}"), json!({}), &[]).await,
             ];
             let desk = Desk::watched(&case, &[], EndControllerAt::boxed(number, after)).await;
-            let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
+            let mut blocks = duty(&case, BlockLocation::CiliumNode);
             let ended = ended_by_the_witness(settle(&desk, &mut blocks)).await;
             given(&case).await;
             assert_in_step(&case, 2).await;
@@ -163,7 +163,7 @@ async fn two_controllers_at_once_never_give_one_block_twice() {
             other.context.index().cilium_nodes.apply(CacheEvent::Deleted(name.clone()));
         }
         let (mut first, mut second) =
-            (duty(&one, &case, BlockLocation::CiliumNode), duty(&other, &case, BlockLocation::CiliumNode));
+            (duty(&case, BlockLocation::CiliumNode), duty(&case, BlockLocation::CiliumNode));
         tokio::join!(first.round(&one.context, Vec::new()), second.round(&other.context, Vec::new()));
         tokio::join!(settle(&one, &mut first), settle(&other, &mut second));
         given(&case).await;
@@ -193,7 +193,7 @@ async fn a_controller_that_looked_long_ago_writes_nothing_wrong() {
     given(&case).await;
     assert_eq!(ranges(&case).await, [(second, vec![block(&case, 0)])]);
     node(&case, "a", json!({}), &[]).await;
-    let mut blocks = duty(&stale, &case, BlockLocation::CiliumNode);
+    let mut blocks = duty(&case, BlockLocation::CiliumNode);
     blocks.round(&stale.context, Vec::new()).await;
     given(&case).await;
     assert_in_step(&case, 2).await;
@@ -211,7 +211,7 @@ async fn sizes_that_differ_between_two_controllers_never_overlap() {
     let new = Desk::new(&case, &[]).await;
     new.look().await;
     let (mut first, mut second) =
-        (duty(&old, &case, BlockLocation::CiliumNode), duty(&new, &case, BlockLocation::CiliumNode));
+        (duty(&case, BlockLocation::CiliumNode), duty(&case, BlockLocation::CiliumNode));
     tokio::join!(first.round(&old.context, Vec::new()), second.round(&new.context, Vec::new()));
     given(&case).await;
     assert_in_step(&case, names.len()).await;
@@ -263,8 +263,7 @@ async fn a_block_is_free_after_its_quarantine_though_every_round_has_other_steps
     remove_node(&case, &gone).await;
     let desk = Desk::new(&case, &[]).await;
     let limits = BlockLimits { quarantine: 1, ..HURRIED };
-    let mut blocks =
-        NodeBlocks::new(BlockLocation::CiliumNode, case.namespace(), limits, &desk.context.metrics);
+    let mut blocks = NodeBlocks::new(BlockLocation::CiliumNode, case.namespace(), limits);
     let deadline = Instant::now() + PATIENCE;
     while locks(&case).await.iter().any(|(_, node)| *node == gone) {
         assert!(Instant::now() < deadline, "the block of a node that is gone does not come back");
@@ -342,7 +341,7 @@ async fn a_pool_that_is_gone_is_not_counted_any_more() {
     let case = case().await;
     pool(&case, "p", blocks_of(&case)).await;
     let desk = Desk::new(&case, &[]).await;
-    let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
+    let mut blocks = duty(&case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     let counted = |what: &str| {
         let line = format!("sticky_ipam_controller_{what}{{pool=\"{}\"}}", case.unique("p"));
@@ -365,7 +364,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     let desk = Desk::new(&case, &[]).await;
     desk.look().await;
     claim(&case, &case.range().hosts().nth(4).unwrap().to_string(), &name, &block(&case, 0)).await;
-    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.context, Vec::new()).await;
+    duty(&case, BlockLocation::CiliumNode).round(&desk.context, Vec::new()).await;
     assert_eq!(locks(&case).await.len(), 1);
     // And a node that it has not shown.
     let desk = Desk::new(&case, &[]).await;
@@ -379,7 +378,7 @@ async fn a_claim_that_the_watch_has_not_shown_keeps_the_block() {
     let claims: Api<AddressClaim> = Api::all(case.client());
     claims.delete(&case.range().hosts().nth(4).unwrap().to_string(), &DeleteParams::default()).await.unwrap();
     node(&case, "a", json!({}), &[]).await;
-    duty(&desk, &case, BlockLocation::CiliumNode).round(&desk.context, Vec::new()).await;
+    duty(&case, BlockLocation::CiliumNode).round(&desk.context, Vec::new()).await;
     assert_eq!(locks(&case).await.len(), 1);
 }
 
@@ -424,10 +423,10 @@ async fn a_node_that_gets_no_block_has_an_event_with_the_reason_and_is_counted()
     let late = node(&case, "late", ssd.clone(), &[]).await;
     let other = node(&case, "other", json!({}), &[]).await;
     let desk = Desk::new(&case, &["--cluster-pool-ipv4-cidr="]).await;
-    settle(&desk, &mut duty(&desk, &case, BlockLocation::CiliumNode)).await;
+    settle(&desk, &mut duty(&case, BlockLocation::CiliumNode)).await;
     // A second node says that it has what the first one has.
     let rival = node(&case, "rival", ssd, &[&part]).await;
-    settle(&desk, &mut duty(&desk, &case, BlockLocation::CiliumNode)).await;
+    settle(&desk, &mut duty(&case, BlockLocation::CiliumNode)).await;
     let events: Api<Event> = Api::namespaced(case.client(), "default");
     let told = events.list(&ListParams::default()).await.unwrap().items;
     let told = |node: &str, reason: &str| {
@@ -511,7 +510,7 @@ async fn in_kubernetes_mode_both_annotations_of_the_node_say_its_block() {
     bare_node(&case, &said, json!({}), json!({"podCIDR": block(&case, 0), "podCIDRs": [block(&case, 0)]}))
         .await;
     let desk = Desk::new(&case, &["--cilium-ipam=kubernetes"]).await;
-    settle(&desk, &mut duty(&desk, &case, BlockLocation::Annotations)).await;
+    settle(&desk, &mut duty(&case, BlockLocation::Annotations)).await;
     let nodes: Api<Node> = Api::all(case.client());
     let annotations = nodes.get(&name).await.unwrap().annotations().clone();
     for key in ["network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"] {
@@ -538,7 +537,7 @@ async fn a_thousand_nodes_get_their_blocks_and_then_nothing_is_written() {
     }
     let flags = ["--cluster-pool-ipv4-cidr=100.64.0.0/10", "--cluster-pool-ipv4-mask-size=24"];
     let desk = Desk::new(&case, &flags).await;
-    let mut blocks = duty(&desk, &case, BlockLocation::CiliumNode);
+    let mut blocks = duty(&case, BlockLocation::CiliumNode);
     settle(&desk, &mut blocks).await;
     let all = ranges(&case).await;
     let distinct: std::collections::BTreeSet<&String> = all.iter().flat_map(|(_, list)| list).collect();
@@ -592,9 +591,9 @@ async fn the_flags_pool_gives_ipv6_blocks_of_its_size_and_none_without_ipv6() {
         "--cluster-pool-ipv6-mask-size=120",
     ];
     let without = Desk::new(&case, &flags).await;
-    settle(&without, &mut duty(&without, &case, BlockLocation::CiliumNode)).await;
+    settle(&without, &mut duty(&case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name.clone(), vec![block(&case, 0)])]);
     let both = Desk::new(&case, &[&flags[..], &["--enable-ipv6=true"]].concat()).await;
-    settle(&both, &mut duty(&both, &case, BlockLocation::CiliumNode)).await;
+    settle(&both, &mut duty(&case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name, vec![block(&case, 0), "fd00:52::/120".to_owned()])]);
 }
