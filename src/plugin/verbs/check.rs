@@ -22,7 +22,7 @@ pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> 
     let Some(prev) = &verb.request.config.prev_result else { return Ok(()) };
     let is_foreign =
         |ip: &IpAddr| verb.ipam.sets.iter().any(|set| set.contains(*ip).is_some()) && !has.contains(ip);
-    // An address of ours that prevResult lacks is no failure: a later plugin of the chain may have changed it.
+    // An address of ours that prevResult lacks is no failure: a later plugin of the chain may change it.
     let Some(ip) = prev.addresses().into_iter().find(is_foreign) else { return Ok(()) };
     let message = format!("prevResult has {ip}, which is of this network but not of this container");
     Err(CniError::new(code::CHECK_FAILED, message))
