@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use futures_util::future::join_all;
 use kube::api::Api;
 use serde_json::json;
 use sticky_ipam::cluster::objects::StickyIP;
@@ -214,19 +215,22 @@ impl Stage {
     }
 }
 
+/// Each pair of an end and what follows has a node of its own, and all go on side by side: a round mostly waits.
 async fn every_end(mode: &str, pool: bool) {
-    let mut stage = Stage::new(mode, pool).await;
-    for ends in Ends::ALL {
-        // To the files, after one change is before the next: what lies between two is at the API server, and
-        // a DEL finds it there.
-        for (next, after) in [(Next::Runtime, false), (Next::Runtime, true), (Next::LateDel, false)] {
+    // To the files, after one change is before the next: what lies between two is at the API server, and a DEL
+    // finds it there.
+    let follows = [(Next::Runtime, false), (Next::Runtime, true), (Next::LateDel, false)];
+    join_all(follows.map(async |(next, after)| {
+        let mut stage = Stage::new(mode, pool).await;
+        for ends in Ends::ALL {
             let mut changes = 0;
             while stage.round(ends, next, changes + 1, after).await {
                 changes += 1;
             }
             assert!(changes >= 5, "{ends:?}: only {changes} changes were seen");
         }
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]
