@@ -150,11 +150,14 @@ fn watches(context: &Context) -> Vec<Task<'_>> {
     ]
 }
 
+/// Puts what a watch brings into the index; the keys that changed.
+type Apply<T> = fn(&mut ClusterIndex, CacheEvent<(String, T)>) -> Vec<String>;
+
 fn watched<'a, O, T>(
     context: &'a Context,
     kind: Kind,
     read: fn(O) -> Result<T, Skipped>,
-    apply: fn(&mut ClusterIndex, CacheEvent<(String, T)>) -> Vec<String>,
+    apply: Apply<T>,
 ) -> Task<'a>
 where
     O: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
