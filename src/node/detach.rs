@@ -38,8 +38,9 @@ impl<D: Disk> ThisNode<'_, D> {
     ///
     /// The caller holds the claimant's pool lock: every process that prepares or publishes for the claimant
     /// on this node does so under it. The detach has the resourceVersion of the read as its precondition. The
-    /// store is cleared last: if the process ends before, the record still says that the address may be
-    /// attached, and the next attempt repeats this.
+    /// store is cleared before it, because others may have the address from then on: a record that still
+    /// counted without the API server would give it to this pod again. If the process ends in between, the
+    /// next attempt finds the attachment in the API server, or by its pending update.
     /// Errors: of `endpoint_gone`, of the store, or a [`DetachError`]. It can be tried again at any time.
     pub(crate) async fn detach<E: From<StoreError> + From<DetachError>>(
         &self,
@@ -76,27 +77,25 @@ impl<D: Disk> ThisNode<'_, D> {
             let attached = StickyView::from(read).attached;
             attached.is_some_and(|it| it.node == self.name && ended.contains(&it.attachment_id))
         });
-        let writes_before = api_writer.count();
+        if let Some(sticky) = &attached {
+            endpoint_gone(&sticky.spec.addresses).await?;
+        }
+        let mut locked = self.store.lock()?;
+        locked.clear_attachment(&claimant, &ended)?;
+        locked.commit()?;
         let detached = match attached {
             Some(sticky) => {
-                endpoint_gone(&sticky.spec.addresses).await?;
-                detach::unpublish_and_detach(api_writer, self.name, config, sticky, &ended).await
+                detach::unpublish_and_detach(api_writer, self.name, config, sticky, &ended).await?
             }
-            None => Ok(None),
+            None => None,
         };
-        if detached.is_ok() || api_writer.count() > writes_before {
-            // Others may have the address from here on, also if the answer to the last write was lost.
-            let mut locked = self.store.lock()?;
-            let cleared = locked.clear_attachment(&claimant, &ended);
-            // The runtime knows a static pod by another uid than the API server; only a read knows both.
-            if let (Ok(Some(detached)), Some(pod)) = (&detached, snapshot_for)
-                && pod.uid() == Some(&detached.pod_uid)
-            {
-                keep_snapshot(&mut locked, &claimant, detached);
-            }
-            cleared.and_then(|()| locked.commit())?;
+        // The runtime knows a static pod by another uid than the API server; only a read knows both.
+        if let (Some(detached), Some(pod)) = (&detached, snapshot_for)
+            && pod.uid() == Some(&detached.pod_uid)
+        {
+            keep_snapshot(&mut self.store.lock()?, &claimant, detached);
         }
-        Ok(match detached? {
+        Ok(match detached {
             Some(detached) => DetachOutcome::Detached(Box::new(detached)),
             None if exists => DetachOutcome::NotAttached,
             None => DetachOutcome::NoStickyIP,

@@ -33,18 +33,18 @@ pub(crate) async fn publish(
 ) -> Result<Published, PublishError> {
     // A CiliumNode that was read before the lock is stale: an old sandbox may have been unpublished since.
     let (sticky, cilium_node) =
-        tokio::try_join!(read_sticky(api_writer, key), pool::read_node(api_writer.api(), node))?;
+        tokio::join!(read_sticky(api_writer, key), pool::read_node(api_writer.api(), node));
     let attached = |sticky: &StickyIP| {
         let attachment = sticky.status.as_ref().and_then(|status| status.attachment.as_ref());
         attachment.is_some_and(&is_expected)
     };
-    let Some(publication) = sticky.filter(attached).and_then(|sticky| Publication::of(&sticky)) else {
+    let Some(publication) = sticky?.filter(attached).and_then(|sticky| Publication::of(&sticky)) else {
         return Ok(Published::NotAttached);
     };
     if config.is_silent_about(&publication.addresses) {
         return Ok(Published::NothingToShow);
     }
     let before = api_writer.count();
-    pool::publish(api_writer, node, config, &publication, cilium_node).await?;
+    pool::publish(api_writer, node, config, &publication, cilium_node?).await?;
     Ok(if api_writer.count() == before { Published::AlreadyThere } else { Published::Written(publication) })
 }

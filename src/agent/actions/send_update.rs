@@ -2,8 +2,9 @@
 
 use super::{ActionContext, ActionOutcome, Performed, attach, not_needed, sandbox};
 use crate::cluster::protocol::detach;
-use crate::names::{AttachmentId, StickyKey};
-use crate::store::{Disk, PendingUpdate, PendingUpdateKind};
+use crate::names::{Attachment, AttachmentId, StickyKey};
+use crate::node::end::{UpdateFirst, end_attachment};
+use crate::store::{Disk, PendingUpdate, PendingUpdateKind, Store};
 
 pub(super) async fn perform<D: Disk + Clone>(
     context: &ActionContext<'_, D>,
@@ -36,6 +37,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             key => key,
         };
         let Some(key) = key else { return not_needed("no StickyIP is attached to this sandbox") };
+        end_record(&store, &sandbox(&update.container.as_str().into())?)?;
         self.detach_ids(&store, &key, &ids).await
     }
 
@@ -49,6 +51,16 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         }
         Ok(None)
     }
+}
+
+/// A DEL that ended between its pending update and the record has left the record as it was.
+fn end_record<D: Disk>(store: &Store<D>, ended: &Attachment) -> Performed<()> {
+    let mut locked = store.lock()?;
+    if let Some(stored) = locked.find_by_attachment(ended)? {
+        end_attachment(&mut locked, &stored, store.now(), UpdateFirst::IfOtherId)?;
+        locked.commit()?;
+    }
+    Ok(())
 }
 
 fn key_of(update: &PendingUpdate) -> Option<StickyKey> {

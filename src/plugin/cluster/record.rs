@@ -84,12 +84,19 @@ pub(crate) fn write_record<D: Disk>(
     Ok(all)
 }
 
-/// The address that serves each range set.
+/// The address that serves each range set: one of its own, else one of another node's ranges.
 pub(crate) fn serving(sets: &[RangeSet], addresses: &[IpAddr]) -> Vec<Option<IpAddr>> {
-    let mut all: Vec<Option<IpAddr>> = Vec::new();
-    for set in sets {
-        let bound = addresses.iter().find(|address| Family::of(**address) == set.family());
-        all.push(bound.copied().filter(|address| !all.contains(&Some(*address))));
+    let own = |set: &RangeSet| addresses.iter().find(|address| set.contains(**address).is_some()).copied();
+    let mut all: Vec<Option<IpAddr>> = sets.iter().map(own).collect();
+    for address in addresses {
+        let serves = |(set, serving): (&RangeSet, &Option<IpAddr>)| {
+            serving.is_none() && Family::of(*address) == set.family()
+        };
+        if !all.contains(&Some(*address))
+            && let Some(index) = sets.iter().zip(&all).position(serves)
+        {
+            all[index] = Some(*address);
+        }
     }
     all
 }
@@ -99,20 +106,58 @@ fn by_set<D: Disk>(
     locked: &mut LockedStore<'_, D>,
     addresses: &[IpAddr],
 ) -> Result<Vec<IpAddr>, CniError> {
-    let mut all = serving(&node.source.sets, addresses);
+    let sets = &node.source.sets;
+    let mut all = serving(sets, addresses);
     if all.iter().all(Option::is_none) {
         let (key, has) = (&node.key, crate::node::list(addresses));
         let message = format!("StickyIP {key} has {has}, and this node's ranges are of another family");
         return Err(CniError::new(code::REQUEST_REFUSED, message));
     }
-    for (index, set) in node.source.sets.iter().enumerate() {
-        if all[index].is_none() {
-            let next = locked.next_free(index, set)?.ok_or_else(|| {
-                CniError::new(code::EXHAUSTED, format!("no IP addresses available in range set: {set}"))
-            })?;
-            locked.set_cursor(index, next);
-            all[index] = Some(next);
+    for (index, set) in sets.iter().enumerate() {
+        if all[index].is_some() {
+            continue;
+        }
+        all[index] = locked.next_free(index, set)?;
+        match all[index] {
+            Some(next) => locked.set_cursor(index, next),
+            // The pod has its sticky address of this family: it is not kept waiting for a further one.
+            None if addresses.iter().any(|address| Family::of(*address) == set.family()) => {}
+            None => {
+                let message = format!("no IP addresses available in range set: {set}");
+                return Err(CniError::new(code::EXHAUSTED, message));
+            }
         }
     }
     Ok(all.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::range::{Range, RangeSpec};
+
+    #[test]
+    fn an_address_serves_the_range_set_that_contains_it() {
+        let set = |subnet: &str| {
+            let spec = RangeSpec { subnet, ..RangeSpec::default() };
+            RangeSet::new(vec![Range::from_spec(&spec).unwrap()]).unwrap()
+        };
+        let sets = [set("10.1.0.0/24"), set("10.2.0.0/24"), set("fd00::/64")];
+        let serves = |addresses: &[&str]| {
+            let addresses: Vec<IpAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
+            let texts = serving(&sets, &addresses).into_iter();
+            texts
+                .map(|address| address.map_or("-".to_owned(), |address| address.to_string()))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(serves(&["10.2.0.10"]), ["-", "10.2.0.10", "-"]);
+        assert_eq!(
+            serves(&["10.9.0.1"]),
+            ["10.9.0.1", "-", "-"],
+            "another node's, in the first of its family"
+        );
+        assert_eq!(serves(&["10.9.0.1", "10.1.0.5"]), ["10.1.0.5", "10.9.0.1", "-"]);
+        assert_eq!(serves(&["fd01::1", "10.1.0.5"]), ["10.1.0.5", "-", "fd01::1"]);
+        assert_eq!(serves(&["10.9.0.1", "10.9.0.2", "10.9.0.3"]), ["10.9.0.1", "10.9.0.2", "-"]);
+    }
 }

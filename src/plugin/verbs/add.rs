@@ -10,6 +10,7 @@ use crate::cni::{CniError, CniResult, Dns, IpConfig, IpamConf, OnExhaustion, cod
 use crate::node::list;
 use crate::plugin::cluster::add::{self, Resolved};
 use crate::plugin::cluster::context::AddContext;
+use crate::plugin::cluster::record::serving;
 use crate::plugin::verbs::wait::OldPodWait;
 use crate::plugin::{VerbContext, VerbLog};
 use crate::store::{ClaimantKey, Disk, LockedStore, Record, RecordState, StoreError, StoredRecord};
@@ -19,7 +20,8 @@ pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> 
     let wanted = requested_by_set(verb.ipam)?;
     let addresses = addresses(verb, &wanted, log)?;
     let mut ours = CniResult { dns, routes: verb.ipam.routes.clone(), ..CniResult::default() };
-    for (set, address) in verb.ipam.sets.iter().zip(addresses) {
+    for (set, address) in verb.ipam.sets.iter().zip(serving(&verb.ipam.sets, &addresses)) {
+        let Some(address) = address else { continue };
         // An address of another node is used in this node's own network: its gateway serves it too.
         if let Some(range) = set.contains(address).or_else(|| set.ranges().first()) {
             ours.ips.push(IpConfig::new(range.with_prefix(address), range.gateway()));
