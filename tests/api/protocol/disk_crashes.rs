@@ -215,10 +215,10 @@ impl Stage {
     }
 }
 
-/// Each pair of an end and what follows has a node of its own, and all go on side by side: a round mostly waits.
+/// What follows has a node of its own each, and all go on side by side: a round mostly waits.
 async fn every_end(mode: &str, pool: bool) {
-    // To the files, after one change is before the next: what lies between two is at the API server, and a DEL
-    // finds it there.
+    // To the files, after one change is before the next: what lies between two is at the API server, and a
+    // DEL finds it there.
     let follows = [(Next::Runtime, false), (Next::Runtime, true), (Next::LateDel, false)];
     join_all(follows.map(async |(next, after)| {
         let mut stage = Stage::new(mode, pool).await;
