@@ -26,6 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// is at most that many requests.
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
+/// The actions that are known to need attention: their gauges show zero from the start.
+const NEED_ATTENTION: [&str; 5] = ["attach", "unpublish", "grant", "send_update", "record_mac"];
+
 pub struct Reconciler<D: Disk + Clone> {
     settings: Arc<AgentSettings>,
     options: PlanOptions,
@@ -35,6 +38,8 @@ pub struct Reconciler<D: Disk + Clone> {
     pub index: NodeIndex,
     debounce: Debounce,
     pauses: BTreeMap<String, Pause>,
+    /// The actions whose gauge is shown: what needed attention once shows zero afterwards.
+    needed_attention: BTreeSet<String>,
 }
 
 /// How often an action did not succeed, what was logged of it, and when it is due again.
@@ -76,6 +81,7 @@ impl<D: Disk + Clone> Reconciler<D> {
             index: NodeIndex::default(),
             debounce: Debounce::default(),
             pauses: BTreeMap::new(),
+            needed_attention: NEED_ATTENTION.map(str::to_owned).into(),
         }
     }
 
@@ -198,15 +204,17 @@ impl<D: Disk + Clone> Reconciler<D> {
         }
     }
 
-    fn report_needs_attention(&self) {
+    fn report_needs_attention(&mut self) {
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for (id, pause) in &self.pauses {
             let name = id.split(' ').next().unwrap_or_default();
             *counts.entry(name).or_default() += i64::from(!pause.logged.is_empty());
         }
-        for name in ["attach", "unpublish", "grant", "send_update", "record_mac"] {
-            let gauge = self.metrics.needs_attention.with([name]);
-            gauge.set(counts.get(name).copied().unwrap_or_default());
+        let needed = counts.iter().filter(|(_, count)| **count > 0).map(|(name, _)| (*name).to_owned());
+        self.needed_attention.extend(needed);
+        for name in &self.needed_attention {
+            let gauge = self.metrics.needs_attention.with([name.as_str()]);
+            gauge.set(counts.get(name.as_str()).copied().unwrap_or_default());
         }
     }
 }

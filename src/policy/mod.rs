@@ -30,8 +30,6 @@ pub enum PolicyError {
          remove one"
     )]
     PinsDisagree { ours: &'static str, ours_value: String, theirs: &'static str, theirs_value: String },
-    #[error("retention: {field} {why}")]
-    Retention { field: &'static str, why: &'static str },
 }
 
 impl PolicyError {

@@ -27,6 +27,7 @@ pub enum PluginMode {
 }
 
 impl PluginMode {
+    /// The compiler does not name this list: what is left out cannot be written as `--mode`.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Delegated, Self::Chained];
 
     /// The mode of a call to the plugin, by its configuration. A plugin that is asked for an address cannot
@@ -266,7 +267,10 @@ mod tests {
         ] {
             assert_eq!(CiliumMode::from_cilium_config(word), mode);
         }
-        assert_eq!(CiliumMode::from_cilium_config(CiliumMode::Delegated.as_str()), CiliumMode::Delegated);
+        for mode in [CiliumMode::ClusterPool, CiliumMode::Kubernetes, CiliumMode::Crd, CiliumMode::Delegated]
+        {
+            assert_eq!(CiliumMode::from_cilium_config(mode.as_str()), mode);
+        }
     }
 
     #[test]

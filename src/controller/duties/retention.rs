@@ -100,9 +100,11 @@ impl Duty for RetentionSync {
         let mut done = RoundResult::default();
         for (sticky, (wanted, by)) in todo {
             let key = sticky_key_of(&sticky);
-            // A merge patch: times that are no more must be named to go.
-            let spec = json!({"keep": wanted.keep, "ttlSeconds": wanted.ttl_seconds, "onScaleDown": wanted.on_scale_down,
-                              "scaleDownTtlSeconds": wanted.scale_down_ttl_seconds});
+            // A merge patch: times that are no more must be named to go. Taken apart, so that no field is left
+            // out.
+            let Retention { keep, ttl_seconds, on_scale_down, scale_down_ttl_seconds } = wanted;
+            let spec = json!({"keep": keep, "ttlSeconds": ttl_seconds,
+                              "onScaleDown": on_scale_down, "scaleDownTtlSeconds": scale_down_ttl_seconds});
             let set = retention_set(wanted);
             let patch = json!({"metadata": {"annotations": set}, "spec": {"retention": spec}});
             match context.writer.patch_sticky("the retention", &sticky, patch).await {

@@ -146,13 +146,14 @@ fn reason_to_release(
         PodLookup::Unknown => return Err(KeepReason::Doubt { why: "its pod could not be looked up".into() }),
         PodLookup::Absent => {}
     }
-    if kept.retention.keep == Keep::Forever {
-        return Err(KeepReason::Forever);
+    match kept.retention.keep {
+        Keep::Forever => return Err(KeepReason::Forever),
+        Keep::WithWorkload | Keep::Ttl => {}
     }
     let after = |ttl: Option<u32>, reason| ttl_over(kept, ttl, now).map(|()| reason);
     let whole = |reason| match kept.retention.keep {
         Keep::Ttl => after(kept.retention.ttl_seconds, reason),
-        _ => Ok(reason),
+        Keep::WithWorkload | Keep::Forever => Ok(reason),
     };
     match workload {
         WorkloadLookup::Unknown { why } => Err(KeepReason::Doubt { why: why.clone() }),
@@ -174,11 +175,13 @@ fn reason_to_release(
         WorkloadLookup::Present { ordinals: Some((first, count)), .. }
             if kept.ordinal.is_some_and(|n| n < *first || n - first >= *count) =>
         {
-            match kept.retention.on_scale_down {
-                OnScaleDown::Retain if kept.retention.keep == Keep::Ttl => whole(ReleaseReason::TtlOver),
-                OnScaleDown::Retain => Err(KeepReason::WorkloadWantsIt),
-                OnScaleDown::Release => Ok(ReleaseReason::ScaledDown),
-                OnScaleDown::Ttl => after(kept.retention.scale_down_ttl_seconds, ReleaseReason::ScaledDown),
+            match (kept.retention.on_scale_down, kept.retention.keep) {
+                (OnScaleDown::Retain, Keep::Ttl) => whole(ReleaseReason::TtlOver),
+                (OnScaleDown::Retain, Keep::WithWorkload | Keep::Forever) => Err(KeepReason::WorkloadWantsIt),
+                (OnScaleDown::Release, _) => Ok(ReleaseReason::ScaledDown),
+                (OnScaleDown::Ttl, _) => {
+                    after(kept.retention.scale_down_ttl_seconds, ReleaseReason::ScaledDown)
+                }
             }
         }
         WorkloadLookup::Present { .. } => Err(KeepReason::WorkloadWantsIt),

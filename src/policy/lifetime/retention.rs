@@ -103,19 +103,6 @@ impl Retention {
         let seconds = self.ttl_seconds.filter(|_| self.keep == Keep::Ttl);
         seconds.map(|seconds| Duration::from_secs(seconds.into()))
     }
-
-    /// Checks that each TTL has its time.
-    /// Errors: names the field that is missing.
-    pub fn check(&self) -> Result<(), PolicyError> {
-        if self.keep == Keep::Ttl && self.ttl_seconds.is_none() {
-            return Err(PolicyError::Retention { field: "ttlSeconds", why: "must be set with keep: TTL" });
-        }
-        if self.on_scale_down == OnScaleDown::Ttl && self.scale_down_ttl_seconds.is_none() {
-            let (field, why) = ("scaleDownTtlSeconds", "must be set with onScaleDown: TTL");
-            return Err(PolicyError::Retention { field, why });
-        }
-        Ok(())
-    }
 }
 
 /// The longest TTL that an object takes: ten years.
@@ -181,15 +168,10 @@ mod tests {
     }
 
     #[test]
-    fn the_written_form_is_the_one_in_the_manual_and_a_ttl_needs_its_time() {
+    fn the_written_form_is_the_one_in_the_manual() {
         let read = |text: &str| serde_json::from_str::<Retention>(text).unwrap();
         assert_eq!(read("{}"), Retention::default());
         let ttl = read(r#"{"keep":"TTL","onScaleDown":"TTL","ttlSeconds":5,"scaleDownTtlSeconds":6}"#);
         assert_eq!((ttl.keep, ttl.on_scale_down), (Keep::Ttl, OnScaleDown::Ttl));
-        assert!(ttl.check().is_ok());
-        assert!(read(r#"{"keep":"TTL"}"#).check().unwrap_err().to_string().contains("ttlSeconds"));
-        assert!(
-            read(r#"{"onScaleDown":"TTL"}"#).check().unwrap_err().to_string().contains("scaleDownTtlSeconds")
-        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// A point in time in seconds, passed by the caller. Only differences are ever used.
+/// Seconds since 1970 by the clock of the caller, who passes them. Decisions use differences only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TimePoint(pub i64);
 

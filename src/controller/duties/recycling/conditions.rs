@@ -41,7 +41,11 @@ impl PendingRelease {
                 let why = format!("{kind} {name} is gone, and its owner {by} may create it again");
                 (*seconds_left, "OwnerExists", why)
             }
-            _ => return None,
+            KeepReason::Attached
+            | KeepReason::PodExists
+            | KeepReason::Forever
+            | KeepReason::WorkloadWantsIt
+            | KeepReason::Doubt { .. } => return None,
         };
         let until = TimePoint(now.0.saturating_add_unsigned(seconds_left));
         (seconds_left > MIN_SECONDS_TO_REPORT).then_some(Self::Time { until, reason, why })
