@@ -1,6 +1,5 @@
 //! The plugin as it is shipped: static, stripped, small, and one thread. `make test` builds it and names it
-//! in
-//! STICKY_IPAM_RELEASE; without that there is nothing to look at, and the tests fail and say so.
+//! in STICKY_IPAM_RELEASE; without that there is nothing to look at, and the tests fail and say so.
 
 // All of it is test code: a helper fails the test that called it.
 #![allow(clippy::panic, clippy::unwrap_used, missing_docs)]

@@ -1,6 +1,5 @@
 //! The controller on a real API server. It acts on every object of a kind, so these tests have servers of
-//! their own, and one test
-//! has a server at a time.
+//! their own, and one test has a server at a time.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Marking end to end: the controller asks, the node's agent grants what the pod has, and the pod's end and
-//! its next
-//! incarnation go the usual way.
+//! its next incarnation go the usual way.
 
 use std::net::IpAddr;
 

@@ -57,8 +57,7 @@ async fn with_others() -> (Desk, Value) {
 }
 
 /// One of each other duty: a time that runs, an annotation, an owner, a dead node's key and route, an
-/// attachment to a node that
-/// is gone, and a pod to mark with an address that its node is to grant.
+/// attachment to a node that is gone, and a pod to mark with an address that its node is to grant.
 async fn prepare_others(desk: &Desk, operator: &Value, mark: &str, n: u8) {
     let address = |which: u8| desk.address(10 + 5 * n + which);
     let named = |what: &str| format!("{what}-{mark}");
@@ -330,8 +329,7 @@ async fn a_server_that_does_not_answer_in_time_loses_and_duplicates_nothing() {
     while_at_work(&context, async {
         until("a first round", || async { rounds(&context, "repair") > 0 }).await;
         // Lost: the write happens, and its writer never knows. Held: it happens, and its writer waits until
-        // its time is over. Cut
-        // off, politely or not: it does not happen.
+        // its time is over. Cut off, politely or not: it does not happen.
         let all = [Weather::AnswersLost, Weather::AnswersHeld, Weather::Blackhole, Weather::Reset];
         for (n, weather) in (0u8..).zip(all) {
             let (mark, before) = (format!("w{n}"), failures(&context));

@@ -8,9 +8,8 @@
 #   stop NAME           kills and waits; answers ok
 #
 # The end of standard input is the end of the test process, however it came: everything is killed and the
-# folder
-# removed. Should the keeper itself be killed, its children go with it (pdeathsig); the folder is swept by the
-# next start.
+# folder removed. Should the keeper itself be killed, its children go with it (pdeathsig); the folder is swept
+# by the next start.
 set -euo pipefail
 
 folder=$1

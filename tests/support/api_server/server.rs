@@ -2,8 +2,7 @@
 //! restarted.
 //!
 //! etcd listens on sockets inside the folder. The API server's port is held by a bound socket of ours for as
-//! long
-//! as the server lives, so that no other process can take it, not even between a stop and a restart.
+//! long as the server lives, so that no other process can take it, not even between a stop and a restart.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;

@@ -51,8 +51,7 @@ pub enum Flavour {
     /// The same in `crd` with native routing and direct routes between the nodes.
     OursNative,
     /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint
-    /// routes: hosts need them
-    /// to reach what is of no node's first block.
+    /// routes: hosts need them to reach what is of no node's first block.
     Controllers,
 }
 

@@ -64,8 +64,7 @@ JSON
 }
 
 # cilium_router6 NODE: in `chained` the gateway that ptp gives to the pods. Cilium answers a pod that looks
-# for its router, and drops
-# what looks for any other neighbour that is no pod of the node.
+# for its router, and drops what looks for any other neighbour that is no pod of the node.
 cilium_router6() {
     if [[ $mode == chained ]]; then
         echo "fd24:$(node_number "$1")::1"

@@ -1,8 +1,6 @@
-# shellcheck shell=bash
-# A slow link, without the kernel's help: a veth pair takes the place of the node's end on the bridge, and a
-# process in the fabric
-# (tests/tools/pod/slow-link) copies frames between the two, late. It is a component of the lab as long as the
-# link is slow.
+# shellcheck shell=bash A slow link, without the kernel's help: a veth pair takes the place of the node's end
+# on the bridge, and a process in the fabric (tests/tools/pod/slow-link) copies frames between the two, late.
+# It is a component of the lab as long as the link is slow.
 #
 #   node's eth0 = to-NODE  <- slow-link ->  slow-NODE = via-NODE on the bridge
 
@@ -14,8 +12,7 @@ delay_end_of_process() { echo "slow-$1"; }
 is_delayed() { enter fabric ip link show "$(delay_port "$1")" >/dev/null 2>&1; }
 
 # delay_offloads NODE LINK off|on: a frame in a packet socket must be whole. With offloads the sender leaves
-# checksums and the cutting
-# into segments to a later interface, which here is none.
+# checksums and the cutting into segments to a later interface, which here is none.
 delay_offloads() { enter "$1" ethtool -K "$2" tx "$3" sg "$3" tso "$3" gso "$3" >/dev/null; }
 
 # delay_links NODE: the pair, not on the bridge yet. Frames are for the other side, so the fabric itself must

@@ -1,9 +1,8 @@
 # shellcheck shell=bash
 # `up`. The process that the user started (the supervisor) holds the machine's lock and waits; a worker in a
-# session of its own does
-# everything. So a Ctrl-C reaches the supervisor alone, whatever the worker is doing, and a worker that fails
-# because of it can never
-# decide the exit status. If the supervisor is killed, the kernel kills the worker.
+# session of its own does everything. So a Ctrl-C reaches the supervisor alone, whatever the worker is doing,
+# and a worker that fails because of it can never decide the exit status. If the supervisor is killed, the
+# kernel kills the worker.
 
 # Free space that images, logs and etcd need.
 NEEDED_MEGABYTES=2000
