@@ -100,7 +100,7 @@ impl Duty for RetentionSync {
         let mut done = RoundResult::default();
         for (sticky, (wanted, by)) in todo {
             let key = sticky_key_of(&sticky);
-            // A merge patch: times that are no more must be named to go. Taken apart, so that none is left out.
+            // A merge patch: times that are no more must be named to go. Taken apart, so that all are named.
             let Retention { keep, ttl_seconds, on_scale_down, scale_down_ttl_seconds } = wanted;
             let spec = json!({"keep": keep, "ttlSeconds": ttl_seconds,
                               "onScaleDown": on_scale_down, "scaleDownTtlSeconds": scale_down_ttl_seconds});

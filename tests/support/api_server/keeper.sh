@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Keeps the processes of one API tier and its folder.
 #
-# Usage: keeper.sh FOLDER, with one order a line on standard input and one answer a line on standard output:
-# start NAME runs the words of FOLDER/NAME.argv (NUL-separated), logs to FOLDER/logs/NAME.log; answers its pid
+# Usage: keeper.sh FOLDER, with one order per line on standard input and one answer per line on standard
+# output:
+#   start NAME          runs the words of FOLDER/NAME.argv (NUL-separated), logs to FOLDER/logs/NAME.log;
+#                       answers its pid
 #   running NAME        answers yes or no
 #   signal SIGNAL NAME  answers ok or gone; after STOP not before every thread stands still
 #   stop NAME           kills and waits; answers ok

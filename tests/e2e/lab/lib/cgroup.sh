@@ -1,5 +1,6 @@
-# shellcheck shell=bash A cgroup for each node, in every hierarchy of the machine (v1, v2 or both). A node's
-# cgroup namespace has it as its root, so that nothing a node makes lies outside of it.
+# shellcheck shell=bash
+# A cgroup for each node, in every hierarchy of the machine (v1, v2 or both). A node's cgroup namespace has it
+# as its root, so that nothing a node makes lies outside of it.
 
 CGROUP_ROOT=/sys/fs/cgroup
 CGROUP_NAME=$LAB_LABEL

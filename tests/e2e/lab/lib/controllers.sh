@@ -1,5 +1,6 @@
-# shellcheck shell=bash The cluster's controller: two replicas in the fabric, each with credentials of its own
-# for the very roles that packaging ships, and the command that restarts them with other flags.
+# shellcheck shell=bash
+# The cluster's controller: two replicas in the fabric, each with credentials of its own for the very roles
+# that packaging ships, and the command that restarts them with other flags.
 
 CONTROLLERS=(sticky-controller-1 sticky-controller-2)
 CONTROLLER_ACCOUNT=sticky-ipam-controller

@@ -1,6 +1,7 @@
-# shellcheck shell=bash A slow link, without the kernel's help: a veth pair takes the place of the node's end
-# on the bridge, and a process in the fabric (tests/tools/pod/slow-link) copies frames between the two, late.
-# It is a component of the lab as long as the link is slow.
+# shellcheck shell=bash
+# A slow link, without the kernel's help: a veth pair takes the place of the node's end on the bridge, and a
+# process in the fabric (tests/tools/pod/slow-link) copies frames between the two, late. It is a component of
+# the lab as long as the link is slow.
 #
 #   node's eth0 = to-NODE  <- slow-link ->  slow-NODE = via-NODE on the bridge
 

@@ -1,6 +1,7 @@
-# shellcheck shell=bash A node: its own network, mount, pid, host name, IPC and cgroup namespaces, held by the
-# process with pid 1 in them. When that process dies, so does everything on the node. /var, /etc and /opt are
-# the node's disk and outlive it; /run and /tmp do not.
+# shellcheck shell=bash
+# A node: its own network, mount, pid, host name, IPC and cgroup namespaces, held by the process with pid 1 in
+# them. When that process dies, so does everything on the node. /var, /etc and /opt are the node's disk and
+# outlive it; /run and /tmp do not.
 
 node_folder() { echo "$LAB_DIR/$1"; }
 

@@ -1,5 +1,6 @@
-# shellcheck shell=bash Everything of sticky-ipam itself: where its binaries come from, its kinds, roles and
-# credentials, what `up` starts of it, and its part of the CNI configuration.
+# shellcheck shell=bash
+# Everything of sticky-ipam itself: where its binaries come from, its kinds, roles and credentials, what `up`
+# starts of it, and its part of the CNI configuration.
 
 # Where the agent and the plugin look by default.
 OURS_NAMESPACE=kube-system

@@ -1,6 +1,7 @@
-# shellcheck shell=bash The lab's processes: how they are defined, started, found and signalled. Each is
-# recorded by pid and start time, and each carries PROCESS_MARK with the lab's folder in its environment, so
-# that `down` finds it even when it was never recorded.
+# shellcheck shell=bash
+# The lab's processes: how they are defined, started, found and signalled. Each is recorded by pid and start
+# time, and each carries PROCESS_MARK with the lab's folder in its environment, so that `down` finds it even
+# when it was never recorded.
 
 PROCESS_MARK=STICKY_IPAM_LAB_PROCESS
 # A component that ignores SIGTERM is killed after this.
