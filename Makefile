@@ -33,7 +33,8 @@ controller: ## Build the static controller
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --bin sticky-ipam-controller --target $(PLUGIN_TARGET)
 	@echo "$(CONTROLLER)"
 
-# All that the lab runs. Agent and controller come of one call: their linking, which takes one processor each, goes on side by side.
+# All that the lab runs. Agent and controller come of one call: their linking, which takes one processor each,
+# goes on side by side.
 .PHONY: binaries
 binaries: plugin
 	@RUSTFLAGS='$(PLUGIN_FLAGS)' cargo build --quiet --release --bin sticky-ipam-agent --bin sticky-ipam-controller --target $(PLUGIN_TARGET)
@@ -43,7 +44,8 @@ binaries: plugin
 demo: ## Show in a table what sticky-ipam keeps and host-local does not
 	@tests/demo/demo
 
-# Servers of the tests may use more memory: with Go's own settings a quarter of their time goes to collecting it.
+# Servers of the tests may use more memory: with Go's own settings a quarter of their time goes to collecting
+# it.
 GO_MEMORY := GOGC=400 GOMEMLIMIT=1500MiB
 # More than there are processors: many a test of the API tier waits for ticks, leases and watches.
 TEST_THREADS ?= $(shell echo $$(($$(nproc) * 2)))
