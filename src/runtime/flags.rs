@@ -50,7 +50,7 @@ pub struct ServerFlags {
     /// Address on which /metrics, /healthz and /readyz are served
     #[arg(long, env, value_parser = listen_address, value_name = "ADDRESS:PORT")]
     pub metrics_address: SocketAddr,
-    /// Certificate (PEM) to serve them over TLS; read again when the file changes
+    /// Certificate (PEM) to serve these pages over TLS; read again when the file changes
     #[arg(long, env, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
     /// Private key (PEM) of that certificate

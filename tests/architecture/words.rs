@@ -203,3 +203,43 @@ fn the_words_check_sees_strings_docs_and_phrases() {
         "a\n#[cfg(test)]\nmod tests;\nb\n"
     );
 }
+
+/// Words in `code` of the documents that look like a reason, a kind or a phase: `TwoWords`.
+fn code_names(text: &str) -> Vec<&str> {
+    let code = text.split('`').skip(1).step_by(2);
+    code.filter(|word| {
+        let capitals = word.chars().filter(char::is_ascii_uppercase).count();
+        capitals > 1
+            && word.starts_with(|c: char| c.is_ascii_uppercase())
+            && word.chars().all(|c| c.is_ascii_alphabetic())
+            && word.contains(|c: char| c.is_ascii_lowercase())
+    })
+    .collect()
+}
+
+#[test]
+fn every_reason_kind_and_phase_that_a_document_names_exists() {
+    let code: Vec<String> = ["src", "packaging", "tests"]
+        .iter()
+        .flat_map(|folder| files(&project().join(folder)))
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .collect();
+    let mut wrong = Vec::new();
+    for path in
+        files(&project().join("docs")).into_iter().filter(|path| path.extension().is_some_and(|e| e == "md"))
+    {
+        let text = fs::read_to_string(&path).unwrap();
+        for name in code_names(&text) {
+            if !code.iter().any(|file| file.contains(name)) {
+                wrong.push(format!("{}: {name}", within(&path)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "documents name what is not in the code:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_check_of_names_sees_two_words_in_code_only() {
+    let text = "`RangeOfAnother` and NotInCode, `StickyIP`, `TTL`, `--flag`, `spec.A`, `a`";
+    assert_eq!(code_names(text), ["RangeOfAnother", "StickyIP"]);
+}

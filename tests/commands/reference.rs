@@ -76,7 +76,7 @@ const HEAD: &str = "| flag | also | variable | default | meaning |\n|---|---|---
 fn flags(command: &clap::Command, precedence: &str) -> String {
     let name = command.get_name();
     let mut page = format!(
-        "# Flags of {name}\n\n{NOTE}\n\nEvery flag has an environment variable. {precedence}\n\
+        "# Flags of {name}\n\n{NOTE}\n\nEvery flag has an environment variable, options of subcommands have none. {precedence}\n\
          A wrong value is refused at the start, with the flag and the value.\n"
     );
     let mut groups: Vec<&str> = Vec::new();

@@ -85,7 +85,7 @@ async fn a_nodes_token_writes_its_own_cilium_node_and_no_other() {
         write_node(&own, &n1.name).await.unwrap();
         let why = write_node(&own, &n2.name).await.unwrap_err();
         let told = format!("CiliumNode {} is not of node \"{}\"", n2.name, n1.name);
-        assert!(why.contains(&told) && why.contains("its own CiliumNode alone"), "{why}");
+        assert!(why.contains(&told) && why.contains("only its own CiliumNode"), "{why}");
         // A token that names no node is of none.
         let unbound = case.token(account, None).await;
         let why = write_node(&unbound, &n1.name).await.unwrap_err();

@@ -128,8 +128,9 @@ const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's
     sticky-ipam-controller adopt --back\n";
 
 const MAY_GO_BACK: &str = "Every pod has an address of its own node's blocks, and no single address is \
-    routed elsewhere.\nNext: set Cilium's ipam back in its ConfigMap, and restart its agents node by node \
-    (pods keep running). The pools may stay: other modes do not read them.\n";
+    routed elsewhere.\nNext: stop sticky-ipam's controller and agents, remove their conflist, and run this \
+    again. Then set Cilium's ipam back in its ConfigMap, and restart its operator, then its agents node by \
+    node (pods keep running). The pools may stay: other modes do not read them.\n";
 
 /// Goes on putting in what is missing until dropped, for the time in which agents are restarted.
 pub async fn follow(writer: &Writer, settings: &ControllerSettings, options: AdoptOptions) {
@@ -147,7 +148,7 @@ pub async fn follow(writer: &Writer, settings: &ControllerSettings, options: Ado
         for plan in plans.iter().filter(|plan| !plan.is_done()) {
             let node = &plan.node;
             match write(writer, plan).await {
-                Ok(true) => tracing::info!(node, keys = plan.put.len(), "added addresses to the pool"),
+                Ok(true) => tracing::info!(node, entries = plan.put.len(), "added addresses to the pool"),
                 Ok(false) => tracing::info!(node, "write conflict on the CiliumNode; trying again"),
                 Err(error) => tracing::warn!(node, %error, "cannot write the pool; trying again"),
             }
