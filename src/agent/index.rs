@@ -8,10 +8,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::cluster::cilium::{objects::CiliumNode, pool::home_blocks};
+use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{Attachment, StickyIP};
 use crate::cluster::pod;
-use crate::cluster::protocol::view::ClaimView;
+use crate::cluster::view::ClaimView;
 use crate::names::StickyKey;
 use crate::policy::selection::facts::PodFacts;
 pub use crate::runtime::cache::{Cache, CacheEvent};

@@ -13,7 +13,7 @@ use crate::agent::{
     actions, blocks, flags::AgentSettings, index::NodeIndex, metrics::AgentMetrics, plan, snapshot::Snapshot,
 };
 use crate::cluster::api::client::ApiError;
-use crate::cluster::protocol::apply::WriteObserver;
+use crate::cluster::writer::apply::WriteObserver;
 use crate::runtime::metrics::whole;
 use crate::store::Disk;
 

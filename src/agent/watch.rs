@@ -12,9 +12,9 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
 use crate::agent::index::{CacheEvent, NodeIndex, NodePod};
-use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{AddressClaim, StickyIP, lenient::Skipped};
-use crate::cluster::protocol::view::ClaimView;
+use crate::cluster::view::ClaimView;
 use crate::runtime::watch::{WatchProblem, Watched, watch_readable};
 
 /// The names of the watches in logs and on /readyz.

@@ -6,6 +6,9 @@
 
 pub mod api;
 pub mod cilium;
+pub mod events;
 pub mod objects;
 pub mod pod;
 pub mod protocol;
+pub mod view;
+pub mod writer;

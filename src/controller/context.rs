@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::cluster::api::events::NewEvent;
+use crate::cluster::events::NewEvent;
 use crate::controller::events::EventRecorder;
 use crate::controller::flags::ControllerSettings;
 use crate::controller::index::{ClusterIndex, Kind};

@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::api::canned::Canned;
-    use crate::cluster::protocol::apply::NoObserver;
+    use crate::cluster::writer::apply::NoObserver;
     use crate::controller::flags::load;
     use crate::controller::writer::Writer;
     use crate::runtime::http::Readiness;

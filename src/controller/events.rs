@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use crate::cluster::api::events::{self, NewEvent};
+use crate::cluster::events::{self, NewEvent};
 use crate::controller::writer::Writer;
 use crate::runtime::locked;
 

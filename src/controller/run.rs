@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::{Api, Resource, core::PartialObjectMeta, runtime::watcher};
 use serde::de::DeserializeOwned;
 
-use crate::cluster::api::events::{self, NewEvent};
-use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
+use crate::cluster::events::{self, NewEvent};
+use crate::cluster::objects::cilium::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::lenient::{Skipped, readable};
-use crate::cluster::{api::lease::LeaderElection, protocol::apply::NoObserver};
+use crate::cluster::{api::lease::LeaderElection, writer::apply::NoObserver};
 use crate::controller::duties::{
     adoption, dead_nodes, drift, duplicates, endpoints, gauges, node_blocks, recycling, repair, retention,
 };

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::protocol::apply::{ApiWriter, SentWrite, WriteObserver, patch_params};
-use crate::cluster::{objects::StickyIP, protocol::write::Precondition};
+use crate::cluster::writer::apply::{ApiWriter, SentWrite, WriteObserver, patch_params};
+use crate::cluster::{objects::StickyIP, writer::write::Precondition};
 use crate::controller::index::objects::sticky_key_of;
 
 /// How long the API server may take over one request.

@@ -9,12 +9,12 @@ use std::path::Path;
 
 use crate::alloc::RangeSet;
 use crate::alloc::range::{Family, Range};
-use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::{PublishConfig, home_blocks};
-use crate::cluster::protocol::apply::ApiWriter;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::protocol::bind::{self, BindError, LocalNode};
 use crate::cluster::protocol::step::Candidate;
-use crate::cluster::protocol::view::Origin;
+use crate::cluster::view::Origin;
+use crate::cluster::writer::apply::ApiWriter;
 use crate::names::{Attachment, AttachmentId, PodIdentity, StickyKey};
 use crate::policy::handover::{OldPod, OldSandbox};
 use crate::policy::mode::PluginMode;

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use super::addresses::ThisNode;
 use crate::cluster::cilium::pool::PublishConfig;
-use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind::read_sticky;
 use crate::cluster::protocol::detach::{self, DetachError, Detached};
-use crate::cluster::protocol::view::StickyView;
+use crate::cluster::view::StickyView;
+use crate::cluster::writer::apply::ApiWriter;
 use crate::names::{AttachmentId, ContainerId, IfName, PodIdentity, StickyKey};
 use crate::store::{ClaimantKey, Disk, LockedStore, StoreError};
 

@@ -4,8 +4,8 @@
 
 use crate::cluster::cilium::pool::{self, Publication, PublishConfig, PublishError};
 use crate::cluster::objects::{Attachment as AttachmentStatus, StickyIP};
-use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind::read_sticky;
+use crate::cluster::writer::apply::ApiWriter;
 use crate::names::StickyKey;
 
 pub(crate) enum Published {

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::cluster::protocol::apply::{NoObserver, WriteObserver};
+use crate::cluster::writer::apply::{NoObserver, WriteObserver};
 use crate::cni::{self, CniError, ConfigSource, IpamConf, ParsedRequest, Request};
 use crate::cni::{StickyConf, Verb, code};
 use crate::names::Attachment;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Modules that still use each other, by folder. This list must only shrink: a cycle that is gone fails the
 /// test until its line is, too.
-const KNOWN_CYCLES: &[(&str, &[&str])] = &[("cluster", &["api", "cilium", "protocol"])];
+const KNOWN_CYCLES: &[(&str, &[&str])] = &[];
 
 #[test]
 fn no_modules_of_a_folder_use_each_other_in_a_cycle() {

@@ -18,7 +18,7 @@ use sticky_ipam::agent::flags::{AgentCommandLine, AgentSettings};
 use sticky_ipam::agent::index::NodeIndex;
 use sticky_ipam::agent::reconciler::{Reconciler, StepReport};
 use sticky_ipam::agent::watch::{self, IndexUpdate};
-use sticky_ipam::cluster::protocol::apply::NoObserver;
+use sticky_ipam::cluster::writer::apply::NoObserver;
 use sticky_ipam::store::RealDisk;
 use tokio::sync::oneshot;
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 use super::node::stickies;
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use sticky_ipam::cluster::cilium::pool::single_routes;
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
-use sticky_ipam::cluster::protocol::write::Write;
+use sticky_ipam::cluster::objects::cilium::{CiliumNode, PoolEntry};
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::writer::write::Write;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, UnixListener};
 

@@ -13,9 +13,9 @@ use kube::api::{
 };
 use kube::core::NamespaceResourceScope;
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool, StickyIP};
-use sticky_ipam::cluster::protocol::apply::{NoObserver, WriteObserver};
+use sticky_ipam::cluster::writer::apply::{NoObserver, WriteObserver};
 use sticky_ipam::controller::context::Context;
 use sticky_ipam::controller::flags::{ControllerSettings, load};
 use sticky_ipam::controller::metrics::ControllerMetrics;

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use sticky_ipam::cluster::api::client::Connection;
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::cluster::protocol::apply::{ApiWriter, NoObserver, WriteObserver};
 use sticky_ipam::cluster::protocol::faults::{RepairFacts, RepairTimes};
 use sticky_ipam::cluster::protocol::repair::{RepairOutcome, Repairer, repair};
-use sticky_ipam::cluster::protocol::view::{Origin, StickyView};
+use sticky_ipam::cluster::view::{Origin, StickyView};
+use sticky_ipam::cluster::writer::apply::{ApiWriter, NoObserver, WriteObserver};
 use sticky_ipam::policy::selection::facts::TimePoint;
 
 use super::api_server::case::Case;

@@ -18,12 +18,14 @@ use super::{ActionContext, ActionError, Performed, bound, live, postponed, sandb
 use crate::agent::snapshot::is_bound_to;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::barrier;
-use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool::{self, NodePatch};
 use crate::cluster::cilium::socket::{self, EndpointInfo};
 use crate::cluster::objects::ClaimedPod;
+use crate::cluster::objects::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::pod;
-use crate::cluster::protocol::{apply::ApiWriter, bind, sticky_identity, view::ClaimView};
+use crate::cluster::protocol::{bind, sticky_identity};
+use crate::cluster::view::ClaimView;
+use crate::cluster::writer::apply::ApiWriter;
 use crate::names::{Attachment, AttachmentId, PodIdentity, StickyKey};
 use crate::node::list;
 use crate::policy::handover::OldPod;

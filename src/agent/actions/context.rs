@@ -8,8 +8,9 @@ use crate::agent::plan::PlanOptions;
 use crate::agent::{flags::AgentSettings, index::NodeIndex, metrics::AgentMetrics};
 use crate::alloc::RangeSet;
 use crate::cluster::api::client::Connection;
-use crate::cluster::cilium::{objects::CiliumNode, pool::home_blocks};
-use crate::cluster::protocol::apply::{ApiWriter, WriteObserver};
+use crate::cluster::cilium::pool::home_blocks;
+use crate::cluster::objects::cilium::CiliumNode;
+use crate::cluster::writer::apply::{ApiWriter, WriteObserver};
 use crate::names::{Attachment, AttachmentId, IfName, PodIdentity, StickyKey};
 use crate::store::{ClaimantKey, ClaimantLock, Disk, NodeTime, Store, StoreError};
 

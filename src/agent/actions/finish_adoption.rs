@@ -8,8 +8,9 @@ use std::net::IpAddr;
 use super::{ActionContext, Performed, done, not_needed, postponed};
 use crate::agent::snapshot::{is_bound_to, uid_of};
 use crate::cluster::objects::{ClaimPhase, Validate};
-use crate::cluster::protocol::write::{Precondition, Write};
-use crate::cluster::protocol::{apply::Applied, view::ClaimView};
+use crate::cluster::view::ClaimView;
+use crate::cluster::writer::apply::Applied;
+use crate::cluster::writer::write::{Precondition, Write};
 use crate::store::{Disk, Record};
 
 pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, address: IpAddr) -> Performed {

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::{ActionContext, ActionError, Performed};
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::StickyIP;
-use crate::cluster::protocol::apply::{SentWrite, patch_params};
 use crate::cluster::protocol::sticky_identity;
+use crate::cluster::writer::apply::{SentWrite, patch_params};
 use crate::policy::selection::facts::PodFacts;
 use crate::policy::selection::mac::{CILIUM_MAC_ANNOTATION, KEEP_MAC, is_mac, keeps_mac};
 use crate::store::Disk;
@@ -127,7 +127,7 @@ mod tests {
     use crate::agent::metrics::AgentMetrics;
     use crate::agent::plan::PlanOptions;
     use crate::cluster::api::canned::Canned;
-    use crate::cluster::protocol::apply::NoObserver;
+    use crate::cluster::writer::apply::NoObserver;
     use crate::policy::selection::facts::fixture::pod;
     use crate::policy::selection::mac::KEEP_MAC;
     use crate::store::RealDisk;

@@ -17,8 +17,9 @@ use super::{
     waiting_pod,
 };
 use crate::agent::index::NodePod;
-use crate::cluster::api::{cached, events};
+use crate::cluster::api::cached;
 use crate::cluster::cilium::pool::{self, Publication};
+use crate::cluster::events;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::bind::{ClaimsByAddress, StickyRead};
 use crate::cluster::protocol::sticky_identity::{self, Stickiness, StickyIdentityError};

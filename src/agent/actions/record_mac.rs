@@ -6,8 +6,10 @@
 use super::keep_mac::recorded;
 use super::{ActionContext, Performed, bound, done, needs_attention, not_needed, postponed};
 use crate::agent::index::attachment_of;
-use crate::cluster::api::events::{self, NewEvent};
-use crate::cluster::protocol::{apply::Applied, bind, step::at_sticky, view::StickyView, write::Write};
+use crate::cluster::events::{self, NewEvent};
+use crate::cluster::protocol::{bind, step::at_sticky};
+use crate::cluster::view::StickyView;
+use crate::cluster::writer::{apply::Applied, write::Write};
 use crate::names::StickyKey;
 use crate::policy::selection::mac::{CILIUM_MAC_ANNOTATION, is_mac};
 use crate::store::Disk;

@@ -10,8 +10,9 @@ use std::net::IpAddr;
 
 use super::context::ActionContext;
 use super::outcome::Performed;
-use crate::cluster::cilium::{objects::PoolEntry, pool};
-use crate::cluster::protocol::apply::ApiWriter;
+use crate::cluster::cilium::pool;
+use crate::cluster::objects::cilium::PoolEntry;
+use crate::cluster::writer::apply::ApiWriter;
 use crate::store::Disk;
 
 impl<D: Disk + Clone> ActionContext<'_, D> {

@@ -12,10 +12,10 @@ use super::input::{PlanInput, contains};
 use crate::agent::index::key_of;
 use crate::alloc::Family;
 use crate::cluster::cilium::barrier;
-use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use crate::cluster::cilium::pool::{self, Publication, single_routes};
 use crate::cluster::objects::ClaimPhase;
-use crate::cluster::protocol::view::ClaimView;
+use crate::cluster::objects::cilium::{CiliumNode, PoolEntry};
+use crate::cluster::view::ClaimView;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PoolCount {

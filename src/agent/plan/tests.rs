@@ -284,7 +284,7 @@ fn a_kept_address_stays_while_claimed_and_one_from_elsewhere_while_its_pod_exist
 
 /// A claim of db-0's, whose home is this node.
 fn put_claim(index: &mut NodeIndex, address: &str) {
-    let claim = crate::cluster::protocol::view::ClaimView {
+    let claim = crate::cluster::view::ClaimView {
         address: address.parse().unwrap(),
         uid: "c".into(),
         resource_version: "1".into(),

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
-use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
+use crate::cluster::view::{ClaimView, ClaimsByAddress};
 
 pub async fn object<K: Clone + DeserializeOwned + Debug>(
     api: &Connection,

@@ -1,4 +1,4 @@
-//! The way to the API server: connection, client, cached reads, events, leases.
+//! The way to the API server: connection, client, cached reads, leases.
 //! Must never decide anything about addresses.
 
 pub mod cached;
@@ -6,5 +6,4 @@ pub mod cached;
 pub(crate) mod canned;
 pub mod client;
 pub(crate) mod connection;
-pub mod events;
 pub mod lease;

@@ -8,7 +8,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
+use crate::cluster::objects::cilium::{CiliumNode, PoolEntry};
 
 /// The owner of a barrier entry. No namespace can have a dot in its name, so no pod ever gets it.
 const OWNER: &str = "sticky-ipam.io/barrier";

@@ -1,4 +1,5 @@
-//! Our objects, group `sticky-ipam.io/v1alpha1`, as Rust types; `packaging/crds` is generated from them.
+//! Our objects, group `sticky-ipam.io/v1alpha1`, as Rust types; `packaging/crds` is generated from them. And
+//! the few fields that we use of Cilium's objects.
 //!
 //! Must never make a watcher fall over an object it cannot read: see [`lenient`].
 
@@ -8,6 +9,8 @@
 #![allow(unreachable_pub)]
 
 pub mod address_claim;
+pub mod cilium;
+pub mod cilium_patch;
 pub mod condition;
 pub mod crds;
 pub mod ip_pool;

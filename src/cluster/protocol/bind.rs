@@ -12,18 +12,19 @@ use kube::api::Api;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{ClaimantRef, ClaimedPod, StickyIP, Validate, WorkloadRef};
 use crate::cluster::pod;
-use crate::cluster::protocol::apply::{ApiWriter, Applied};
+use crate::cluster::protocol::stale_nodes::StaleNodeCheck;
 use crate::cluster::protocol::step::{self, BindInput, Candidate, LiveState, NextStep, Waiting};
-use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
 use crate::cluster::protocol::{candidates::CandidateSources, local_node::MAX_STEPS, read::read_claims};
-use crate::cluster::protocol::{stale_nodes::StaleNodeCheck, write::Write};
+use crate::cluster::view::{ClaimView, Origin, StickyView};
+use crate::cluster::writer::apply::{ApiWriter, Applied};
+use crate::cluster::writer::write::Write;
 use crate::names::StickyKey;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 use crate::policy::lifetime::retention::Retention;
 
 pub(crate) use crate::cluster::protocol::local_node::{BindError, LocalNode};
 pub(crate) use crate::cluster::protocol::read::{is_any_claimed, read_sticky};
-pub(crate) use crate::cluster::protocol::view::ClaimsByAddress;
+pub(crate) use crate::cluster::view::ClaimsByAddress;
 
 /// Between two reads while waiting, at first: most old pods are gone soon.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -16,7 +16,8 @@ use crate::cluster::cilium::pool::{home_blocks, list_nodes};
 use crate::cluster::objects::ip_pool::overlaps;
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, IPPool, PoolUse, Validate, labels};
 use crate::cluster::protocol::local_node::{BindError, LocalNode};
-use crate::cluster::protocol::{step::Candidate, view::Origin};
+use crate::cluster::protocol::step::Candidate;
+use crate::cluster::view::Origin;
 use crate::names::StickyKey;
 use crate::policy::selection::selector::Selector;
 

@@ -10,8 +10,9 @@ use thiserror::Error;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::pool::{self, PublishConfig, PublishError};
 use crate::cluster::objects::StickyIP;
-use crate::cluster::protocol::apply::{ApiWriter, Applied};
-use crate::cluster::protocol::{read::read_sticky, step, view::StickyView};
+use crate::cluster::protocol::{read::read_sticky, step};
+use crate::cluster::view::StickyView;
+use crate::cluster::writer::apply::{ApiWriter, Applied};
 use crate::names::{AttachmentId, StickyKey};
 
 /// How often others may change the StickyIP between our read and our write.

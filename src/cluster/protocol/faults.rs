@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use crate::cluster::objects::ClaimPhase;
 use crate::cluster::protocol::step::{at_sticky, delete, quarantine, seal_to};
-use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::cluster::protocol::write::Write;
+use crate::cluster::view::{ClaimView, Origin, StickyView};
+use crate::cluster::writer::write::Write;
 use crate::names::StickyKey;
 
 /// What is wrong, with the names of both objects.

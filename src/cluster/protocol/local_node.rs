@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::alloc::Family;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::protocol::step::{Candidate, Refusal};
-use crate::cluster::protocol::view::Origin;
+use crate::cluster::view::Origin;
 use crate::names::{AttachmentId, StickyKey};
 use crate::policy::handover::{OldPod, OldSandbox};
 

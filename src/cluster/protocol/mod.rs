@@ -7,7 +7,6 @@
 //! claim is quarantined only after that uid is gone. Must never rely on time, leadership or cached state for
 //! safety.
 
-pub mod apply;
 pub mod bind;
 pub mod candidates;
 pub mod detach;
@@ -18,10 +17,7 @@ mod model;
 pub mod read;
 pub mod repair;
 pub mod stale_nodes;
-mod status;
 pub mod step;
 pub mod sticky_identity;
 #[cfg(test)]
 mod tests;
-pub mod view;
-pub mod write;

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use crate::cluster::objects::{ClaimPhase, ClaimantKind, ClaimantRef, WorkloadRef};
 use crate::cluster::protocol::faults::{RepairFacts, RepairTimes, find_faults};
 use crate::cluster::protocol::step::{BindInput, Candidate, LiveState, NextStep, attach_again, detach, next};
-use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::cluster::protocol::write::{Precondition, Write};
+use crate::cluster::view::{ClaimView, Origin, StickyView};
+use crate::cluster::writer::write::{Precondition, Write};
 use crate::names::StickyKey;
 use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 

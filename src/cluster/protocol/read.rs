@@ -8,8 +8,9 @@ use kube::api::Api;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
-use crate::cluster::protocol::view::{ClaimView, ClaimsByAddress};
-use crate::cluster::protocol::{apply::ApiWriter, local_node::BindError};
+use crate::cluster::protocol::local_node::BindError;
+use crate::cluster::view::{ClaimView, ClaimsByAddress};
+use crate::cluster::writer::apply::ApiWriter;
 use crate::names::StickyKey;
 
 pub(crate) async fn read_sticky(

@@ -1,16 +1,16 @@
 //! The repair loop: finds the faults among the objects that its caller read, and applies one write per fault.
 //! A write conflict is no error: the next pass looks again.
 //!
-//! Must never write without the precondition of [`super::write::Write`], and never release an address that a
-//! pod uses.
+//! Must never write without the precondition of [`crate::cluster::writer::write::Write`], and never release
+//! an address that a pod uses.
 
 use std::collections::BTreeMap;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, Validate};
-use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::faults::{FoundFault, RepairFacts, find_faults};
-use crate::cluster::protocol::view::{ClaimView, StickyView};
+use crate::cluster::view::{ClaimView, StickyView};
+use crate::cluster::writer::apply::{ApiWriter, Applied};
 use crate::policy::selection::facts::TimePoint;
 
 #[derive(Debug)]
@@ -108,8 +108,8 @@ pub async fn repair(
 mod tests {
     use super::*;
     use crate::cluster::protocol::faults::RepairTimes;
-    use crate::cluster::protocol::view::Origin;
-    use crate::cluster::protocol::write::Write;
+    use crate::cluster::view::Origin;
+    use crate::cluster::writer::write::Write;
     use crate::names::StickyKey;
 
     fn claim(phase: ClaimPhase, version: &str) -> ClaimView {

@@ -11,12 +11,12 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool::{list_nodes, read_node, single_routes};
 use crate::cluster::objects::ClaimPhase;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::pod;
 use crate::cluster::protocol::step::{LiveState, NextStep, Waiting};
-use crate::cluster::protocol::write::Write;
+use crate::cluster::writer::write::Write;
 
 /// What one bind knows of pods that may use its addresses although no object says so.
 #[derive(Debug, Default)]
@@ -127,8 +127,8 @@ mod tests {
 
     use super::*;
     use crate::cluster::api::canned::Canned;
-    use crate::cluster::protocol::view::{ClaimView, StickyView};
-    use crate::cluster::protocol::write::Precondition;
+    use crate::cluster::view::{ClaimView, StickyView};
+    use crate::cluster::writer::write::Precondition;
     use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
 
     const NODES: &str = "/apis/cilium.io/v2/ciliumnodes";

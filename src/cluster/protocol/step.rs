@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use thiserror::Error;
 
 use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, WorkloadRef};
-use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
-use crate::cluster::protocol::write::{Precondition, Write};
+use crate::cluster::view::{ClaimView, Origin, StickyView};
+use crate::cluster::writer::write::{Precondition, Write};
 use crate::names::{AttachmentId, StickyKey};
 use crate::policy::handover::{
     self, Attached, Handover, NodeState, OldPod, OldSandbox, RefuseReason, Takeover, WaitReason,

@@ -114,8 +114,8 @@ mod single_steps {
     use crate::cluster::objects::{ClaimPhase, ClaimantKind};
     use crate::cluster::protocol::model::{ModelServer, address, ask, sticky_pool};
     use crate::cluster::protocol::step::{BindInput, LiveState, NextStep, Refusal, answer, detach, next};
-    use crate::cluster::protocol::view::Origin;
-    use crate::cluster::protocol::write::Write;
+    use crate::cluster::view::Origin;
+    use crate::cluster::writer::write::Write;
     use crate::names::StickyKey;
     use crate::policy::handover::{NodeState, OldPod, OldSandbox};
 

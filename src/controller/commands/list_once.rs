@@ -9,7 +9,7 @@ use kube::api::{Api, ListParams};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::api::client::ApiError;
-use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode};
+use crate::cluster::objects::cilium::{CiliumEndpoint, CiliumNode};
 use crate::cluster::objects::lenient::{Skipped, readable};
 use crate::controller::index::objects::{
     IndexedCiliumNode, IndexedEndpoint, namespace_annotations_of, read_ours,

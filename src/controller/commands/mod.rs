@@ -4,7 +4,7 @@
 pub mod adopt;
 pub mod list_once;
 
-use crate::cluster::protocol::apply::NoObserver;
+use crate::cluster::writer::apply::NoObserver;
 use crate::controller::flags::{AdoptOptions, ControllerSettings, OutputFormat};
 use crate::controller::{cilium_config::CiliumConfig, duties::drift, writer::Writer};
 use crate::policy::drift::audit as compare;

@@ -9,14 +9,15 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch};
 
-use crate::cluster::api::{client::ApiError, events};
-use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::pool::{NodePatch, read_node};
+use crate::cluster::events;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{Attachment, StickyIP};
 use crate::cluster::pod;
-use crate::cluster::protocol::apply::{Applied, patch_params};
 use crate::cluster::protocol::read::read_sticky;
-use crate::cluster::protocol::write::{Precondition, Write};
+use crate::cluster::writer::apply::{Applied, patch_params};
+use crate::cluster::writer::write::{Precondition, Write};
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::index::{indexed::IndexKeys, objects::sticky_key_of};
@@ -188,7 +189,7 @@ fn without(node: &CiliumNode, address: IpAddr) -> Option<NodePatch> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::cilium::objects::PoolEntry;
+    use crate::cluster::objects::cilium::PoolEntry;
     use crate::controller::index::fixture::{pod, sticky};
     use crate::controller::index::objects::IndexedCiliumNode;
     use crate::runtime::cache::CacheEvent;

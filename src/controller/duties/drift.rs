@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch};
 use serde_json::{Value, json};
 
-use crate::cluster::api::{client::ApiError, events};
-use crate::cluster::protocol::apply::patch_params;
+use crate::cluster::api::client::ApiError;
+use crate::cluster::events;
+use crate::cluster::writer::apply::patch_params;
 use crate::controller::duties::record_warning;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind, objects::IndexedNode};

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::cluster::api::events;
+use crate::cluster::events;
 use crate::cluster::objects::ClaimName;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::objects::{IndexedPod, attached_pod_uid};

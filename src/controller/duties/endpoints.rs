@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 
 use crate::alloc::join;
 use crate::cluster::api::client::ApiError;
-use crate::cluster::api::events::{self, NewEvent};
-use crate::cluster::cilium::objects::CiliumEndpoint;
-use crate::cluster::protocol::write::Precondition;
+use crate::cluster::events::{self, NewEvent};
+use crate::cluster::objects::cilium::CiliumEndpoint;
+use crate::cluster::writer::write::Precondition;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::objects::{IndexedEndpoint, IndexedPod, attached_pod_uid, made_for};
 use crate::controller::index::{ClusterIndex, Kind};

@@ -14,7 +14,7 @@ pub mod retention;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::cluster::api::events::NewEvent;
+use crate::cluster::events::NewEvent;
 use crate::controller::context::Context;
 
 /// Records what was done to an object.

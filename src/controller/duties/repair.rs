@@ -9,12 +9,12 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use kube::ResourceExt;
 
-use crate::cluster::api::events::{self, NewEvent};
+use crate::cluster::events::{self, NewEvent};
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, StickyIP};
 use crate::cluster::protocol::candidates;
 use crate::cluster::protocol::faults::{Fault, FoundFault, RepairFacts, RepairTimes, is_in_order};
 use crate::cluster::protocol::repair::{RepairOutcome, Repairer, repair};
-use crate::cluster::protocol::view::{ClaimView, Origin, StickyView};
+use crate::cluster::view::{ClaimView, Origin, StickyView};
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::{context::Context, flags::ControllerSettings, queue::Key};
@@ -287,7 +287,7 @@ mod tests {
         let young = json!({"cidrs": ["10.0.0.0/16"], "use": "Sticky"});
         index.pools.apply(pool("young", "2026-02-01T00:00:00Z", young));
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": ["10.0.9.0/24"]}}});
-        let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
+        let node: crate::cluster::objects::cilium::CiliumNode = serde_json::from_value(node).unwrap();
         index.cilium_nodes.apply(CacheEvent::Applied(("n9".into(), node.into())));
         let origin = |text: &str| origins(&index, [text.parse().unwrap()].into()).pop_first().unwrap().1;
         assert_eq!(origin("10.0.8.5"), Origin::StickyPool { range: "10.0.8.0/22".parse().unwrap() });
@@ -336,7 +336,7 @@ mod tests {
         };
         let shows = |name: &str, ipam: serde_json::Value| {
             let node = json!({"metadata": {"name": name}, "spec": {"ipam": ipam}});
-            let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
+            let node: crate::cluster::objects::cilium::CiliumNode = serde_json::from_value(node).unwrap();
             CacheEvent::Applied((name.to_owned(), node.into()))
         };
         let may = |index: &ClusterIndex, text: &str| is_published(index, text.parse().unwrap());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::cluster::api::events;
+use crate::cluster::events;
 use crate::cluster::objects::sticky_ip::{RETENTION_SET, StickyIP, retention_set};
 use crate::controller::duties::{record_event, record_warning};
 use crate::controller::duty::{Duty, RoundResult};

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::{DeserializeGuard, ObjectMeta};
 use kube::{Resource, ResourceExt};
 
-use crate::cluster::cilium::objects::{CiliumEndpoint, CiliumNode, PoolEntry};
+use crate::cluster::objects::cilium::{CiliumEndpoint, CiliumNode, PoolEntry};
 use crate::cluster::objects::lenient::{Skipped, Validate, readable};
 use crate::cluster::objects::{AddressClaim, StickyIP};
 use crate::cluster::{cilium::barrier, pod};

@@ -2,7 +2,7 @@
 
 use super::objects::sticky_key_of;
 use super::*;
-use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::controller::index::fixture::{pod, sticky};
 use serde_json::json;
 

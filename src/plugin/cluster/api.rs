@@ -4,13 +4,13 @@
 use std::net::IpAddr;
 
 use crate::cluster::api::client::Connection;
-use crate::cluster::api::events::{self, NewEvent};
 use crate::cluster::cilium::pool::{PublishConfig, PublishError};
+use crate::cluster::events::{self, NewEvent};
 use crate::cluster::objects::{Attachment as AttachmentStatus, StickyIP};
-use crate::cluster::protocol::apply::ApiWriter;
 use crate::cluster::protocol::bind::{BindError, StickyRead};
 use crate::cluster::protocol::step::Refusal;
 use crate::cluster::protocol::sticky_identity::Stickiness;
+use crate::cluster::writer::apply::ApiWriter;
 use crate::cni::{CniError, code};
 use crate::names::{Attachment, PodIdentity, StickyKey};
 use crate::node::addresses::{AddressSource, NodeAddresses};

@@ -6,12 +6,12 @@
 use crate::cluster::api::cached;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{StickyIP, Validate};
-use crate::cluster::protocol::apply::{ApiWriter, Applied};
 use crate::cluster::protocol::bind::after_sending;
 use crate::cluster::protocol::sticky_identity::Stickiness;
-use crate::cluster::protocol::view::StickyView;
-use crate::cluster::protocol::write::Write;
 use crate::cluster::protocol::{detach, step};
+use crate::cluster::view::StickyView;
+use crate::cluster::writer::apply::{ApiWriter, Applied};
+use crate::cluster::writer::write::Write;
 use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::node::addresses::{AddressSource, NodeAddresses};
 use crate::node::bind::PodToBind;

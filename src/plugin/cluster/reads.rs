@@ -13,9 +13,9 @@ use kube::api::Api;
 
 use crate::cluster::api::cached;
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::cilium::objects::CiliumNode;
 use crate::cluster::cilium::pool;
 use crate::cluster::objects::StickyIP;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::pod;
 use crate::cluster::protocol::bind::ClaimsByAddress;
 use crate::cluster::protocol::sticky_identity::{self, Stickiness, StickyIdentityError};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::objects::PoolEntry;
+use sticky_ipam::cluster::objects::cilium::PoolEntry;
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 
 use crate::support::agent::{Stepped, ends_at, settings};

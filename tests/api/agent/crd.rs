@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
 
 use crate::support::agent::Stepped;

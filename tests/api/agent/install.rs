@@ -12,7 +12,7 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
 use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, PartState};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::names::NetworkName;
 use sticky_ipam::policy::mode::PluginMode;
 

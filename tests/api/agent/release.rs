@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::objects::{CiliumNode, PoolEntry};
 use sticky_ipam::cluster::objects::ClaimPhase;
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::objects::cilium::{CiliumNode, PoolEntry};
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
 use sticky_ipam::names::{Attachment, AttachmentId, ContainerId, IfName, PodIdentity, StickyKey};
 use sticky_ipam::policy::lifetime::retention::Retention;
 use sticky_ipam::store::{ClaimantKey, NodeTime, Record, RecordState, StickyBinding};

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, IPPool, StickyIP};
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
 use sticky_ipam::policy::lifetime::retention::Keep;
 
 use crate::support::controller::{Desk, HURRIED, rounds, until, while_at_work};

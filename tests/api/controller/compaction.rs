@@ -5,7 +5,7 @@ use futures_util::StreamExt;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::cluster::protocol::apply::NoObserver;
+use sticky_ipam::cluster::writer::apply::NoObserver;
 use tokio::sync::OnceCell;
 
 use crate::support::agent::Loose;

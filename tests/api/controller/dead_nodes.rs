@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 
 use crate::support::controller::{Desk, HURRIED, rounds, until, while_at_work};
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::controller::duties::drift::DriftAudit;
 use sticky_ipam::controller::duty::Duty;
 

@@ -4,8 +4,8 @@
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 
 use crate::support::controller::{Desk, until};
 use crate::support::replica::{Replica, blocks};

@@ -99,7 +99,7 @@ async fn an_owner_that_may_not_be_looked_at_keeps_and_the_missing_right_is_named
     // The controller's own rights: no custom kind is among them.
     let client = desk.case.controller().await.client().await;
     let context =
-        desk.context_with(client, HURRIED, Box::new(sticky_ipam::cluster::protocol::apply::NoObserver));
+        desk.context_with(client, HURRIED, Box::new(sticky_ipam::cluster::writer::apply::NoObserver));
     while_at_work(&context, async {
         until("the owner", || async { owners(&desk, "db-0").await == ["Operator green"] }).await;
         desk.delete_set("db").await;

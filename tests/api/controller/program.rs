@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use nix::sys::signal::Signal;
 use serde_json::json;
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 
 use crate::support::api_server::free_address;
 use crate::support::controller::{Desk, until};

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
 use sticky_ipam::controller::commands::list_once::list_cluster;
 use sticky_ipam::controller::duties::retention::RetentionSync;
 use sticky_ipam::controller::duty::Duty;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
 use sticky_ipam::store::PendingUpdateKind;
 
 use crate::support::api_server::case::Case;

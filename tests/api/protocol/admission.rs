@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::StickyIP;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 
 use crate::support::agent::Stepped;
 use crate::support::agent::{case, parts};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
 
 use crate::support::agent::Stepped;
 use crate::support::agent::{case, parts};

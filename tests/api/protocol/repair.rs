@@ -7,9 +7,9 @@ use std::sync::Arc;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase, StickyIP, StickyPhase};
-use sticky_ipam::cluster::protocol::apply::NoObserver;
 use sticky_ipam::cluster::protocol::repair::Repairer;
-use sticky_ipam::cluster::protocol::view::Origin;
+use sticky_ipam::cluster::view::Origin;
+use sticky_ipam::cluster::writer::apply::NoObserver;
 
 use crate::support::api_server::ApiServer;
 use crate::support::api_server::case::Case;

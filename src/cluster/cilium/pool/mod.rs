@@ -17,12 +17,12 @@ use thiserror::Error;
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::barrier;
-use crate::cluster::cilium::objects::{CiliumNode, PoolEntry};
+use crate::cluster::objects::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::objects::{StickyIP, WorkloadRef};
-use crate::cluster::protocol::apply::{ApiWriter, SentWrite, patch_params};
+use crate::cluster::writer::apply::{ApiWriter, SentWrite, patch_params};
 use crate::policy::mode::PluginMode;
 
-pub(crate) use crate::cluster::cilium::patch::{NodePatch, PoolChanges};
+pub(crate) use crate::cluster::objects::cilium_patch::{NodePatch, PoolChanges};
 
 /// How many conflicts are allowed in a row.
 const MAX_TRIES: usize = 64;

@@ -16,8 +16,8 @@ use serde_json::json;
 
 use crate::alloc::join;
 use crate::cluster::api::client::ApiError;
-use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
-use crate::cluster::protocol::{apply::patch_params, write::Precondition};
+use crate::cluster::objects::cilium::{CiliumNode, PoolEntry, pool_patch};
+use crate::cluster::writer::{apply::patch_params, write::Precondition};
 use crate::controller::flags::{AdoptOptions, BackTo, ControllerSettings};
 use crate::controller::{cilium_config::CiliumConfig, commands::list_once::list_cluster, writer::Writer};
 use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};

@@ -15,11 +15,12 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::alloc::join;
 use crate::alloc::range::Family;
-use crate::cluster::api::events;
+use crate::cluster::events;
 use crate::cluster::objects::{ClaimName, ClaimPhase, StickyIP};
 use crate::cluster::protocol::bind::{BindError, Binder, LocalNode};
 use crate::cluster::protocol::step::{Candidate, Refusal};
-use crate::cluster::protocol::{candidates::CandidateSources, sticky_identity, view::Origin};
+use crate::cluster::protocol::{candidates::CandidateSources, sticky_identity};
+use crate::cluster::view::Origin;
 use crate::controller::duties::{record_event, record_warning};
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::index::objects::{IndexedPod, attached_pod_uid};

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::labels;
-use crate::cluster::protocol::{apply::FIELD_MANAGER, write::Precondition};
+use crate::cluster::writer::{apply::FIELD_MANAGER, write::Precondition};
 use crate::controller::writer::Writer;
 use crate::policy::node_blocks::{BlockLock, UnreadableLock};
 

@@ -23,7 +23,8 @@ pub(crate) use locks::{LockList, Locks};
 use steps::{StepCounts, StepWriter, node_reference};
 pub(crate) use view::{BlockView, block_view};
 
-use crate::cluster::api::{client::ApiError, events};
+use crate::cluster::api::client::ApiError;
+use crate::cluster::events;
 use crate::controller::duty::{Duty, RoundResult};
 use crate::controller::{context::Context, duties::record_warning, index::Kind, queue::Key};
 use crate::policy::mode::BlockLocation;

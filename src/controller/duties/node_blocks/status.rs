@@ -10,7 +10,7 @@ use crate::alloc::block::TakenRanges;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::ip_pool::READY;
 use crate::cluster::objects::{Condition, IPPool, IPPoolStatus, PoolUse, condition};
-use crate::cluster::protocol::apply::patch_params;
+use crate::cluster::writer::apply::patch_params;
 use crate::controller::context::Context;
 use crate::controller::duties::node_blocks::{pools::sticky_fill, view::BlockView};
 use crate::policy::node_blocks::{BlockProblem, Fill, Plan};

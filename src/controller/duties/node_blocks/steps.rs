@@ -12,10 +12,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::alloc::block::overlap;
-use crate::cluster::api::{client::ApiError, events};
-use crate::cluster::cilium::{objects::CiliumNode, pool::read_node};
+use crate::cluster::api::client::ApiError;
+use crate::cluster::cilium::pool::read_node;
+use crate::cluster::events;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{AddressClaim, labels};
-use crate::cluster::protocol::write::Precondition;
+use crate::cluster::writer::write::Precondition;
 use crate::controller::duties::node_blocks::locks::{LockList, Locks};
 use crate::controller::index::objects::RANGE_ANNOTATIONS;
 use crate::controller::{context::Context, duties::record_event, writer::Writer};

@@ -194,7 +194,7 @@ mod tests {
 
     fn take_blocks(index: &mut ClusterIndex, blocks: &[&str]) {
         let node = json!({"metadata": {"name": "n9"}, "spec": {"ipam": {"podCIDRs": blocks}}});
-        let node: crate::cluster::cilium::objects::CiliumNode = serde_json::from_value(node).unwrap();
+        let node: crate::cluster::objects::cilium::CiliumNode = serde_json::from_value(node).unwrap();
         index.cilium_nodes.apply(CacheEvent::Applied(("n9".into(), node.into())));
     }
 

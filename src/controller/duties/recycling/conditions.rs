@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::cluster::objects::condition::{self, Condition};
 use crate::cluster::objects::sticky_ip::{RELEASE_BLOCKED, RELEASING};
 use crate::cluster::objects::{StickyIP, WorkloadRef};
-use crate::cluster::protocol::{apply::patch_params, write::Precondition};
+use crate::cluster::writer::{apply::patch_params, write::Precondition};
 use crate::controller::index::objects::sticky_key_of;
 use crate::controller::index::{ClusterIndex, Kind};
 use crate::controller::{context::Context, queue::Key};

@@ -15,11 +15,11 @@ use kube::api::Api;
 use tokio::sync::OnceCell;
 
 use crate::alloc::join;
-use crate::cluster::api::events;
+use crate::cluster::events;
 use crate::cluster::objects::sticky_ip::RELEASE_BLOCKED;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
-use crate::cluster::protocol::apply::Applied;
-use crate::cluster::protocol::write::{Precondition, Write};
+use crate::cluster::writer::apply::Applied;
+use crate::cluster::writer::write::{Precondition, Write};
 use crate::controller::duties::{record_event, record_warning};
 use crate::controller::duty::{Duty, RoundResult, run_duty_with};
 use crate::controller::index::objects::{attached_pod_uid, sticky_key_of};

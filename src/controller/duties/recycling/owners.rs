@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::cluster::api::events;
+use crate::cluster::events;
 use crate::cluster::objects::{ClaimantKind, StickyIP, WorkloadRef};
 use crate::controller::duties::recycling::workloads::Workloads;
 use crate::controller::duty::{Duty, RoundResult};

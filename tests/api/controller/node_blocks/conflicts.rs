@@ -7,9 +7,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
 use sticky_ipam::cluster::objects::IPPool;
-use sticky_ipam::cluster::protocol::apply::{SentWrite, WriteObserver};
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
+use sticky_ipam::cluster::writer::apply::{SentWrite, WriteObserver};
 use sticky_ipam::policy::mode::BlockLocation;
 
 use super::{block, blocks_of, duty, settle};

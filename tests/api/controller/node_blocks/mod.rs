@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Event, Node};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
-use sticky_ipam::cluster::cilium::objects::CiliumNode;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
 use sticky_ipam::controller::duties::node_blocks::NodeBlocks;
 use sticky_ipam::controller::duty::Duty;

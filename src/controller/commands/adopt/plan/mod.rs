@@ -9,8 +9,9 @@ use ipnet::IpNet;
 use thiserror::Error;
 
 use crate::alloc::Family;
-use crate::cluster::cilium::{objects::PoolEntry, pool::resource};
-use crate::cluster::protocol::write::Precondition;
+use crate::cluster::cilium::pool::resource;
+use crate::cluster::objects::cilium::PoolEntry;
+use crate::cluster::writer::write::Precondition;
 use crate::controller::index::objects::{IndexedCiliumNode, IndexedNode, IndexedPod};
 use crate::controller::{flags::BackTo, index::ClusterIndex};
 

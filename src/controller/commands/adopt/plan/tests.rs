@@ -1,5 +1,5 @@
 use super::*;
-use crate::cluster::cilium::objects::CiliumNode;
+use crate::cluster::objects::cilium::CiliumNode;
 use crate::controller::index::objects::IndexedNode;
 use crate::runtime::cache::CacheEvent;
 use serde_json::{Value, json};

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::{HandoverRecord, IPPool, Skipped, StickyIP};
-use crate::cluster::protocol::apply::{ApiWriter, FIELD_MANAGER, SentWrite, post_params};
+use crate::cluster::writer::apply::{ApiWriter, FIELD_MANAGER, SentWrite, post_params};
 use crate::policy::selection::facts::PodFacts;
 
 /// How long sending an event may delay a verb.

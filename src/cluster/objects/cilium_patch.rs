@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::cluster::cilium::objects::{CiliumNode, PoolEntry, pool_patch};
+use crate::cluster::objects::cilium::{CiliumNode, PoolEntry, pool_patch};
 
 /// Pool entries to add, and those to remove.
 pub(crate) type PoolChanges = BTreeMap<String, Option<PoolEntry>>;

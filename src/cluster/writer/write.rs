@@ -7,7 +7,7 @@ use kube::api::{DeleteParams, Preconditions};
 use serde_json::{Value, json};
 
 use crate::cluster::objects::{ClaimPhase, ClaimantRef, ClaimedPod, WorkloadRef};
-use crate::cluster::protocol::view::Origin;
+use crate::cluster::view::Origin;
 use crate::names::StickyKey;
 use crate::policy::handover::{Attached, Takeover};
 use crate::policy::lifetime::retention::Retention;

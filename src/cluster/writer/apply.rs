@@ -10,14 +10,14 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::cluster::api::client::{ApiError, Connection};
-use crate::cluster::cilium::patch::NodePatch;
+use crate::cluster::objects::cilium_patch::NodePatch;
 use crate::cluster::objects::sticky_ip::retention_set;
 use crate::cluster::objects::{
     AddressClaim, AddressClaimSpec, ClaimName, ClaimPhase, StickyIP, StickyIPSpec, StickyIPStatus,
     StickyPhase, labels,
 };
-use crate::cluster::protocol::status::{attached_status, conflict_status, left_behind, now};
-use crate::cluster::protocol::write::{Precondition, Write};
+use crate::cluster::writer::status::{attached_status, conflict_status, left_behind, now};
+use crate::cluster::writer::write::{Precondition, Write};
 use crate::names::StickyKey;
 use crate::policy::lifetime::retention::Retention;
 
