@@ -328,7 +328,7 @@ async fn the_way_back_waits_until_every_address_is_at_home() {
     let now = nodes.patch("n1", &PatchParams::default(), &Patch::Merge(home)).await.unwrap();
     assert_eq!(now.name_any(), "n1");
     let (report, _) = run(&case, BACK).await;
-    assert!(report.clear && report.text.contains("restart its agents"), "{}", report.text);
+    assert!(report.clear && report.text.contains("then its agents node by node"), "{}", report.text);
     // These Nodes name no range: good enough for cluster-pool, and it says so.
     assert!(report.text.contains("adopt --back=kubernetes"), "{}", report.text);
     let (report, writes) = run(&case, AdoptOptions { back: Some(BackTo::Kubernetes), ..BACK }).await;
