@@ -37,7 +37,7 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             key => key,
         };
         let Some(key) = key else { return not_needed("no StickyIP is attached to this sandbox") };
-        end_record(&store, &sandbox(&update.container.as_str().into())?)?;
+        end_record(&store, &sandbox(&update.container.as_str().into())?, update)?;
         self.detach_ids(&store, &key, &ids).await
     }
 
@@ -53,10 +53,13 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
     }
 }
 
-/// A DEL that ended between its pending update and the record has left the record as it was.
-fn end_record<D: Disk>(store: &Store<D>, ended: &Attachment) -> Performed<()> {
+/// A DEL that ended between its pending update and the record has left the record as it was. A sandbox whose
+/// pending update is gone since may have come again.
+fn end_record<D: Disk>(store: &Store<D>, ended: &Attachment, update: &PendingUpdate) -> Performed<()> {
     let mut locked = store.lock()?;
-    if let Some(stored) = locked.find_by_attachment(ended)? {
+    if locked.pending_update_of(ended)?.as_ref() == Some(update)
+        && let Some(stored) = locked.find_by_attachment(ended)?
+    {
         end_attachment(&mut locked, &stored, store.now(), UpdateFirst::IfOtherId)?;
         locked.commit()?;
     }
