@@ -14,8 +14,8 @@ use serde_json::Value;
 
 /// How long the agent may take over one answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// No answer of interest is longer.
-const LONGEST_ANSWER: u64 = 1 << 20;
+/// No answer of interest is longer. The longest is the status of an agent with some hundred endpoints.
+const LONGEST_ANSWER: u64 = 4 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndpointAnswer {
@@ -92,6 +92,15 @@ pub fn knows(socket: &Path, key: IpAddr) -> io::Result<bool> {
         give_back();
     }
     Ok(is_there)
+}
+
+/// What it answers to `GET path`.
+/// Errors: the agent is not there, does not answer in time, or answers that it cannot.
+pub(super) fn get(socket: &Path, path: &str) -> io::Result<String> {
+    match ask(socket, "GET", path)? {
+        (200, body) => Ok(body),
+        (other, body) => Err(io::Error::other(format!("cilium-agent answered {other} for {path}: {body}"))),
+    }
 }
 
 fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
