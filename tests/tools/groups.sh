@@ -5,7 +5,7 @@
 TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TOOLS_CACHE=${XDG_CACHE_HOME:-${HOME:?is not set; set XDG_CACHE_HOME to a folder of yours}/.cache}/sticky-ipam/tools
 # In the order in which someone is likely to wait for them.
-DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts cni-suites)
+DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts cni-suites helm kube-proxy-1.36.3 cilium-chart-1.19.5)
 ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3 cargo-deny-0.20.2)
 # No C library and no paths of this machine in a binary; no symbols, they would double the size.
 GO_BUILD_FLAGS=(-trimpath -buildvcs=false -mod=readonly)
@@ -44,10 +44,17 @@ group_recipe() {
         echo "pod ."
         echo "slow-link ./slow-link"
         ;;
+    helm) echo "helm helm.sh/helm/v4/cmd/helm" ;;
+    kube-proxy-*)
+        echo "kube-proxy k8s.io/kubernetes/cmd/kube-proxy -X=k8s.io/component-base/version.gitVersion=v$version"
+        ;;
     kubernetes-*)
         for name in kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet; do
             echo "$name k8s.io/kubernetes/cmd/$name -X=k8s.io/component-base/version.gitVersion=v$version"
         done
+        ;;
+    cilium-chart-*)
+        echo "cilium-health-responder github.com/cilium/cilium/cilium-health/responder"
         ;;
     cilium-*)
         echo "cilium-cni github.com/cilium/cilium/plugins/cilium-cni"
@@ -65,6 +72,7 @@ group_recipe() {
 # module.
 group_files() {
     case $1 in
+    cilium-chart-*) echo "chart github.com/cilium/cilium install/kubernetes/cilium" ;;
     cilium-*)
         echo "bpf github.com/cilium/cilium bpf"
         echo "crds github.com/cilium/cilium pkg/k8s/apis/cilium.io/client/crds"
