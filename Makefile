@@ -81,7 +81,7 @@ lint: ## Check format, lints, docs, licences and sources of crates, shell script
 	"$$(tests/tools/build cargo-deny)/cargo-deny" --offline check --hide-inclusion-graph licenses bans sources
 	shellcheck --external-sources .ci/run install/install.sh tests/demo/demo tests/support/api_server/keeper.sh \
 	  tests/tools/build tests/tools/path tests/tools/debian tests/tools/scratch tests/tools/run tests/tools/crates tests/tools/groups.sh \
-	  tests/e2e/lab/lab tests/e2e/lab/prove tests/e2e/lab/lib/*.sh tests/e2e/lab/lib/node-init
+	  tests/e2e/lab/lab tests/e2e/lab/prove tests/e2e/lab/lib/*.sh tests/e2e/lab/lib/node-init tests/e2e/lab/lib/with-config
 
 .PHONY: crds
 crds: ## Write packaging/crds from the types

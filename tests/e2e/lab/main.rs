@@ -14,6 +14,7 @@ mod cleaning;
 mod controller;
 mod delegated;
 mod dual_stack;
+mod field;
 mod sticky;
 mod stock;
 mod support;

@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod reach;
+pub mod services;
 pub mod stage;
 pub mod witness;
 pub mod workloads;
@@ -53,6 +54,9 @@ pub enum Flavour {
     /// As `Ours(Mode::Crd)`, with controllers whose times are short ([`CONTROLLER_FLAGS`]) and with endpoint
     /// routes: hosts need them to reach what is of no node's first block.
     Controllers,
+    /// As `Ours(Mode::Crd)` on the field profile: Cilium with the settings of its own chart, and what stands
+    /// beside it on a cluster.
+    Field,
 }
 
 /// The ways to stand before Cilium.
@@ -92,6 +96,7 @@ impl Flavour {
             Self::DualStack => &["--mode", "crd", "--stock", "--dual-stack"],
             Self::Ours(Mode::Crd) => &["--mode", "crd"],
             Self::Controllers => &["--mode", "crd", "--endpoint-routes"],
+            Self::Field => &["--mode", "crd", "--profile", "field"],
             Self::Ours(Mode::Delegated) => &["--mode", "delegated"],
             Self::Ours(Mode::Chained) => &["--mode", "chained"],
             Self::OursDualStack(Mode::Crd) => &["--mode", "crd", "--dual-stack"],

@@ -1,5 +1,6 @@
 // Command pod is what runs in the lab's pods: it sleeps until it is told to end, says its addresses over HTTP (port 8080) and in
-// its log, and echoes what it gets over TCP (port 7007). With the argument "pause" it only sleeps, as a pod's sandbox does.
+// its log, and echoes what it gets over TCP (port 7007). The page /from says whom the request came from. With the argument "pause"
+// it only sleeps, as a pod's sandbox does; with "outside" it leaves no file behind, on a host that is no pod.
 package main
 
 import (
@@ -33,10 +34,12 @@ func echo(connection net.Conn) {
 	io.Copy(connection, connection)
 }
 
-func serve() error {
+func serve(isPod bool) error {
 	fmt.Println(addresses())
-	if err := os.WriteFile("/address", []byte(addresses()+"\n"), 0o644); err != nil {
-		return err
+	if isPod {
+		if err := os.WriteFile("/address", []byte(addresses()+"\n"), 0o644); err != nil {
+			return err
+		}
 	}
 	listener, err := net.Listen("tcp", ":7007")
 	if err != nil {
@@ -54,15 +57,19 @@ func serve() error {
 	http.HandleFunc("/", func(response http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(response, addresses())
 	})
+	http.HandleFunc("/from", func(response http.ResponseWriter, request *http.Request) {
+		host, _, _ := net.SplitHostPort(request.RemoteAddr)
+		fmt.Fprintln(response, host)
+	})
 	return http.ListenAndServe(":8080", nil)
 }
 
 func main() {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
-	if len(os.Args) < 2 || os.Args[1] != "pause" {
+	if argument := strings.Join(os.Args[1:], " "); argument != "pause" {
 		go func() {
-			fmt.Fprintln(os.Stderr, serve())
+			fmt.Fprintln(os.Stderr, serve(argument != "outside"))
 			os.Exit(1)
 		}()
 	}

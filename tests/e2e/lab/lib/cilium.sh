@@ -22,6 +22,7 @@ cilium_prepare() {
     done
     # The agent writes beside its sources.
     cp -r "${cilium_bin%/bin}/bpf" "$LAB_DIR/lib/bpf"
+    field_prepare
 }
 
 cilium_crds() {
@@ -38,10 +39,11 @@ cilium_crds() {
 
 # cilium_pool NODE: the keys of a pool, without owners.
 cilium_pool() {
-    local number index
+    local number index prefix
     number=$(node_number "$1")
+    prefix=$(node_prefix "$1")
     for ((index = 2; index < 2 + STOCK_POOL_SIZE; index++)); do
-        printf '"10.24%s.0.%s":{},' "$number" "$index"
+        printf '"%s.%s":{},' "$prefix" "$index"
         ! $dual_stack || printf '"fd24:%s::%x":{},' "$number" "$index"
     done | sed 's/,$//'
 }
@@ -75,6 +77,10 @@ cilium_router6() {
 
 cilium_define() {
     local node=$1 flags
+    if is_field; then
+        field_cilium_define "$node"
+        return 0
+    fi
     flags=("--k8s-kubeconfig-path=$ADMIN_KUBECONFIG" "--lib-dir=$LAB_DIR/lib" --devices=eth0 --identity-allocation-mode=crd
         --enable-l7-proxy=false --enable-envoy-config=false --kube-proxy-replacement=false --bpf-lb-sock=false
         --enable-health-checking=false --enable-endpoint-health-checking=false --enable-hubble=false --enable-ipv4-masquerade=false
@@ -107,6 +113,10 @@ cilium_healthy() { enter "$1" curl -sf --max-time 5 -H 'brief: true' http://127.
 
 operator_define() {
     local families=(--enable-ipv6=false)
+    if is_field; then
+        field_operator_define
+        return 0
+    fi
     if $dual_stack; then
         families=(--enable-ipv6=true --cluster-pool-ipv6-cidr=fd20::/104 --cluster-pool-ipv6-mask-size=120)
     fi
@@ -144,5 +154,5 @@ cni_install() {
     delegated) plugins="{\"type\":\"cilium-cni\",\"enable-debug\":false,\"ipam\":$ipam}" ;;
     chained) plugins="{\"type\":\"ptp\",\"ipMasq\":false,\"mtu\":1500,\"ipam\":$ipam},{\"type\":\"cilium-cni\",\"chaining-mode\":\"generic-veth\",\"enable-debug\":false}" ;;
     esac
-    ours_installs || jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"$NETWORK\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
+    ours_installs || ciliums_own_conflist || jq . <<<"{\"cniVersion\":\"1.0.0\",\"name\":\"$NETWORK\",\"plugins\":[$plugins]}" >"$disk/etc/cni/net.d/05-lab.conflist"
 }

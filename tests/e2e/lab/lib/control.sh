@@ -6,7 +6,7 @@ kubectl_admin() {
 }
 
 control_define() {
-    local pki=$LAB_DIR/pki services=10.96.0.0/16 etcd_flags=()
+    local pki=$LAB_DIR/pki services=10.96.0.0/16 etcd_flags=() node_ranges=(--allocate-node-cidrs=false)
     read -ra etcd_flags <<<"${LAB_ETCD_FLAGS-}"
     if $dual_stack; then
         services+=,fd96::/112
@@ -23,11 +23,14 @@ control_define() {
         "--kubelet-client-certificate=$pki/admin.crt" "--kubelet-client-key=$pki/admin.key" \
         --kubelet-preferred-address-types=InternalIP --service-account-issuer=https://kubernetes.default.svc \
         "--service-account-key-file=$pki/sa.pub" "--service-account-signing-key-file=$pki/sa.key"
+    if gives_node_cidrs; then
+        node_ranges=(--allocate-node-cidrs=true "--cluster-cidr=$FIELD_CLUSTER_CIDR" --node-cidr-mask-size=24)
+    fi
     # A crashed node is NotReady sooner than after the usual 50 s, and no sooner than four of kubelet's signs
     # of life are missed.
     define controller-manager fabric "$kubernetes_bin/kube-controller-manager" "--kubeconfig=$ADMIN_KUBECONFIG" --leader-elect=false \
         --use-service-account-credentials=false "--service-account-private-key-file=$pki/sa.key" "--root-ca-file=$pki/ca.crt" \
-        --allocate-node-cidrs=false --bind-address=127.0.0.1 --node-monitor-period=1s --node-monitor-grace-period=16s
+        "${node_ranges[@]}" --bind-address=127.0.0.1 --node-monitor-period=1s --node-monitor-grace-period=16s
     define scheduler fabric "$kubernetes_bin/kube-scheduler" "--kubeconfig=$ADMIN_KUBECONFIG" --leader-elect=false --bind-address=127.0.0.1
 }
 

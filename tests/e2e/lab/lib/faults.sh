@@ -72,14 +72,13 @@ command_set_ipam() {
     need_root
     need_lab
     need_node "${1-}"
+    ! is_field || bad_usage "on the field profile the mode is a setting: tests/lab/lab cilium-values ipam.mode=${2:-MODE} …, or a CiliumNodeConfig, then restart-cilium ${1}"
     case ${2-} in
     crd | cluster-pool | kubernetes) ;;
     *) bad_usage "set-ipam takes a node and a mode: crd, cluster-pool or kubernetes" ;;
     esac
     sed -i "s/--ipam=[a-z-]*/--ipam=$2/" "$LAB_DIR/run/cilium@$1.command"
-    stop_component "cilium@$1"
-    start_component "cilium@$1"
-    wait_for_component 120 "cilium@$1" cilium_healthy "$1"
+    command_restart_cilium "$1"
 }
 
 command_cut() {

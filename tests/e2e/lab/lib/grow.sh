@@ -12,7 +12,7 @@ command_add_node() {
     need_root
     need_lab
     [[ ${1-} =~ ^node-[3-$MOST_NODES]$ ]] || bad_usage "'${1-}' is no further node; there can be: node-3 to node-$MOST_NODES"
-    ! ciliums_own_blocks || bad_usage "add-node is there for crd, delegated and chained"
+    is_field || ! ciliums_own_blocks || bad_usage "add-node is there for crd, delegated and chained, and in every mode on the field profile"
     [[ ! -e $(node_folder "$1") ]] || bad_usage "$1 is there already"
     local node=$1 without_range=false
     shift

@@ -56,7 +56,14 @@ node_unplug() {
     ! enter fabric ip link show "$(node_link "$1")" 2>/dev/null
 }
 
-node_cidr() { echo "10.24$(node_number "$1").0.0/24"; }
+# node_cidr NODE: given by the controller manager, once that did; otherwise the lab's own.
+node_cidr() { cat "$(node_folder "$1")/cidr" 2>/dev/null || echo "10.24$(node_number "$1").0.0/24"; }
+# node_prefix NODE: what all addresses of the block begin with.
+node_prefix() {
+    local cidr
+    cidr=$(node_cidr "$1")
+    echo "${cidr%.0/24}"
+}
 node_cidr6() { echo "fd24:$(node_number "$1")::/96"; }
 
 # json_list ITEM…
@@ -75,12 +82,15 @@ node_cidrs_json() {
 
 # node_register NODE: before kubelet does, because Cilium's `crd` mode takes the node's range from
 # spec.podCIDR at its start. With
-# `without_range` the Node names none, and Cilium makes one up.
+# `without_range` the Node names none, and Cilium makes one up. On the field profile it names what an
+# operator's would: nothing in `cluster-pool`, unless the controller manager gives ranges, and then those.
 node_register() {
     local node=$1 number addresses spec
     number=$(node_number "$node")
     spec="{\"podCIDR\": \"$(node_cidr "$node")\", \"podCIDRs\": $(node_cidrs_json "$node")}"
-    ! ${without_range:-false} || spec={}
+    if ${without_range:-false} || gives_node_cidrs || { is_field && [[ $mode == cluster-pool ]]; }; then
+        spec={}
+    fi
     addresses="{\"type\":\"InternalIP\",\"address\":\"172.30.0.1$number\"},{\"type\":\"Hostname\",\"address\":\"$node\"}"
     if $dual_stack; then
         addresses+=",{\"type\":\"InternalIP\",\"address\":\"fd30::1$number\"}"
@@ -90,4 +100,14 @@ node_register() {
  "spec": $spec}
 JSON
     kubectl_admin patch node "$node" --subresource=status --type=merge -p "{\"status\":{\"addresses\":[$addresses]}}" >/dev/null
+    if gives_node_cidrs; then
+        wait_for 60 "$node: a range of the controller manager" node_cidr_note "$node"
+    fi
+}
+
+# node_cidr_note NODE: writes down which range the Node has.
+node_cidr_note() {
+    local cidr
+    cidr=$(kubectl_admin get node "$1" -o 'jsonpath={.spec.podCIDR}')
+    [[ -n $cidr ]] && echo "$cidr" >"$(node_folder "$1")/cidr"
 }

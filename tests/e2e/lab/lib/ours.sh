@@ -76,9 +76,9 @@ JSON
 # ours_range_end NODE: with LAB_RANGE_SIZE only so many addresses of the block are given out, for a test that
 # uses them up.
 ours_range_end() {
-    local number
-    number=$(node_number "$1")
-    [[ -z ${LAB_RANGE_SIZE-} ]] || printf ',"rangeStart":"10.24%s.0.2","rangeEnd":"10.24%s.0.%s"' "$number" "$number" "$((LAB_RANGE_SIZE + 1))"
+    local prefix
+    prefix=$(node_prefix "$1")
+    [[ -z ${LAB_RANGE_SIZE-} ]] || printf ',"rangeStart":"%s.2","rangeEnd":"%s.%s"' "$prefix" "$prefix" "$((LAB_RANGE_SIZE + 1))"
 }
 
 # ours_objects: our kinds, accounts and roles, as packaging ships them.

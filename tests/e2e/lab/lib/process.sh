@@ -49,11 +49,14 @@ inner_pid() {
     return 1
 }
 
-# place_pid PLACE: the process that holds the namespaces of `fabric` or of a node.
+# is_network PLACE: the fabric and the host outside have only a network of their own.
+is_network() { [[ $1 == fabric || $1 == outside ]]; }
+
+# place_pid PLACE: the process that holds the namespaces of `fabric`, of `outside` or of a node.
 place_pid() {
     local pid
     pid=$(recorded_pid "$1") || return 1
-    if [[ $1 == fabric ]]; then
+    if is_network "$1"; then
         echo "$pid"
     else
         inner_pid "$pid"
@@ -79,7 +82,7 @@ enter() {
         say "$place is not running; run: tests/lab/lab reboot $place, or up"
         return 1
     }
-    if [[ $place == fabric ]]; then
+    if is_network "$place"; then
         nsenter --target "$pid" --net "$@"
     else
         nsenter --target "$pid" --mount --net --uts --ipc --pid --cgroup --wd=/ "$@"
@@ -97,7 +100,7 @@ spawn() {
     (
         cd /
         [[ -z $lock_fd ]] || exec {lock_fd}>&-
-        if [[ $place != fabric ]]; then
+        if ! is_network "$place"; then
             cgroup_join "$place" "$BASHPID"
         fi
         exec setsid env -i "PATH=$PATH" HOME=/root LANG=C.UTF-8 "$PROCESS_MARK=$LAB_DIR" "${go_memory[@]}" "$@"
@@ -126,7 +129,7 @@ start_component() {
     source "$LAB_DIR/run/$name.command"
     pid=$(place_pid "$component_place") || die "$component_place is not running, $name cannot start; run: tests/lab/lab reboot $component_place"
     local namespaces=(--net)
-    [[ $component_place == fabric ]] || namespaces+=(--mount --uts --ipc --pid --cgroup --wd=/)
+    is_network "$component_place" || namespaces+=(--mount --uts --ipc --pid --cgroup --wd=/)
     spawn "$name" "$component_place" nsenter --target "$pid" "${namespaces[@]}" "${component_command[@]}"
 }
 

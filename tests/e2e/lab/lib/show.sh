@@ -7,6 +7,7 @@ command_status() {
     need_lab
     local file name pid state memory failed=0
     echo "mode $mode, routing $routing, dual stack $dual_stack, stock $stock, Cilium $cilium, Kubernetes $kubernetes"
+    ! is_field || echo "profile field: kube-proxy $kube_proxy, masquerading by $masquerade, ranges of Nodes from the controller manager $node_cidrs"
     echo "folder $LAB_DIR"
     for file in "$LAB_DIR"/run/*.command; do
         name=${file##*/}
@@ -31,11 +32,15 @@ command_kubectl() {
 }
 
 command_on() {
-    help_for "on NODE CMD…   a command on node-1, node-2 or in the fabric (there only the network is another)" "${1-}"
+    help_for "on NODE CMD…   a command on node-1, node-2, in the fabric or outside (there only the network is another)" "${1-}"
     need_root on
     need_lab
-    [[ ${1-} == fabric ]] || need_node "${1-}"
+    [[ ${1-} == fabric || (${1-} == "$OUTSIDE" && $profile == field) ]] || need_node "${1-}"
     [[ $# -ge 2 ]] || bad_usage "what must run on $1? usage: tests/lab/lab on NODE CMD…"
+    # What Cilium does for sockets, it does for those of the node's cgroup.
+    if is_field && ! is_network "$1" && place_pid "$1" >/dev/null; then
+        cgroup_join "$1" "$BASHPID"
+    fi
     PATH=$cilium_bin:$kubernetes_bin:$cni_bin:$PATH enter "$@"
 }
 

@@ -21,6 +21,12 @@ usage: tests/lab/lab up [OPTIONS]
   --dual-stack                  IPv4 and IPv6 (crd and cluster-pool with vxlan; delegated, chained)
   --endpoint-routes             with vxlan too, a route for each pod on its node (native has them always): what addresses need
                                 that are of no block, or of a node's further block
+  --nodes 2|3|…|9               default 2
+  --profile lean|field          default lean: as few parts of Cilium as the mode needs, for speed. field: Cilium with the settings and
+                                roles of its own chart, its operator in every mode, and what stands beside it on a cluster:
+    --kube-proxy iptables|nftables|none   default iptables; none: Cilium does its work
+    --masquerade iptables|bpf             default iptables
+    --node-cidrs on|off                   default on: the controller manager gives Nodes their ranges
   --stock                       Cilium alone, nothing of ours
   --cilium v1.19.5|v1.18.3      --kubernetes v1.36.3|v1.34.4
 
@@ -30,7 +36,9 @@ USAGE
 }
 
 up_parse() {
+    local option node nodes=2
     mode=crd routing='' dual_stack=false endpoint_routes=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
+    profile=lean kube_proxy='' masquerade='' node_cidrs=''
     while [[ $# -gt 0 ]]; do
         case $1 in
         --help | -h)
@@ -40,9 +48,10 @@ up_parse() {
         --dual-stack) dual_stack=true ;;
         --endpoint-routes) endpoint_routes=true ;;
         --stock) stock=true ;;
-        --mode | --routing | --cilium | --kubernetes)
+        --mode | --routing | --cilium | --kubernetes | --nodes | --profile | --kube-proxy | --masquerade | --node-cidrs)
             [[ $# -ge 2 ]] || bad_usage "$1 needs a value; see: tests/lab/lab up --help"
-            printf -v "${1#--}" %s "$2"
+            option=${1#--}
+            printf -v "${option//-/_}" %s "$2"
             shift
             ;;
         *) bad_usage "'$1' is no option of up; see: tests/lab/lab up --help" ;;
@@ -61,8 +70,31 @@ up_parse() {
     if $dual_stack && [[ $mode == kubernetes || $mode/$routing == crd/native || $mode/$routing == cluster-pool/native ]]; then
         bad_usage "--dual-stack is there for crd and cluster-pool with vxlan, for delegated and for chained"
     fi
+    [[ $nodes =~ ^[2-$MOST_NODES]$ ]] || bad_usage "'$nodes' is no number of nodes; there can be 2 to $MOST_NODES"
+    for ((node = 3; node <= nodes; node++)); do
+        NODES+=("node-$node")
+    done
+    up_parse_profile
     [[ -d $TOOLS/cilium-${cilium#v} ]] || bad_usage "Cilium $cilium is not pinned; there are: v1.19.5 v1.18.3"
     [[ -d $TOOLS/kubernetes-${kubernetes#v} ]] || bad_usage "Kubernetes $kubernetes is not pinned; there are: v1.36.3 v1.34.4"
+}
+
+# up_parse_profile: what the field profile has beside the lean one.
+up_parse_profile() {
+    case $profile in
+    lean)
+        [[ -z $kube_proxy$masquerade$node_cidrs ]] || bad_usage "--kube-proxy, --masquerade and --node-cidrs are there with --profile field"
+        return 0
+        ;;
+    field) ;;
+    *) bad_usage "'$profile' is no profile; there are: lean field" ;;
+    esac
+    kube_proxy=${kube_proxy:-iptables} masquerade=${masquerade:-iptables} node_cidrs=${node_cidrs:-on}
+    [[ $kube_proxy == iptables || $kube_proxy == nftables || $kube_proxy == none ]] || bad_usage "'$kube_proxy' is no way of kube-proxy; there are: iptables nftables none"
+    [[ $masquerade == iptables || $masquerade == bpf ]] || bad_usage "'$masquerade' is no way to masquerade; there are: iptables bpf"
+    [[ $node_cidrs == on || $node_cidrs == off ]] || bad_usage "--node-cidrs is on or off, not '$node_cidrs'"
+    ! $dual_stack || bad_usage "--dual-stack is there on the lean profile"
+    [[ -d $TOOLS/cilium-chart-${cilium#v} && -d $TOOLS/kube-proxy-${kubernetes#v} ]] || bad_usage "the field profile is there for Cilium v1.19.5 and Kubernetes v1.36.3"
 }
 
 # up_refuse_second: one lab a machine, never two mixed.
@@ -142,13 +174,17 @@ up_check_machine() {
 }
 
 up_tools() {
-    local bins
-    bins=$("$TOOLS/build" cni pod "kubernetes-${kubernetes#v}" "cilium-${cilium#v}") || die "the tools are not there"
+    local bins groups=(cni pod "kubernetes-${kubernetes#v}" "cilium-${cilium#v}")
+    ! is_field || groups+=(helm "cilium-chart-${cilium#v}" "kube-proxy-${kubernetes#v}")
+    bins=$("$TOOLS/build" "${groups[@]}") || die "the tools are not there"
     {
         read -r cni_bin
         read -r pod_bin
         read -r kubernetes_bin
         read -r cilium_bin
+        read -r helm_bin || true
+        read -r chart_bin || true
+        read -r kube_proxy_bin || true
     } <<<"$bins"
     # One folder that holds them all, to be seen on the nodes too.
     tools_cache=$(dirname "$(dirname "$cni_bin")")
@@ -159,17 +195,21 @@ up_tools() {
 node_make() {
     mkdir -p "$(node_folder "$1")"
     node_disk_make "$1"
+    field_node_disk "$1"
+    node_register "$1"
     cni_install "$1"
     node_boot "$1"
-    node_register "$1"
     ours_credentials "$1"
     cilium_define "$1"
+    kube_proxy_define "$1"
     ours_define "$1"
     runtime_define "$1"
 }
 
 # node_start NODE: the components of a booted node, in the order in which they need each other.
 node_start() {
+    field_node_mounts "$1"
+    kube_proxy_start "$1"
     start_component "cilium@$1"
     ours_up_node "$1"
     runtime_up "$1"
@@ -207,23 +247,27 @@ command_worker() {
     : >"$LAB_DIR/$FOLDER_MARK"
     mkdir "$LAB_DIR"/{run,log}
     up_check_machine
-    plugin_bin='' agent_bin='' controller_bin=''
+    plugin_bin='' agent_bin='' controller_bin='' helm_bin='' chart_bin='' kube_proxy_bin=''
     ours_binaries
     controllers_binary
     up_tools
-    for name in mode routing dual_stack endpoint_routes stock cilium kubernetes cni_bin pod_bin kubernetes_bin cilium_bin tools_cache plugin_bin agent_bin controller_bin; do
+    for name in mode routing dual_stack endpoint_routes stock cilium kubernetes profile kube_proxy masquerade node_cidrs \
+        cni_bin pod_bin kubernetes_bin cilium_bin helm_bin chart_bin kube_proxy_bin tools_cache plugin_bin agent_bin controller_bin; do
         setting "$name" "${!name}"
     done
+    [[ ${#NODES[@]} -eq 2 ]] || grow_note
 
     say "control plane"
     pki_make
     fabric_up
+    outside_up
     # Much of a start is waiting for one program: what does not need it goes on beside it.
     beside cilium_prepare
     beside images_make
     control_up
     say "Cilium's CRDs, images, nodes"
     cilium_crds
+    field_objects
     ours_objects
     controllers_objects
     all_done
@@ -232,7 +276,7 @@ command_worker() {
         beside up_node_make "$node"
     done
     all_done
-    if [[ $mode == cluster-pool ]]; then
+    if is_field || [[ $mode == cluster-pool ]]; then
         operator_define
         start_component operator
     fi
