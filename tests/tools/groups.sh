@@ -5,7 +5,7 @@
 TOOLS_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TOOLS_CACHE=${XDG_CACHE_HOME:-${HOME:?is not set; set XDG_CACHE_HOME to a folder of yours}/.cache}/sticky-ipam/tools
 # In the order in which someone is likely to wait for them.
-DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts cni-suites helm kube-proxy-1.36.3 cilium-chart-1.19.5)
+DEFAULT_GROUPS=(cni pod kubernetes-1.36.3 cilium-1.19.5 whereabouts cni-suites helm kube-proxy-1.36.3 cilium-chart-1.19.5 containerd-2.4.2)
 ALL_GROUPS=("${DEFAULT_GROUPS[@]}" kubernetes-1.34.4 cilium-1.18.3 cargo-deny-0.20.2)
 # No C library and no paths of this machine in a binary; no symbols, they would double the size.
 GO_BUILD_FLAGS=(-trimpath -buildvcs=false -mod=readonly)
@@ -43,6 +43,11 @@ group_recipe() {
     pod)
         echo "pod ."
         echo "slow-link ./slow-link"
+        ;;
+    containerd-*)
+        for name in containerd containerd-shim-runc-v2 ctr; do
+            echo "$name github.com/containerd/containerd/v2/cmd/$name -tags=no_btrfs,no_devmapper,no_zfs"
+        done
         ;;
     helm) echo "helm helm.sh/helm/v4/cmd/helm" ;;
     kube-proxy-*)

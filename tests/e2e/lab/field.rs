@@ -28,6 +28,17 @@ fn start_others(stage: &Stage) {
     }
 }
 
+/// All of them, the sticky pods with their Services and the policy too.
+fn start_all(stage: &Stage) {
+    stage.lab.namespace(NAMESPACE);
+    for app in ["open", "guarded"] {
+        stage.api.create(at_home_on_the_first_node(app));
+        stage.api.create(service(NAMESPACE, app));
+    }
+    stage.api.create(only_from(NAMESPACE, "guarded", "client"));
+    start_others(stage);
+}
+
 fn stranger(node: &str) -> String {
     format!("stranger-{node}")
 }
@@ -155,22 +166,16 @@ fn incarnations(stage: &Stage, pods: &[String]) -> Vec<(String, i32)> {
     pods.iter().map(|pod| stage.api.ready(NAMESPACE, pod)).map(|seen| (seen.uid, seen.restarts)).collect()
 }
 
-fn stage() -> Stage {
-    let lab = Lab::of(Flavour::Field);
+fn stage(flavour: Flavour) -> Stage {
+    let lab = Lab::of(flavour);
     let api = ApiServer::connect();
     Stage { lab, api, mode: Mode::Crd }
 }
 
 #[test]
 fn sticky_pods_at_home_away_and_back_are_reached_by_everyone_who_may() {
-    let stage = stage();
-    stage.lab.namespace(NAMESPACE);
-    for app in ["open", "guarded"] {
-        stage.api.create(at_home_on_the_first_node(app));
-        stage.api.create(service(NAMESPACE, app));
-    }
-    stage.api.create(only_from(NAMESPACE, "guarded", "client"));
-    start_others(&stage);
+    let stage = stage(Flavour::Field);
+    start_all(&stage);
     let home = Sticky::ready(&stage);
     assert_eq!((&*home.open.node, &*home.guarded.node), (NODES[0], NODES[0]));
     home.work(&stage);
@@ -195,7 +200,7 @@ fn sticky_pods_at_home_away_and_back_are_reached_by_everyone_who_may() {
 
 #[test]
 fn ciliums_settings_are_those_of_its_chart_and_of_the_configs_of_its_nodes() {
-    let stage = stage();
+    let stage = stage(Flavour::Field);
     let setting = |node: &str, name: &str| {
         stage.lab.must(&["on", node, "cat", &format!("/tmp/cilium/config-map/{name}")])
     };
@@ -240,4 +245,23 @@ fn what_belongs_to_the_field_profile_is_refused_on_the_lean_one() {
     refused(&["--kube-proxy", "none"], "--profile field");
     refused(&["--profile", "field", "--masquerade", "tables"], "there are: iptables bpf");
     refused(&["--nodes", "1"], "there can be 2 to 9");
+}
+
+/// The last by its name, because it needs another lab; and with it the other way of Services.
+#[test]
+fn with_containerd_2_and_without_kube_proxy_sticky_pods_are_reached_by_everyone_who_may() {
+    let stage = stage(Flavour::FieldOnContainerd2);
+    let version = stage.lab.kubectl(&[
+        "get",
+        "node",
+        NODES[0],
+        "-o",
+        "jsonpath={.status.nodeInfo.containerRuntimeVersion}",
+    ]);
+    assert!(version.starts_with("containerd://2."), "{version}");
+    start_all(&stage);
+    let home = Sticky::ready(&stage);
+    home.work(&stage);
+    home.leave(&stage, NODES[0]).work(&stage);
+    stage.lab.delete_namespace(NAMESPACE);
 }

@@ -27,7 +27,7 @@ lab-down: ## Remove every trace of the lab
 # The two parts run side by side: both wait most of their time.
 e2e: binaries ## Prove it in real namespaces and on the lab (root): make e2e [T=part of a test's name]
 	tests/tools/debian e2e
-	tests/tools/build cni cni-suites pod kubernetes cilium helm kube-proxy cilium-chart >/dev/null
+	tests/tools/build cni cni-suites pod kubernetes cilium helm kube-proxy cilium-chart containerd >/dev/null
 	@$(MAKE) --no-print-directory --jobs=2 e2e-network e2e-lab
 
 # The plugin under cnitool and ptp, and in the suites of ptp and bridge.

@@ -57,6 +57,8 @@ pub enum Flavour {
     /// As `Ours(Mode::Crd)` on the field profile: Cilium with the settings of its own chart, and what stands
     /// beside it on a cluster.
     Field,
+    /// The same on containerd 2.
+    FieldOnContainerd2,
 }
 
 /// The ways to stand before Cilium.
@@ -97,6 +99,9 @@ impl Flavour {
             Self::Ours(Mode::Crd) => &["--mode", "crd"],
             Self::Controllers => &["--mode", "crd", "--endpoint-routes"],
             Self::Field => &["--mode", "crd", "--profile", "field"],
+            Self::FieldOnContainerd2 => {
+                &["--mode", "crd", "--profile", "field", "--containerd", "v2.4.2", "--kube-proxy", "none"]
+            }
             Self::Ours(Mode::Delegated) => &["--mode", "delegated"],
             Self::Ours(Mode::Chained) => &["--mode", "chained"],
             Self::OursDualStack(Mode::Crd) => &["--mode", "crd", "--dual-stack"],

@@ -131,8 +131,8 @@ field_node_mounts() {
         mount --rbind /run/netns /run/cilium/netns"
 }
 
-# field_cilium_define NODE: its settings come from the ConfigMap and from CiliumNodeConfigs, at each start. The
-# flags only say where things are, because there is no container around it.
+# field_cilium_define NODE: its settings come from the ConfigMap and from CiliumNodeConfigs, at each start.
+# The flags only say where things are, because there is no container around it.
 field_cilium_define() {
     local kubeconfig=$LAB_DIR/cilium.kubeconfig
     define "cilium@$1" "$1" env "K8S_NODE_NAME=$1" CILIUM_K8S_NAMESPACE=kube-system "PATH=$LAB_DIR/path:$PATH" \

@@ -34,16 +34,10 @@ images_make() {
     rm -rf "$root"
 }
 
-runtime_define() {
-    local node=$1 number folder address
-    number=$(node_number "$node")
-    folder=$(node_folder "$node")
-    address=172.30.0.1$number
-    if $dual_stack; then
-        address+=,fd30::1$number
-    fi
-    # OOM scores cannot be lowered in a container of CI; AppArmor profiles are the machine's.
-    cat >"$folder/containerd.toml" <<TOML
+# OOM scores cannot be lowered in a container of CI; AppArmor profiles are the machine's.
+# containerd_1_config: of Debian's containerd.
+containerd_1_config() {
+    cat <<TOML
 version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -65,6 +59,50 @@ oom_score = 0
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
 TOML
+}
+
+# containerd_2_config: the same for containerd 2, which asks the plugins for their STATUS.
+containerd_2_config() {
+    local runtime="plugins.'io.containerd.cri.v1.runtime'" images="plugins.'io.containerd.cri.v1.images'"
+    cat <<TOML
+version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+oom_score = 0
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[$images]
+  snapshotter = "overlayfs"
+  [$images.pinned_images]
+    sandbox = "$PAUSE_IMAGE"
+[$runtime]
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [$runtime.cni]
+    bin_dirs = ["/opt/cni/bin"]
+    conf_dir = "/etc/cni/net.d"
+  [$runtime.containerd]
+    default_runtime_name = "runc"
+    [$runtime.containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [$runtime.containerd.runtimes.runc.options]
+        SystemdCgroup = false
+TOML
+}
+
+runtime_define() {
+    local node=$1 number folder address
+    number=$(node_number "$node")
+    folder=$(node_folder "$node")
+    address=172.30.0.1$number
+    if $dual_stack; then
+        address+=,fd30::1$number
+    fi
+    if [[ -n $containerd_bin ]]; then
+        containerd_2_config >"$folder/containerd.toml"
+    else
+        containerd_1_config >"$folder/containerd.toml"
+    fi
     cat >"$folder/kubelet.yaml" <<YAML
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -84,7 +122,8 @@ nodeStatusUpdateFrequency: 4s
 nodeLeaseDurationSeconds: 12
 syncFrequency: 10s
 YAML
-    define "containerd@$node" "$node" containerd --config "$folder/containerd.toml"
+    # Its shim is found on PATH.
+    define "containerd@$node" "$node" env "PATH=${containerd_bin:+$containerd_bin:}$PATH" containerd --config "$folder/containerd.toml"
     define "kubelet@$node" "$node" "$kubernetes_bin/kubelet" "--config=$folder/kubelet.yaml" "--kubeconfig=$ADMIN_KUBECONFIG" \
         "--hostname-override=$node" "--node-ip=$address" --v=2
 }

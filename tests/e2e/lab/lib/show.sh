@@ -6,7 +6,7 @@ command_status() {
     need_root status
     need_lab
     local file name pid state memory failed=0
-    echo "mode $mode, routing $routing, dual stack $dual_stack, stock $stock, Cilium $cilium, Kubernetes $kubernetes"
+    echo "mode $mode, routing $routing, dual stack $dual_stack, stock $stock, Cilium $cilium, Kubernetes $kubernetes, containerd $containerd"
     ! is_field || echo "profile field: kube-proxy $kube_proxy, masquerading by $masquerade, ranges of Nodes from the controller manager $node_cidrs"
     echo "folder $LAB_DIR"
     for file in "$LAB_DIR"/run/*.command; do
@@ -41,7 +41,7 @@ command_on() {
     if is_field && ! is_network "$1" && place_pid "$1" >/dev/null; then
         cgroup_join "$1" "$BASHPID"
     fi
-    PATH=$cilium_bin:$kubernetes_bin:$cni_bin:$PATH enter "$@"
+    PATH=${containerd_bin:+$containerd_bin:}$cilium_bin:$kubernetes_bin:$cni_bin:$PATH enter "$@"
 }
 
 command_pod_exec() {
@@ -86,7 +86,8 @@ command_save_logs() {
     done
     command_status >"$1/status.txt" 2>&1 || true
     local kind
-    for kind in nodes pods events ciliumnodes ciliumendpoints stickyips addressclaims ippools leases; do
+    for kind in nodes pods services networkpolicies configmaps events ciliumnodes ciliumnodeconfigs ciliumendpoints stickyips addressclaims \
+        ippools leases; do
         kubectl_admin get "$kind" -A -o yaml --request-timeout=5s >"$1/$kind.yaml" 2>&1 || true
     done
     kubectl_admin get pods -A -o wide --request-timeout=5s >"$1/pods.txt" 2>&1 || true

@@ -29,6 +29,7 @@ usage: tests/lab/lab up [OPTIONS]
     --node-cidrs on|off                   default on: the controller manager gives Nodes their ranges
   --stock                       Cilium alone, nothing of ours
   --cilium v1.19.5|v1.18.3      --kubernetes v1.36.3|v1.34.4
+  --containerd debian|v2.4.2    default debian, which is 1.6
 
 Builds missing tools first (tests/tools/build). Interrupted or failed, it removes what it made; logs of a failed start stay in
 LAB_DIR-failed. Exit status: 0 up, 1 failed, 2 bad usage, 130 or 143 interrupted.
@@ -37,7 +38,7 @@ USAGE
 
 up_parse() {
     local option node nodes=2
-    mode=crd routing='' dual_stack=false endpoint_routes=false stock=false cilium=v1.19.5 kubernetes=v1.36.3
+    mode=crd routing='' dual_stack=false endpoint_routes=false stock=false cilium=v1.19.5 kubernetes=v1.36.3 containerd=debian
     profile=lean kube_proxy='' masquerade='' node_cidrs=''
     while [[ $# -gt 0 ]]; do
         case $1 in
@@ -48,7 +49,7 @@ up_parse() {
         --dual-stack) dual_stack=true ;;
         --endpoint-routes) endpoint_routes=true ;;
         --stock) stock=true ;;
-        --mode | --routing | --cilium | --kubernetes | --nodes | --profile | --kube-proxy | --masquerade | --node-cidrs)
+        --mode | --routing | --cilium | --kubernetes | --containerd | --nodes | --profile | --kube-proxy | --masquerade | --node-cidrs)
             [[ $# -ge 2 ]] || bad_usage "$1 needs a value; see: tests/lab/lab up --help"
             option=${1#--}
             printf -v "${option//-/_}" %s "$2"
@@ -76,6 +77,7 @@ up_parse() {
     done
     up_parse_profile
     [[ -d $TOOLS/cilium-${cilium#v} ]] || bad_usage "Cilium $cilium is not pinned; there are: v1.19.5 v1.18.3"
+    [[ $containerd == debian || -d $TOOLS/containerd-${containerd#v} ]] || bad_usage "containerd $containerd is not pinned; there are: debian v2.4.2"
     [[ -d $TOOLS/kubernetes-${kubernetes#v} ]] || bad_usage "Kubernetes $kubernetes is not pinned; there are: v1.36.3 v1.34.4"
 }
 
@@ -173,19 +175,20 @@ up_check_machine() {
     [[ $free -ge $NEEDED_MEGABYTES ]] || die "$LAB_DIR has $free MB left, the lab needs $NEEDED_MEGABYTES; free some, or set LAB_DIR to another disk"
 }
 
+# up_tool GROUP: the folder of its binaries, built if they are not there.
+up_tool() { "$TOOLS/build" "$1" || die "the tools of $1 are not there"; }
+
 up_tools() {
-    local bins groups=(cni pod "kubernetes-${kubernetes#v}" "cilium-${cilium#v}")
-    ! is_field || groups+=(helm "cilium-chart-${cilium#v}" "kube-proxy-${kubernetes#v}")
-    bins=$("$TOOLS/build" "${groups[@]}") || die "the tools are not there"
-    {
-        read -r cni_bin
-        read -r pod_bin
-        read -r kubernetes_bin
-        read -r cilium_bin
-        read -r helm_bin || true
-        read -r chart_bin || true
-        read -r kube_proxy_bin || true
-    } <<<"$bins"
+    cni_bin=$(up_tool cni)
+    pod_bin=$(up_tool pod)
+    kubernetes_bin=$(up_tool "kubernetes-${kubernetes#v}")
+    cilium_bin=$(up_tool "cilium-${cilium#v}")
+    [[ $containerd == debian ]] || containerd_bin=$(up_tool "containerd-${containerd#v}")
+    if is_field; then
+        helm_bin=$(up_tool helm)
+        chart_bin=$(up_tool "cilium-chart-${cilium#v}")
+        kube_proxy_bin=$(up_tool "kube-proxy-${kubernetes#v}")
+    fi
     # One folder that holds them all, to be seen on the nodes too.
     tools_cache=$(dirname "$(dirname "$cni_bin")")
     cni_bin=$(realpath "$cni_bin")
@@ -247,12 +250,12 @@ command_worker() {
     : >"$LAB_DIR/$FOLDER_MARK"
     mkdir "$LAB_DIR"/{run,log}
     up_check_machine
-    plugin_bin='' agent_bin='' controller_bin='' helm_bin='' chart_bin='' kube_proxy_bin=''
+    plugin_bin='' agent_bin='' controller_bin='' containerd_bin='' helm_bin='' chart_bin='' kube_proxy_bin=''
     ours_binaries
     controllers_binary
     up_tools
-    for name in mode routing dual_stack endpoint_routes stock cilium kubernetes profile kube_proxy masquerade node_cidrs \
-        cni_bin pod_bin kubernetes_bin cilium_bin helm_bin chart_bin kube_proxy_bin tools_cache plugin_bin agent_bin controller_bin; do
+    for name in mode routing dual_stack endpoint_routes stock cilium kubernetes containerd profile kube_proxy masquerade node_cidrs \
+        cni_bin pod_bin kubernetes_bin cilium_bin containerd_bin helm_bin chart_bin kube_proxy_bin tools_cache plugin_bin agent_bin controller_bin; do
         setting "$name" "${!name}"
     done
     [[ ${#NODES[@]} -eq 2 ]] || grow_note
