@@ -2,11 +2,13 @@
 //! only be found wrong later.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, value_parser};
 
 use crate::agent::install::{
-    ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, InstallSettings, ServiceAccountRef,
+    ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_HOURS,
+    InstallSettings, ServiceAccountRef,
 };
 use crate::cluster::cilium::pool::PublishConfig;
 use crate::cni::{OnUnavailable, config::DEFAULT_DATA_DIR};
@@ -109,11 +111,15 @@ pub struct AgentSettings {
     /// Service account of the plugin's tokens, namespace/name; without it no kubeconfig is written
     #[arg(long, env, help_heading = INSTALL)]
     pub plugin_service_account: Option<ServiceAccountRef>,
+    /// Lifetime of the plugin's tokens in hours: for so long, less one, pods start on a node without its
+    /// agent
+    #[arg(long, env, default_value_t = DEFAULT_TOKEN_HOURS, value_parser = value_parser!(u64).range(1..=720), help_heading = INSTALL)]
+    pub plugin_token_hours: u64,
     /// API server as the host reaches it, if not as the agent does
     #[arg(long, env, help_heading = INSTALL)]
     pub api_server: Option<String>,
-    /// What ADD of a sticky pod does when the API server is unavailable: fail or allocate; default: as the
-    /// conflist says, or fail
+    /// What ADD does when the API server is unavailable and the node has not decided about the pod: fail or
+    /// allocate; default: as the conflist says, or fail
     #[arg(long, env, value_parser = on_unavailable, help_heading = INSTALL)]
     pub on_unavailable: Option<OnUnavailable>,
 
@@ -171,6 +177,7 @@ impl AgentSettings {
             plugin: self.plugin.clone(),
             plugin_kubeconfig: self.plugin_kubeconfig.clone(),
             plugin_service_account: self.plugin_service_account.clone(),
+            token_lifetime: Duration::from_secs(self.plugin_token_hours * 3600),
             api_server: self.api_server.clone(),
             rules: self.selection.rules(),
             on_unavailable: self.on_unavailable,

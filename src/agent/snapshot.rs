@@ -85,6 +85,11 @@ impl Snapshot {
         self.attached().any(|found| uid_of(&found.record) == Some(uid))
     }
 
+    /// Whether a sandbox of the pod has a StickyIP.
+    pub(crate) fn has_bound_sandbox(&self, uid: &str) -> bool {
+        self.attached().any(|found| found.record.binding.is_some() && uid_of(&found.record) == Some(uid))
+    }
+
     /// Whether a sandbox or a decision has this address.
     pub(crate) fn uses(&self, address: IpAddr) -> bool {
         let mut prepared = self.decisions.iter().filter_map(|decision| decision.sticky.as_ref());

@@ -9,6 +9,7 @@ mod attach;
 mod cilium;
 mod claim_answer;
 mod context;
+mod decide_running;
 mod detach;
 mod detach_sandbox;
 mod end_attachment;
@@ -45,6 +46,7 @@ pub async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, action: &A
     let performed = match action {
         Action::SendUpdate { name, update } => send_update::perform(context, name, update).await,
         Action::Prepare { pod, uid } => prepare::perform(context, pod, uid).await,
+        Action::DecideRunning { pod, uid } => decide_running::perform(context, pod, uid).await,
         Action::Withdraw { uid } => withdraw::perform(context, uid).await,
         Action::Reevaluate { pod, uid, .. } => reevaluate::perform(context, pod, uid).await,
         Action::Grant { address, .. } => grant::perform(context, *address).await,

@@ -114,7 +114,7 @@ fn is_decided<D: Disk>(store: &Store<D>, seen: &NodePod) -> Performed<bool> {
     Ok(decision.is_some() || waiting_pod::has_record(store, seen)?)
 }
 
-fn decide<D: Disk>(
+pub(super) fn decide<D: Disk>(
     store: &Store<D>,
     pod: &PodIdentity,
     sticky: Option<PreparedSticky>,

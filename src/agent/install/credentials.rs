@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use crate::agent::install::error::InstallError;
 use crate::agent::install::kubeconfig::{ApiServerAccess, token_in};
 use crate::agent::install::place::{self, Content, FileChange};
-use crate::agent::install::settings::{InstallSettings, ServiceAccountRef};
+use crate::agent::install::settings::{InstallSettings, SHORT_TOKEN, ServiceAccountRef};
 use crate::agent::install::token::{self, TokenClaims};
 use crate::cluster::api::client::Connection;
 
@@ -60,6 +60,21 @@ impl CurrentToken {
     }
 }
 
+/// Logs once that the API server gives shorter tokens than were asked for, if that is less than a day.
+fn report_short(before: &Option<CurrentToken>, claims: &TokenClaims, asked: Duration) {
+    let lifetime = claims.lifetime();
+    let is_known = before.as_ref().is_some_and(|before| before.claims.lifetime() <= lifetime);
+    if lifetime < SHORT_TOKEN.min(asked) && !is_known {
+        let (hours, asked) = (lifetime.as_secs() / 3600, asked.as_secs() / 3600);
+        tracing::warn!(
+            hours,
+            asked,
+            "the API server shortens the plugin's token: if the agent is away for longer, no pod that it has not \
+             prepared starts on this node; raise the API server's --service-account-max-token-expiration"
+        );
+    }
+}
+
 impl Credentials {
     pub(super) fn new(
         settings: &InstallSettings,
@@ -103,6 +118,7 @@ impl Credentials {
         if due && !(paused && self.current.is_some()) {
             match token::request(&self.client, &self.account, &self.node, self.lifetime).await {
                 Ok((token, claims)) => {
+                    report_short(&self.current, &claims, self.lifetime);
                     self.current = Some(CurrentToken { token, claims, since: now });
                     self.write()?;
                     (self.not_before, self.failures, self.checked) = (None, 0, Some(now));

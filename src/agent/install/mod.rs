@@ -33,7 +33,8 @@ pub use place::copy;
 use place::{Content, FileChange, Fingerprint};
 use render::Template;
 pub(crate) use settings::{
-    CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, ServiceAccountRef,
+    CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_HOURS,
+    ServiceAccountRef,
 };
 pub use settings::{InstallSettings, PLUGIN};
 pub use state::{InstallState, PartState};

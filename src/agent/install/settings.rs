@@ -18,9 +18,11 @@ pub(crate) const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 /// Where the plugin's credentials are. A folder of its own, because runtimes read the files beside the
 /// conflist.
 pub(crate) const DEFAULT_KUBECONFIG: &str = "/etc/cni/net.d/sticky-ipam.d/kubeconfig";
-/// The lifetime of a token. An hour: a stolen one soon expires, and an API server that is away for minutes
-/// does no harm.
-pub(crate) const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
+/// The lifetime of a token, in hours. It is renewed every hour, so of 49 hours at least 48 are left whenever
+/// the agent dies: a day, and one more to notice. What that means for a stolen one is in docs/agent.md.
+pub(crate) const DEFAULT_TOKEN_HOURS: u64 = 49;
+/// Pods of a node without an agent start for a day at least; a token that ends before that is reported.
+pub(super) const SHORT_TOKEN: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceAccountRef {
@@ -102,7 +104,7 @@ impl InstallSettings {
             plugin: None,
             plugin_kubeconfig: PathBuf::from(DEFAULT_KUBECONFIG),
             plugin_service_account: None,
-            token_lifetime: DEFAULT_TOKEN_LIFETIME,
+            token_lifetime: Duration::from_secs(DEFAULT_TOKEN_HOURS * 3600),
             api_server: None,
             rules: Rules::default(),
             on_unavailable: None,

@@ -18,6 +18,9 @@ use crate::agent::install::{error::InstallError, settings::ServiceAccountRef};
 
 /// How long the API server may take over one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// A token that lives for days is renewed as often as one of an hour: what is left of it when the agent dies
+/// is how long the node's pods start without the agent, and that must not depend on when it dies.
+const RENEWED_EVERY: Duration = Duration::from_secs(3600);
 
 /// What a token says of itself. It is read, not verified: the API server does that.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -65,12 +68,13 @@ impl TokenClaims {
     }
 }
 
-/// After how much of its lifetime a token is renewed: four fifths, plus or minus a twentieth, so that nodes
-/// that started together do not ask together. The same token gives the same answer.
+/// After which time a token is renewed: four fifths of [`RENEWED_EVERY`], or of its lifetime if that is
+/// shorter, plus or minus a twentieth, so that nodes that started together do not ask together. The same
+/// token gives the same answer.
 pub(super) fn renew_after(lifetime: Duration, token: &str) -> Duration {
     let digest = Sha256::digest(token.as_bytes());
     let share = 750 + (u32::from(digest[0]) << 8 | u32::from(digest[1])) % 101;
-    lifetime * share / 1000
+    lifetime.min(RENEWED_EVERY) * share / 1000
 }
 
 pub(super) async fn request(
@@ -182,5 +186,7 @@ mod tests {
         let (first, last) = (times.iter().min().unwrap(), times.iter().max().unwrap());
         assert!(*last - *first > Duration::from_secs(240), "they are spread: {first:?} to {last:?}");
         assert_eq!(renew_after(hour, "t"), renew_after(hour, "t"));
+        assert_eq!(renew_after(hour * 49, "t"), renew_after(hour, "t"), "a long one as often as a short one");
+        assert!(renew_after(hour / 6, "t") < hour / 6, "a short one before it ends");
     }
 }

@@ -11,6 +11,8 @@ pub enum Action {
     SendUpdate { name: String, update: PendingUpdate },
     /// Decide about a pod (namespace/name) before its ADD comes.
     Prepare { pod: String, uid: String },
+    /// Decide about a running pod (namespace/name) that is not sticky, for its next sandbox.
+    DecideRunning { pod: String, uid: String },
     /// Take a decision back, by the pod's uid that it has.
     Withdraw { uid: String },
     /// Decide again about a pod (namespace/name) that was found not to be sticky and still waits. `said` is
@@ -50,7 +52,7 @@ impl Action {
     pub fn subject(&self) -> String {
         match self {
             Self::SendUpdate { name, .. } => name.clone(),
-            Self::Prepare { pod, uid } => format!("{pod} {uid}"),
+            Self::Prepare { pod, uid } | Self::DecideRunning { pod, uid } => format!("{pod} {uid}"),
             Self::Withdraw { uid } => uid.clone(),
             Self::Reevaluate { pod, uid, said } => format!("{pod} {uid}: {said}"),
             Self::Grant { address, pod_is_gone: true } => format!("{address}, whose pod is gone"),
@@ -72,6 +74,7 @@ impl Action {
         match self {
             Self::SendUpdate { .. } => "send_update",
             Self::Prepare { .. } => "prepare",
+            Self::DecideRunning { .. } => "decide_running",
             Self::Withdraw { .. } => "withdraw",
             Self::Reevaluate { .. } => "reevaluate",
             Self::Grant { .. } => "grant",

@@ -1,5 +1,5 @@
-//! Which decisions to prepare for pods that wait for their ADD, and which to withdraw or to make again. Must
-//! never read anything itself.
+//! Which decisions to prepare for pods that wait for their ADD, which to make for the next sandbox of running
+//! pods, and which to withdraw or to make again. Must never read anything itself.
 
 use super::action::Action;
 use super::debounce::{Debounce, LONG, SHORT};
@@ -24,6 +24,27 @@ pub(super) fn prepare(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
         let by_plugin = attached.is_some_and(|found| found.attachment_id.prepared_uid() != Some(uid));
         if !decided && !has_sandbox && !by_plugin {
             actions.push(Action::Prepare { pod: name.clone(), uid: uid.clone() });
+        }
+    }
+}
+
+/// Running pods that are not sticky and started without a decision: the agent was away. Their next sandbox
+/// must not depend on the API server. Sticky ones have a record, or the controller adopts them.
+pub(super) fn decide_running(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
+    let PlanInput { options, index, store, .. } = input;
+    for (name, pod) in index.pods.iter() {
+        let uid = &pod.runtime_uid;
+        if pod.is_waiting || pod.is_ending || pod.facts.host_network || uid.is_empty() {
+            continue;
+        }
+        let decided = store.decisions.iter().any(|decision| decision.uid == *uid);
+        // The selector's choice may be overruled by the namespace, which is read then.
+        let may_be_plain = options
+            .rules
+            .judge(&pod.facts)
+            .is_ok_and(|verdict| !verdict.sticky || matches!(verdict.reason, StickyReason::Selected));
+        if !decided && may_be_plain && !store.has_bound_sandbox(uid) {
+            actions.push(Action::DecideRunning { pod: name.clone(), uid: uid.clone() });
         }
     }
 }

@@ -34,6 +34,7 @@ pub fn plan(input: &PlanInput<'_>, debounce: &mut Debounce) -> Vec<Action> {
         attachments::attach_and_detach(input, debounce, &mut actions);
         records::end_and_release(input, debounce, &mut actions);
         mac::record(input, debounce, &mut actions);
+        decisions::decide_running(input, &mut actions);
     }
     debounce.end_round();
     actions

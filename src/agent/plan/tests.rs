@@ -17,6 +17,7 @@ use crate::names::{Attachment, ContainerId, IfName, PodIdentity, StickyKey};
 use crate::policy::lifetime::retention::Retention;
 use crate::policy::mode::PluginMode;
 use crate::policy::selection::rules::Rules;
+use crate::policy::selection::selector::Selector;
 use crate::store::{Decision, PendingUpdate, PendingUpdateKind, Record};
 use crate::store::{NodeTime, PreparedSticky, RecordState, StickyBinding};
 
@@ -63,7 +64,8 @@ fn look(
 ) -> Vec<&'static str> {
     let input = PlanInput { options, index, store, now: Duration::from_secs(at) };
     // Of every living pod, and no concern of these tests.
-    plan(&input, debounce).iter().map(Action::name).filter(|name| *name != "record_mac").collect()
+    let of_every_pod = ["record_mac", "decide_running"];
+    plan(&input, debounce).iter().map(Action::name).filter(|name| !of_every_pod.contains(name)).collect()
 }
 
 /// What is planned at a first look, and at one long after it.
@@ -179,6 +181,39 @@ fn only_a_pod_that_waits_and_is_not_decided_or_attached_is_prepared() {
     let by_us =
         |index: &mut NodeIndex, _: &mut Snapshot| put_sticky(index, "db-0", "10.0.0.5", "u1", "prepared-u1");
     assert_eq!(plan_of(pending(), &by_us), ["prepare"], "it ended before the decision was on the disk");
+}
+
+#[test]
+fn a_running_pod_that_is_not_sticky_and_has_no_decision_is_decided() {
+    let planned = |labels: Value, status: Value, store: Snapshot| {
+        let mut index = listed();
+        let pod = json!({"metadata": {"name": "web", "namespace": "db", "uid": "u1", "labels": labels},
+                         "status": status});
+        let seen = super::super::index::NodePod::from(&serde_json::from_value(pod).unwrap());
+        index.apply(IndexUpdate::Pod(CacheEvent::Applied(("db/web".into(), seen))));
+        let selector = Selector::parse(r#"{"matchLabels":{"app":"db"}}"#).unwrap();
+        let rules = Rules { selector: Some(selector), ..Rules::default() };
+        let options = PlanOptions { rules, ..options(PluginMode::Crd) };
+        let input = PlanInput { options: &options, index: &index, store: &store, now: Duration::ZERO };
+        let all = plan(&input, &mut Debounce::default());
+        all.iter().any(|action| action.name() == "decide_running")
+    };
+    let running = || json!({"phase": "Running", "podIP": "10.0.0.5"});
+    assert!(planned(json!({}), running(), store()));
+    assert!(planned(json!({"app": "db"}), running(), store()), "its namespace may say no");
+    assert!(!planned(json!({"fixed-ip": "true"}), running(), store()), "the controller adopts it");
+    assert!(!planned(json!({}), json!({"phase": "Pending"}), store()), "it is prepared");
+    assert!(!planned(json!({}), json!({"phase": "Failed"}), store()));
+    let with_record = |sticky| {
+        let record = record("10.0.0.5", "c1", "u1", RecordState::Attached, sticky);
+        let records = vec![NodeRecord { record, netns: Netns::MayExist }];
+        Snapshot { records, ..store() }
+    };
+    assert!(!planned(json!({}), running(), with_record(Some("web"))));
+    assert!(planned(json!({}), running(), with_record(None)), "it has an address without a StickyIP");
+    let pod = PodIdentity::new("db", "web", Some("u1")).unwrap();
+    let decisions = vec![Decision::about(&pod, None, "test", now()).unwrap()];
+    assert!(!planned(json!({}), running(), Snapshot { decisions, ..store() }));
 }
 
 #[test]

@@ -10,9 +10,10 @@ use crate::node::addresses::{AddressSource, NodeAddresses};
 use crate::node::end::attached_update;
 use crate::node::list;
 use crate::plugin::VerbLog;
-use crate::plugin::cluster::api::bind_by_api;
+use crate::plugin::cluster::api::{ApiAnswer, bind_by_api};
 use crate::plugin::cluster::context::{AddContext, AddError, LastKnown, block_on, start_connecting};
 use crate::plugin::cluster::record::{RecordSources, write_record};
+use crate::policy::selection::rules::StickyReason;
 use crate::store::{self, ClaimantLock, Decision, Disk, LockedStore, Record, RecordState, StoredRecord};
 
 pub(crate) enum Resolved {
@@ -80,8 +81,13 @@ pub(crate) fn add<D: Disk>(
             }
         };
         let connection = connection.map_err(AddError::Unreachable)?;
-        let bound = bind_by_api(connection, context, wanted, last_known, log).await?;
-        Ok(bound.map(Resolved::from))
+        match bind_by_api(connection, context, wanted, last_known, log).await? {
+            ApiAnswer::Bound(addresses) => Ok(Some(addresses.into())),
+            ApiAnswer::NotSticky(reason) => {
+                remember_plain(context, &reason);
+                Ok(None)
+            }
+        }
     });
     let (nothing_written, error) = match asked {
         Ok(added) => return Ok(added.unwrap_or(Resolved::Plain(claimant_lock))),
@@ -108,6 +114,27 @@ pub(crate) fn add<D: Disk>(
         }
         // If a write is in doubt, the runtime's DEL comes first and undoes it.
         _ => Err(CniError::try_again(error.to_string())),
+    }
+}
+
+/// Leaves the decision that the pod is not sticky, as the agent would have: its next sandbox needs no API
+/// server. The caller has the claimant lock, under which the agent decides, too. Nothing depends on it, so it
+/// fails no ADD.
+fn remember_plain<D: Disk>(context: &AddContext<'_, D>, reason: &StickyReason) {
+    let AddContext { verb, pod, attachment, .. } = *context;
+    let now = verb.store.now().clone();
+    let Some(decision) = Decision::about(pod, None, &reason.to_string(), now) else { return };
+    let own_claimant = store::ClaimantKey::of_pod(pod, &attachment.interface);
+    let written = verb.store.lock().and_then(|mut locked| {
+        // It may have been adopted since it was read.
+        let kept = locked.find_by_claimant(&own_claimant)?;
+        let is_adopted = kept.is_some_and(|kept| {
+            kept.record.binding.is_some() && kept.record.pod.is_some_and(|known| known.uid() == pod.uid())
+        });
+        if is_adopted { Ok(()) } else { locked.put_decision(&decision) }
+    });
+    if let Err(error) = written {
+        tracing::warn!(%pod, %error, "cannot write down that the pod is not sticky; its next sandbox asks again");
     }
 }
 

@@ -23,16 +23,24 @@ use crate::plugin::cluster::draft::RecordDraft;
 use crate::plugin::cluster::optimistic::{FirstReads, OptimisticAttach};
 use crate::plugin::cluster::reads::{self, AddReads, SideReads};
 use crate::plugin::cluster::record::{RecordSources, write_record};
+use crate::policy::selection::rules::StickyReason;
 use crate::store::{self, Disk};
 
-/// The addresses of a sticky pod; none if it is not sticky. A refusal is an event on the pod, too.
+/// What the API server says of a pod.
+pub(crate) enum ApiAnswer {
+    /// It is sticky, and has these addresses now.
+    Bound(Vec<IpAddr>),
+    NotSticky(StickyReason),
+}
+
+/// Whether the pod is sticky, and its addresses then. A refusal is an event on the pod, too.
 pub(crate) async fn bind_by_api<D: Disk>(
     mut api: Connection,
     context: &AddContext<'_, D>,
     wanted: &[Option<IpAddr>],
     last_known: LastKnown,
     log: &mut VerbLog<'_>,
-) -> Result<Option<Vec<IpAddr>>, AddError> {
+) -> Result<ApiAnswer, AddError> {
     // Waiting for a lock on this node was not the server's fault.
     api.restart_time();
     let mut api_writer = ApiWriter::new(api, log.observer);
@@ -58,7 +66,7 @@ async fn bind_or_doubt<D: Disk>(
     wanted: &[Option<IpAddr>],
     last_known: LastKnown,
     log: &mut VerbLog<'_>,
-) -> Result<Option<Vec<IpAddr>>, AddError> {
+) -> Result<ApiAnswer, AddError> {
     let sent = first_reads(api_writer, context, wanted, last_known).await?;
     // An optimistic attachment that was undone leaves nothing.
     let before = if sent.attached.is_some() || sent.in_doubt { 0 } else { api_writer.count() };
@@ -111,7 +119,7 @@ async fn bind_pod<D: Disk>(
     wanted: &[Option<IpAddr>],
     sent: FirstReads,
     log: &mut VerbLog<'_>,
-) -> Result<Option<Vec<IpAddr>>, AddError> {
+) -> Result<ApiAnswer, AddError> {
     let AddContext { verb, conf, pod, attachment, .. } = *context;
     let own_key = StickyKey { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
     let FirstReads { found: AddReads { sticky, others }, attached, draft, .. } = sent;
@@ -120,7 +128,7 @@ async fn bind_pod<D: Disk>(
         Stickiness::Sticky { facts, .. } => facts,
         Stickiness::NotSticky { reason } => {
             tracing::debug!(%pod, %reason, "the pod is not sticky");
-            return Ok(None);
+            return Ok(ApiAnswer::NotSticky(reason));
         }
     };
     if let Some(address) = wanted.iter().flatten().next() {
@@ -166,7 +174,7 @@ async fn bind_pod<D: Disk>(
     publish_bound(api_writer, context, &source.publish, &bound.key, &bound.sticky).await?;
     let before = before.as_ref().filter(|known| known.metadata.uid == bound.sticky.metadata.uid);
     events::emit_move_events(api_writer, before, &bound.sticky, &facts).await;
-    Ok(Some(addresses))
+    Ok(ApiAnswer::Bound(addresses))
 }
 
 /// Publishes the addresses in the node's CiliumNode, as long as they are attached to this sandbox.

@@ -1,6 +1,7 @@
 //! The agent on a real API server.
 
 mod adoption;
+mod away;
 mod crashes;
 mod crd;
 mod decisions;

@@ -200,8 +200,13 @@ impl<'a> Case<'a> {
         let Credentials::Token(fresh) = self.token(account, bound).await.credentials else {
             panic!("a token was asked for")
         };
+        self.given_out_earlier(&fresh, seconds)
+    }
+
+    /// A token of this server as it would be, had it been given out so many seconds before.
+    pub fn given_out_earlier(&self, token: &str, seconds: i64) -> Access {
         let key = std::fs::read_to_string(self.server.folder().join("accounts.key")).expect("it was written");
-        let earlier = tokens::given_out_earlier(&fresh, seconds, &key);
+        let earlier = tokens::given_out_earlier(token, seconds, &key);
         self.server.access(Credentials::Token(earlier), &self.namespace)
     }
 
