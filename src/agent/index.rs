@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 
+use crate::agent::install::bypass;
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{Attachment, StickyIP};
@@ -45,6 +46,22 @@ impl From<&Pod> for NodePod {
     }
 }
 
+/// What the Node's own object asks of its agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeMark {
+    /// Ordinary pods are to be passed without a lookup.
+    pub bypass: bool,
+}
+
+impl From<&Node> for NodeMark {
+    fn from(object: &Node) -> Self {
+        let annotations = object.metadata.annotations.as_ref();
+        let value = annotations.and_then(|annotations| annotations.get(bypass::ANNOTATION));
+        // Whoever needs it is in a hurry: only what clearly says no is a no.
+        Self { bypass: value.is_some_and(|value| value != "false") }
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct NodeIndex {
     /// This node's pods, by namespace/name.
@@ -55,6 +72,8 @@ pub struct NodeIndex {
     pub claims: Cache<ClaimView>,
     /// This node's CiliumNode, by its name.
     pub node: Cache<CiliumNode>,
+    /// This Node, by its name. Nothing waits for it.
+    pub marks: Cache<NodeMark>,
 }
 
 impl NodeIndex {
@@ -70,6 +89,12 @@ impl NodeIndex {
 
     pub fn cilium_node(&self) -> Option<&CiliumNode> {
         self.node.values().next()
+    }
+
+    /// Whether the Node asks for the bypass; none if it is not known.
+    pub fn bypass(&self) -> Option<bool> {
+        let mark = self.marks.values().next();
+        mark.filter(|_| self.marks.is_synced()).map(|mark| mark.bypass)
     }
 
     /// The claim on an address, if its home is here.
@@ -117,6 +142,24 @@ mod tests {
         cache.apply(CacheEvent::Deleted("b".to_owned()));
         cache.apply(CacheEvent::Deleted("c".to_owned()));
         assert!(!cache.contains("b") && !cache.contains("c"));
+    }
+
+    #[test]
+    fn a_node_asks_for_the_bypass_unless_it_says_false() {
+        let asked = |annotations: serde_json::Value| {
+            let node = json!({"metadata": {"name": "n1", "annotations": annotations}});
+            NodeMark::from(&serde_json::from_value::<Node>(node).unwrap()).bypass
+        };
+        assert!(!asked(json!({})) && !asked(json!({"sticky-ipam.io/bypass": "false"})));
+        for value in ["true", "on", ""] {
+            assert!(asked(json!({"sticky-ipam.io/bypass": value})), "{value:?}");
+        }
+        let mut index = NodeIndex::default();
+        assert_eq!(index.bypass(), None);
+        index.marks.apply(CacheEvent::ListComplete);
+        assert_eq!(index.bypass(), None, "there is no such Node");
+        index.marks.apply(CacheEvent::Applied(("n1".into(), NodeMark { bypass: true })));
+        assert_eq!(index.bypass(), Some(true));
     }
 
     #[test]

@@ -23,6 +23,8 @@ metrics! {
             "Requests to the API server, by method; watches as WATCH";
         errors: Counter[action] = "sticky_ipam_agent_errors_total",
             "Failures, by the action that is tried again";
+        bypass: Gauge = "sticky_ipam_agent_bypass",
+            "1 while the bypass is on: pods that are not known as sticky are passed without a lookup; else 0";
         skipped: Counter = "sticky_ipam_agent_objects_skipped_total",
             "Objects that could not be read and were skipped";
         needs_attention: Gauge[action] = "sticky_ipam_agent_needs_attention",

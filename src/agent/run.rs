@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::agent::install::{InstallError, Installer};
+use crate::agent::install::{InstallError, Installer, bypass};
 use crate::agent::watch::{self, IndexUpdate};
 use crate::agent::{flags::AgentSettings, index::CacheEvent, metrics::AgentMetrics, reconciler::Reconciler};
 use crate::cluster::api::client::Connection;
@@ -139,6 +139,9 @@ async fn session(
             return not_ready(error.to_string());
         }
     };
+    let (bypass_out, bypass_in) = channel::channel(None);
+    let bypass_file = settings.install().bypass_path();
+    tasks.spawn(bypass::run(bypass_file, bypass_in, metrics.clone(), std::future::pending()));
     let (out, mut updates) = mpsc::channel(MAX_UPDATES);
     let _watches = watch::start(&client, &settings.node, &out);
     let mut reconciler = Reconciler::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(NoObserver));
@@ -170,6 +173,8 @@ async fn session(
         for skipped in skipped.drain(..) {
             report_skipped(&client, settings, &skipped).await;
         }
+        let asked = reconciler.index.bypass();
+        bypass_out.send_if_modified(|known| std::mem::replace(known, asked) != asked);
         let seen = reconciler.index.blocks();
         blocks_out.send_if_modified(|known| {
             let changed = *known != seen && reconciler.index.node.is_synced();

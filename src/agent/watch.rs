@@ -1,27 +1,28 @@
-//! The agent's four watches: this node's pods, the StickyIPs attached to it, the claims on its addresses, its
-//! own CiliumNode. Must never end because of one object.
+//! The agent's five watches: this node's pods, the StickyIPs attached to it, the claims on its addresses, its
+//! own CiliumNode and Node. Must never end because of one object.
 
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, pin_mut};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Resource};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
-use crate::agent::index::{CacheEvent, NodeIndex, NodePod};
+use crate::agent::index::{CacheEvent, NodeIndex, NodeMark, NodePod};
 use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{AddressClaim, StickyIP, lenient::Skipped};
 use crate::cluster::view::ClaimView;
-use crate::runtime::watch::{WatchProblem, Watched, watch_readable};
+use crate::runtime::watch::{WatchProblem, Watched, watch, watch_readable};
 
 /// The names of the watches in logs and on /readyz.
 const PODS: &str = "pods";
 const STICKIES: &str = "StickyIPs";
 const CLAIMS: &str = "AddressClaims";
 const NODE: &str = "the CiliumNode";
+const MARKS: &str = "the Node";
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "applied to the index one by one, never kept")]
@@ -30,6 +31,7 @@ pub enum IndexUpdate {
     Sticky(CacheEvent<(String, StickyIP)>),
     Claim(CacheEvent<(String, ClaimView)>),
     Node(CacheEvent<(String, CiliumNode)>),
+    Mark(CacheEvent<(String, NodeMark)>),
     Skipped(Skipped),
     /// A watch failed, and tries again. `unauthorized`: the credentials are not accepted.
     Failed {
@@ -47,6 +49,7 @@ impl IndexUpdate {
             Self::Sticky(CacheEvent::ListComplete) => Some(STICKIES),
             Self::Claim(CacheEvent::ListComplete) => Some(CLAIMS),
             Self::Node(CacheEvent::ListComplete) => Some(NODE),
+            Self::Mark(CacheEvent::ListComplete) => Some(MARKS),
             _ => None,
         }
     }
@@ -59,12 +62,13 @@ impl NodeIndex {
             IndexUpdate::Sticky(event) => self.stickies.apply(event),
             IndexUpdate::Claim(event) => self.claims.apply(event),
             IndexUpdate::Node(event) => self.node.apply(event),
+            IndexUpdate::Mark(event) => self.marks.apply(event),
             IndexUpdate::Skipped(_) | IndexUpdate::Failed { .. } => Vec::new(),
         };
     }
 }
 
-/// Starts all four. They end when the set is dropped.
+/// Starts all five. They end when the set is dropped.
 pub fn start(client: &kube::Client, node: &str, out: &Sender<IndexUpdate>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let by = |field: &str| watcher::Config::default().fields(&format!("{field}={node}"));
@@ -77,6 +81,9 @@ pub fn start(client: &kube::Client, node: &str, out: &Sender<IndexUpdate>) -> Jo
     watches.spawn(forward(CLAIMS, claims, IndexUpdate::Claim, out.clone()));
     let nodes = watch_readable(api(client), by("metadata.name"), without_managers::<CiliumNode>);
     watches.spawn(forward(NODE, nodes, IndexUpdate::Node, out.clone()));
+    let marks =
+        watch(Api::<Node>::all(client.clone()), by("metadata.name"), |node| Ok(NodeMark::from(&node)));
+    watches.spawn(forward(MARKS, marks, IndexUpdate::Mark, out.clone()));
     watches
 }
 

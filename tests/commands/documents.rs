@@ -14,7 +14,8 @@ fn text(name: &str) -> String {
 
 /// Every document of the project.
 fn documents() -> Vec<PathBuf> {
-    let folders = ["", "docs", "docs/decisions", "conflist"].map(|folder| project().join(folder));
+    let folders =
+        ["", "docs", "docs/decisions", "docs/operate", "conflist"].map(|folder| project().join(folder));
     let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
     files
         .map(|entry| entry.unwrap().path())

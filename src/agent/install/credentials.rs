@@ -109,6 +109,7 @@ impl Credentials {
         now: SystemTime,
         asked: bool,
     ) -> Result<CredentialsUpdate, InstallError> {
+        let moved = self.server.refresh(&self.path, now).await?;
         if self.current.is_none() {
             self.current = self.found();
         }
@@ -134,7 +135,7 @@ impl Credentials {
                 }
             }
         }
-        let is_repaired = self.write()? != FileChange::Unchanged;
+        let is_repaired = self.write()? != FileChange::Unchanged && !moved;
         Ok(if is_repaired { CredentialsUpdate::Repaired } else { CredentialsUpdate::Unchanged })
     }
 

@@ -1,12 +1,18 @@
-//! The text of the plugin's kubeconfig: the agent's own way to the API server, with the plugin's token.
+//! The text of the plugin's kubeconfig: the agent's own way to the API server, with the plugin's token. A
+//! server that has a name is written by its addresses, which the plugin could not look up.
 
 use std::fs;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
+use http::Uri;
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
 use crate::agent::install::error::InstallError;
+use crate::agent::install::resolve::Resolver;
+use crate::cluster::api::client::{ADDRESSES, WrittenAddresses, written_addresses};
 
 /// The API server as the host reaches it, and how it proves who it is.
 #[derive(Debug, Clone)]
@@ -17,20 +23,24 @@ pub(super) struct ApiServerAccess {
     /// Without a file. If there is neither, the machine's own list decides.
     authority: Option<Vec<u8>>,
     name: Option<String>,
+    /// If the server has a name.
+    resolver: Option<Resolver>,
 }
 
 impl ApiServerAccess {
     /// As the agent's own configuration has it; `url` if the host needs another way.
-    pub(super) fn of(config: &kube::Config, url: Option<&str>) -> Result<Self, InstallError> {
+    /// `node` is the one whose plugin goes this way.
+    pub(super) fn of(config: &kube::Config, url: Option<&str>, node: &str) -> Result<Self, InstallError> {
         let own = config.cluster_url.to_string();
         let url = url.unwrap_or(&own).trim_end_matches('/').to_owned();
-        let host = url.strip_prefix("https://").unwrap_or_default();
         let refused = |why: String| Err(InstallError::ApiServerAccess { why });
-        if host.is_empty() || url.contains(char::is_whitespace) {
+        let parsed = url.parse::<Uri>().ok().filter(|uri| uri.scheme_str() == Some("https"));
+        let Some((host, port)) = parsed.as_ref().and_then(|uri| Some((uri.host()?, uri.port_u16()))) else {
             return refused(format!(
                 "{url:?} is not the address of an API server; write --api-server https://host:port"
             ));
-        }
+        };
+        let resolver = Resolver::of(host, port.unwrap_or(443), node);
         if config.accept_invalid_certs {
             let why = "the agent's own kubeconfig skips the check of the API server's certificate, and the \
                 plugin must not; give it a certificate-authority";
@@ -38,10 +48,31 @@ impl ApiServerAccess {
         }
         Ok(Self {
             url,
+            resolver,
             authority_file: config.root_cert_file.clone(),
             authority: config.root_cert.as_deref().map(pem),
             name: config.tls_server_name.clone(),
         })
+    }
+
+    /// Looks the server's name up if it has one and that is due. `file` is the kubeconfig that is there:
+    /// after a cold start its addresses count until the name service answers. Returns whether the addresses
+    /// changed.
+    /// Errors: nothing is known of it.
+    pub(super) async fn refresh(&mut self, file: &Path, now: SystemTime) -> Result<bool, InstallError> {
+        let Some(resolver) = &mut self.resolver else { return Ok(false) };
+        if resolver.addresses().is_empty() {
+            let host = resolver.host().to_owned();
+            resolver.remember(addresses_in(&fs::read_to_string(file).unwrap_or_default(), &host));
+        }
+        let changed = resolver.refresh(now).await;
+        match resolver.failure() {
+            Some(why) if resolver.addresses().is_empty() => {
+                let why = format!("the API server's name {} cannot be resolved: {why}", resolver.host());
+                Err(InstallError::ApiServerAccess { why })
+            }
+            _ => Ok(changed),
+        }
     }
 
     /// The kubeconfig with this token.
@@ -51,6 +82,15 @@ impl ApiServerAccess {
             None => self.authority.clone(),
         };
         let mut cluster = json!({"server": self.url});
+        let resolver = self.resolver.as_ref();
+        if let Some((resolver, first)) = resolver.and_then(|found| Some((found, found.addresses().first()?)))
+        {
+            cluster["server"] = json!(format!("https://{first}"));
+            cluster["tls-server-name"] = json!(resolver.host());
+            let (host, addresses) = (resolver.host().to_owned(), resolver.addresses().to_vec());
+            let written = WrittenAddresses { host, addresses };
+            cluster["extensions"] = json!([{"name": ADDRESSES, "extension": written}]);
+        }
         if let Some(bytes) = authority {
             cluster["certificate-authority-data"] = json!(ByteString(bytes));
         }
@@ -73,6 +113,12 @@ impl ApiServerAccess {
 }
 
 const USER: &str = "sticky-ipam";
+
+/// The addresses in a kubeconfig that an agent wrote for the server of this name.
+fn addresses_in(text: &str, name: &str) -> Vec<SocketAddr> {
+    let written = serde_json::from_str(text).ok().as_ref().and_then(written_addresses);
+    written.filter(|written| written.host == name).map(|written| written.addresses).unwrap_or_default()
+}
 
 /// The token in a kubeconfig that an agent wrote.
 pub(super) fn token_in(text: &str) -> Option<String> {
@@ -101,6 +147,8 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use kube::config::{KubeConfigOptions, Kubeconfig};
 
@@ -112,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_reads_back_server_authority_and_token() {
-        let written = ApiServerAccess::of(&config("https://10.0.0.1:6443/"), None)
+        let written = ApiServerAccess::of(&config("https://10.0.0.1:6443/"), None, "n1")
             .unwrap()
             .kubeconfig("a.b.c")
             .unwrap();
@@ -126,18 +174,53 @@ mod tests {
     #[test]
     fn the_host_may_have_a_way_of_its_own_and_a_wrong_one_is_refused() {
         let own = config("https://10.96.0.1");
-        let written =
-            ApiServerAccess::of(&own, Some("https://172.30.0.1:6443")).unwrap().kubeconfig("t").unwrap();
+        let written = ApiServerAccess::of(&own, Some("https://172.30.0.1:6443"), "n1")
+            .unwrap()
+            .kubeconfig("t")
+            .unwrap();
         assert!(written.contains("\"server\": \"https://172.30.0.1:6443\""), "{written}");
         for wrong in ["172.30.0.1", "https://", "http://x", "https://a b"] {
-            let error = ApiServerAccess::of(&own, Some(wrong)).unwrap_err().to_string();
+            let error = ApiServerAccess::of(&own, Some(wrong), "n1").unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains("--api-server"), "{error}");
         }
         let mut unchecked = config("https://x");
         unchecked.accept_invalid_certs = true;
         assert!(
-            ApiServerAccess::of(&unchecked, None).unwrap_err().to_string().contains("certificate-authority")
+            ApiServerAccess::of(&unchecked, None, "n1")
+                .unwrap_err()
+                .to_string()
+                .contains("certificate-authority")
         );
+    }
+
+    #[tokio::test]
+    async fn a_server_with_a_name_is_written_by_its_addresses_also_after_a_cold_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kubeconfig");
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let way = |url: &str| ApiServerAccess::of(&config(url), None, "n1").unwrap();
+        let mut server = way("https://localhost:6443");
+        assert!(server.refresh(&file, start).await.unwrap());
+        assert!(!server.refresh(&file, start).await.unwrap());
+        let written = server.kubeconfig("t").unwrap();
+        assert!(!written.contains("https://localhost") && written.contains("127.0.0.1:6443"), "{written}");
+        assert_eq!(addresses_in(&written, "localhost"), server.resolver.as_ref().unwrap().addresses());
+        // `.invalid` is resolved nowhere.
+        let mut nowhere = way("https://api.invalid:6443");
+        let error = nowhere.refresh(&file, start).await.unwrap_err().to_string();
+        assert!(error.contains("api.invalid"), "{error}");
+        fs::write(&file, written.replace("localhost", "api.invalid")).unwrap();
+        let mut cold = way("https://api.invalid:6443");
+        assert!(!cold.refresh(&file, start).await.unwrap());
+        assert_eq!(cold.kubeconfig("t").unwrap(), written.replace("localhost", "api.invalid"));
+        fs::write(&file, written).unwrap();
+        assert!(
+            way("https://api.invalid:6443").refresh(&file, start).await.is_err(),
+            "those of another server"
+        );
+        let mut literal = way("https://10.0.0.1:6443");
+        assert!(!literal.refresh(&file, start).await.unwrap());
+        assert!(!literal.kubeconfig("t").unwrap().contains("extensions"));
     }
 
     #[test]
@@ -146,7 +229,7 @@ mod tests {
         let file = dir.path().join("ca.crt");
         let mut own = config("https://x");
         own.root_cert_file = Some(file.clone());
-        let server = ApiServerAccess::of(&own, None).unwrap();
+        let server = ApiServerAccess::of(&own, None, "n1").unwrap();
         assert!(server.kubeconfig("t").unwrap_err().to_string().contains("ca.crt"));
         fs::write(&file, "one").unwrap();
         let one = server.kubeconfig("t").unwrap();

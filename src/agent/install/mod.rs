@@ -5,11 +5,13 @@
 //! conflist or the new one, and an ADD that runs keeps its plugin. Must never leave the host with a conflist
 //! whose plugin or credentials are not there, and never ask the API server for what the disk shows.
 
+pub mod bypass;
 mod credentials;
 mod error;
 mod kubeconfig;
 mod place;
 mod render;
+mod resolve;
 mod rivals;
 mod settings;
 mod state;
@@ -91,7 +93,7 @@ impl Installer {
         let credentials = match settings.plugin_service_account.clone() {
             None => None,
             Some(account) => {
-                let server = ApiServerAccess::of(config, settings.api_server.as_deref())?;
+                let server = ApiServerAccess::of(config, settings.api_server.as_deref(), &settings.node)?;
                 Some(Credentials::new(&settings, account, client, server))
             }
         };

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::cni::OnUnavailable;
+use crate::cni::config::cluster::BYPASS_FILE;
 use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
 use crate::policy::selection::rules::Rules;
@@ -127,5 +128,10 @@ impl InstallSettings {
 
     pub fn kubeconfig_path(&self) -> PathBuf {
         self.on_host(&self.plugin_kubeconfig)
+    }
+
+    /// Where the plugin looks whether the bypass is on.
+    pub fn bypass_path(&self) -> PathBuf {
+        self.kubeconfig_path().with_file_name(BYPASS_FILE)
     }
 }

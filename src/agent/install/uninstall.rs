@@ -52,6 +52,9 @@ pub fn uninstall(settings: &InstallSettings, force: bool) -> Result<Removed, Ins
         done.attached = attached(settings)?;
     }
     let kubeconfig = settings.plugin_service_account.is_some().then(|| settings.kubeconfig_path());
+    if done.attached == 0 {
+        remove(settings.bypass_path(), &mut done)?;
+    }
     for path in kubeconfig.into_iter().chain([settings.plugin_path()]) {
         if done.attached == 0 {
             remove(path, &mut done)?;

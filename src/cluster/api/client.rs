@@ -5,10 +5,12 @@
 
 use std::fmt::Write as _;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::time::Instant;
 
@@ -74,6 +76,22 @@ fn written_as_json(path: &Path) -> Option<Kubeconfig> {
     is_plain.then_some(read)
 }
 
+/// The extension of a kubeconfig's cluster with the addresses of a server that has a name.
+pub(crate) const ADDRESSES: &str = "sticky-ipam.io/addresses";
+
+/// What the agent has written of a server with a name.
+pub(crate) fn written_addresses(kubeconfig: &Kubeconfig) -> Option<WrittenAddresses> {
+    let cluster = kubeconfig.clusters.first()?.cluster.as_ref()?;
+    let written = cluster.extensions.iter().flatten().find(|extension| extension.name == ADDRESSES)?;
+    WrittenAddresses::deserialize(&written.extension).ok()
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WrittenAddresses {
+    pub(crate) host: String,
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
 /// A client and the time that is left for it.
 #[derive(Clone)]
 pub struct Connection {
@@ -101,6 +119,7 @@ impl Connection {
         };
         let mut clusters = read.clusters.iter().filter_map(|named| named.cluster.as_ref());
         let proxied = clusters.any(|cluster| cluster.proxy_url.is_some());
+        let written = written_addresses(&read).map(|written| written.addresses).unwrap_or_default();
         let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
         let mut config = config.map_err(|error| broken(with_causes(&error)))?;
         if !proxied {
@@ -109,7 +128,9 @@ impl Connection {
         }
         config.connect_timeout = Some(timeout);
         config.read_timeout = Some(timeout);
-        let (client, wire) = connection::client(config).map_err(|error| broken(with_causes(&error)))?;
+        let addresses = connection::addresses(&config, written).map_err(broken)?;
+        let (client, wire) =
+            connection::client(config, addresses).map_err(|error| broken(with_causes(&error)))?;
         Ok(Self { wire, ..Self::with_client(client, kubeconfig, timeout) })
     }
 

@@ -7,9 +7,11 @@
 //! write that was done all the same the precondition tells.
 
 use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::header::{HOST, HeaderValue};
 use http::uri::{PathAndQuery, Scheme, Uri};
@@ -28,13 +30,19 @@ use tower::util::option_layer;
 use tower::{BoxError, Layer, Service};
 
 const HTTP_2: &[u8] = b"h2";
+/// After this time without an answer the next address of the server is tried: a verb has three seconds.
+const NEXT_ADDRESS: Duration = Duration::from_millis(700);
 
 /// A client that asks over one connection, which is opened at once, while the asker sees to other things.
-/// Where there is no TLS, or a proxy between, it is kube's own.
+/// Where there is no TLS, or a proxy between, it is kube's own. `addresses` are those of the server, of which
+/// the first that answers is used: none is looked up here.
 /// Errors: the credentials are of no use.
-pub(crate) fn client(config: kube::Config) -> Result<(kube::Client, Option<Wire>), kube::Error> {
+pub(crate) fn client(
+    config: kube::Config,
+    addresses: Vec<SocketAddr>,
+) -> Result<(kube::Client, Option<Wire>), kube::Error> {
     let to = match (&config.proxy_url, config.cluster_url.scheme()) {
-        (None, Some(scheme)) if *scheme == Scheme::HTTPS => Target::of(&config)?,
+        (None, Some(scheme)) if *scheme == Scheme::HTTPS => Target::of(&config, addresses)?,
         _ => None,
     };
     let Some(to) = to else { return Ok((kube::Client::try_from(config)?, None)) };
@@ -52,27 +60,64 @@ pub(crate) fn client(config: kube::Config) -> Result<(kube::Client, Option<Wire>
 
 /// Whom to call, and how to know him.
 struct Target {
-    host: String,
-    port: u16,
+    addresses: Vec<SocketAddr>,
     name: ServerName<'static>,
     tls: TlsConnector,
 }
 
+/// The addresses to which the client of this configuration connects. `written` are those that the kubeconfig
+/// lists, for a server that it names.
+/// Errors: it is a name without addresses. The C library would look it up by modules of the host, which a
+/// program that is linked statically must not load (docs/decisions/0006).
+pub(crate) fn addresses(config: &kube::Config, written: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
+    let url = config.proxy_url.as_ref().unwrap_or(&config.cluster_url);
+    let host = url.host().unwrap_or_default();
+    let default_port = if url.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    let port = url.port_u16().unwrap_or(default_port);
+    match host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        Ok(address) if written.is_empty() => Ok(vec![SocketAddr::new(address, port)]),
+        Err(_) if written.is_empty() => Err(format!(
+            "{host} is a name, and the plugin resolves none; write the address, and the name as tls-server-name"
+        )),
+        _ => Ok(written),
+    }
+}
+
 impl Target {
     /// None if the server's name is none that TLS knows; kube has words for that.
-    fn of(config: &kube::Config) -> Result<Option<Self>, kube::Error> {
+    fn of(config: &kube::Config, addresses: Vec<SocketAddr>) -> Result<Option<Self>, kube::Error> {
         let mut tls = config.rustls_client_config()?;
         tls.alpn_protocols = vec![HTTP_2.to_vec(), b"http/1.1".to_vec()];
         let Some(host) = config.cluster_url.host() else { return Ok(None) };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = config.tls_server_name.clone().unwrap_or_else(|| host.clone());
         let Ok(name) = ServerName::try_from(name) else { return Ok(None) };
-        let port = config.cluster_url.port_u16().unwrap_or(443);
-        Ok(Some(Self { host, port, name, tls: TlsConnector::from(Arc::new(tls)) }))
+        Ok(Some(Self { addresses, name, tls: TlsConnector::from(Arc::new(tls)) }))
+    }
+
+    /// The first address that answers.
+    async fn connect(&self) -> std::io::Result<TcpStream> {
+        let mut tries = self.addresses.iter().peekable();
+        let mut failed = std::io::Error::other("the kubeconfig lists no address");
+        while let Some(address) = tries.next() {
+            let connecting = TcpStream::connect(address);
+            let connected = match tries.peek() {
+                // The caller's own time limits the last.
+                None => connecting.await,
+                Some(_) => tokio::time::timeout(NEXT_ADDRESS, connecting)
+                    .await
+                    .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())),
+            };
+            match connected {
+                Ok(stream) => return Ok(stream),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
     }
 
     async fn call(&self) -> Result<Line, BoxError> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let stream = self.connect().await?;
         stream.set_nodelay(true)?;
         let stream = self.tls.connect(self.name.clone(), stream).await?;
         let two = stream.get_ref().1.alpn_protocol() == Some(HTTP_2);
@@ -228,20 +273,50 @@ mod tests {
         config
     }
 
+    fn of(config: kube::Config) -> kube::Client {
+        let addresses = addresses(&config, Vec::new()).unwrap();
+        client(config, addresses).unwrap().0
+    }
+
+    #[test]
+    fn a_name_is_not_resolved_but_reached_by_its_listed_addresses() {
+        let config = |url: &str| kube::Config::new(url.parse().unwrap());
+        let given: SocketAddr = "10.0.0.7:6443".parse().unwrap();
+        let of = |url: &str, written: &[SocketAddr]| addresses(&config(url), written.to_vec());
+        assert_eq!(of("https://10.0.0.7:6443", &[]), Ok(vec![given]));
+        assert_eq!(of("https://[fd00::1]", &[]), Ok(vec!["[fd00::1]:443".parse().unwrap()]));
+        assert_eq!(of("https://api.example.com:6443", &[given]), Ok(vec![given]));
+        let error = of("https://localhost:6443", &[]).unwrap_err();
+        assert!(error.contains("localhost") && error.contains("tls-server-name"), "{error}");
+        let mut proxied = config("https://10.0.0.7:6443");
+        proxied.proxy_url = Some("http://proxy.example.com:3128".parse().unwrap());
+        assert!(addresses(&proxied, Vec::new()).unwrap_err().contains("proxy.example.com"));
+    }
+
+    #[tokio::test]
+    async fn the_next_address_is_tried_where_one_does_not_answer() {
+        let config = of_the_first_version(usize::MAX).await;
+        let good: SocketAddr = config.cluster_url.authority().unwrap().as_str().parse().unwrap();
+        // A port that was free a moment ago refuses.
+        let refuses = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let (client, _) = client(config, vec![refuses, good]).unwrap();
+        assert_eq!(ask(&client, "/").await, "1 /");
+    }
+
     async fn ask(client: &kube::Client, path: &str) -> String {
         client.request_text(Request::get(path).body(Vec::new()).unwrap()).await.unwrap()
     }
 
     #[tokio::test]
     async fn an_http1_server_gets_one_request_after_the_other_on_one_connection() {
-        let (client, _) = client(of_the_first_version(usize::MAX).await).unwrap();
+        let client = of(of_the_first_version(usize::MAX).await);
         let answers = tokio::join!(ask(&client, "/a"), ask(&client, "/b"), ask(&client, "/c"));
         assert_eq!(answers, ("1 /a".into(), "1 /b".into(), "1 /c".into()));
     }
 
     #[tokio::test]
     async fn a_connection_that_has_ended_is_opened_again() {
-        let (client, _) = client(of_the_first_version(2).await).unwrap();
+        let client = of(of_the_first_version(2).await);
         let mut answers = Vec::new();
         for _ in 0..4 {
             answers.push(ask(&client, "/").await);

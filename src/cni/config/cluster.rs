@@ -23,6 +23,9 @@ pub(crate) const FIELDS: &[&str] = &[
 /// How long the API server may take over one ADD or DEL, by default.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The name of the file of the bypass, in the folder of the kubeconfig.
+pub(crate) const BYPASS_FILE: &str = "bypass";
+
 /// Where Cilium's agent listens, by default.
 pub(crate) const DEFAULT_CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 
@@ -48,6 +51,12 @@ pub struct ClusterConf {
 }
 
 impl ClusterConf {
+    /// The file whose presence takes ordinary pods off our path (docs/operate/bypass.md): where the agent
+    /// and a person on the node find it without reading a configuration.
+    pub(crate) fn bypass_file(&self) -> PathBuf {
+        self.kubeconfig.with_file_name(BYPASS_FILE)
+    }
+
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, CniError> {
         fields.refuse_unknown(FIELDS)?;
         let missing = |key: &str, what: &str| fields.invalid(key, format!("is missing; name {what}"));

@@ -11,6 +11,7 @@ use crate::node::end::attached_update;
 use crate::node::list;
 use crate::plugin::VerbLog;
 use crate::plugin::cluster::api::{ApiAnswer, bind_by_api};
+use crate::plugin::cluster::bypass;
 use crate::plugin::cluster::context::{AddContext, AddError, LastKnown, block_on, start_connecting};
 use crate::plugin::cluster::record::{RecordSources, write_record};
 use crate::policy::selection::rules::StickyReason;
@@ -59,6 +60,11 @@ pub(crate) fn add<D: Disk>(
     log: &mut VerbLog<'_>,
 ) -> Result<Resolved, CniError> {
     let AddContext { verb, conf, pod, attachment } = *context;
+    if bypass::is_on(conf)
+        && let Some(resolved) = pass_unknown(context, wanted, log)?
+    {
+        return Ok(resolved);
+    }
     // What the node has decided already needs no connection, and so no runtime to wait in.
     let is_decided = pod.uid().is_some_and(|uid| verb.store.has_decision(uid));
     let is_known = is_decided || verb.store.has_record(attachment);
@@ -117,6 +123,35 @@ pub(crate) fn add<D: Disk>(
     }
 }
 
+/// What the node itself can say of a pod while the bypass is on. None: its claimant has a record here, so it
+/// gets its own address in the usual way, or fails.
+fn pass_unknown<D: Disk>(
+    context: &AddContext<'_, D>,
+    wanted: &[Option<IpAddr>],
+    log: &mut VerbLog<'_>,
+) -> Result<Option<Resolved>, CniError> {
+    let AddContext { verb, pod, .. } = *context;
+    match verb.store.lock() {
+        // Where Cilium picks the address an ordinary pod needs no store, so a store that is of no use does
+        // not stop it either.
+        Err(error) if verb.mode.cilium_picks_the_address() => {
+            tracing::warn!(%pod, %error, "the bypass is on, and the store is unusable: the pod is passed");
+            log.report(&[], "passed by the bypass, the store is unusable");
+            return Ok(Some(Resolved::Plain(None)));
+        }
+        opened => drop(opened?),
+    }
+    match look_up_locally(context, wanted, log)? {
+        LocalLookup::Answered(resolved) => Ok(Some(resolved)),
+        LocalLookup::AskApi { last_known, .. } if last_known.is_sticky => Ok(None),
+        LocalLookup::AskApi { claimant_lock, .. } => {
+            tracing::warn!(%pod, "the bypass is on: the pod is passed without asking whether it is sticky");
+            log.report(&[], "passed by the bypass");
+            Ok(Some(Resolved::Plain(Some(claimant_lock))))
+        }
+    }
+}
+
 /// Leaves the decision that the pod is not sticky, as the agent would have: its next sandbox needs no API
 /// server. The caller has the claimant lock, under which the agent decides, too. Nothing depends on it, so it
 /// fails no ADD.
@@ -164,6 +199,7 @@ fn look_up_locally<D: Disk>(
         // named them.
         match locked.find_by_claimant(&own_claimant)? {
             Some(kept) => LastKnown {
+                is_sticky: kept.record.binding.is_some(),
                 addresses: kept.record.addresses.into_iter().collect(),
                 detached_snapshot: locked.detached_snapshot(&own_claimant),
             },

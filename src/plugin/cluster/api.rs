@@ -88,7 +88,7 @@ async fn first_reads<D: Disk>(
     last_known: LastKnown,
 ) -> Result<FirstReads, AddError> {
     let attachment = context.attachment;
-    let LastKnown { addresses, detached_snapshot } = last_known;
+    let LastKnown { addresses, detached_snapshot, .. } = last_known;
     let is_connected = api_writer.api().settled().await;
     let detached_snapshot = detached_snapshot.filter(|_| is_connected && wanted.iter().all(Option::is_none));
     let id = attachment.id();

@@ -50,6 +50,8 @@ pub(crate) struct LastKnown {
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Its StickyIP as this node's DEL left it.
     pub(crate) detached_snapshot: Option<Vec<u8>>,
+    /// A record of this node binds the claimant of the pod's own name to a StickyIP.
+    pub(crate) is_sticky: bool,
 }
 
 /// Waits for the API server, in this one thread.

@@ -3,6 +3,7 @@
 
 pub(crate) mod add;
 pub(crate) mod api;
+pub(crate) mod bypass;
 pub(crate) mod context;
 pub(crate) mod del;
 pub(crate) mod draft;

@@ -251,7 +251,7 @@ async fn a_token_of_another_node_account_or_server_is_not_kept() {
     assert_ne!(second.text(), first.text());
     second.settings.api_server = Some(first.agent.url().replace("127.0.0.1", "localhost"));
     second.installer().await.install_once(&[]).await.unwrap();
-    assert!(second.text().contains("https://localhost:"), "{}", second.text());
+    assert!(second.text().contains("\"tls-server-name\": \"localhost\""), "{}", second.text());
     let nodes: Api<Node> = Api::all(second.plugin().await);
     nodes.get(&two).await.unwrap();
 }
@@ -295,14 +295,52 @@ async fn a_sticky_pod_starts_and_ends_with_what_the_agent_wrote() {
     let case = server.case().await;
     case.shipped_roles().await;
     let mut node = TestNode::ready(&case, "node", case.range()).await;
-    let host = Host::of(&case, &node.name).await;
-    host.installer().await.install_once(&[]).await.unwrap();
-    node.by_file(host.kubeconfig());
+    let mut host = Host::of(&case, &node.name).await;
+    let name = host.agent.url().replace("127.0.0.1", "localhost");
+    for api_server in [None, Some(name)] {
+        host.settings.api_server = api_server;
+        host.installer().await.install_once(&[]).await.unwrap();
+        node.by_file(host.kubeconfig());
+        let pod = sandbox(&sticky_pod(&case, "mysql-0", &node.name, json!({})).await);
+        let address = node.add(&pod).await.unwrap();
+        assert_eq!(stickies(&case).await[0].spec.addresses, [address]);
+        node.del(&pod).await;
+        assert_eq!(node.pending_updates(), [], "DEL could detach at once");
+    }
+}
+
+#[tokio::test]
+async fn the_plugin_is_given_addresses_and_resolves_no_name_itself() {
+    let server = ApiServer::shared().await;
+    server.install_our_kinds().await;
+    server.install_cilium_kinds().await;
+    let case = server.case().await;
+    case.shipped_roles().await;
+    let mut node = TestNode::ready(&case, "node", case.range()).await;
+    let mut host = Host::of(&case, &node.name).await;
+    host.settings.api_server = Some(host.agent.url().replace("127.0.0.1", "localhost"));
+    let mut installer = host.installer().await;
+    installer.install_once(&[]).await.unwrap();
+    assert!(!host.text().contains("https://localhost"), "{}", host.text());
+    let mut by_name: serde_json::Value = serde_json::from_str(&host.text()).unwrap();
+    let cluster = &mut by_name["clusters"][0]["cluster"];
+    cluster["server"] = host.settings.api_server.clone().into();
+    cluster.as_object_mut().unwrap().remove("extensions");
+    let file = node.folder().join("by-name");
+    fs::write(&file, by_name.to_string()).unwrap();
+    node.by_file(file);
     let pod = sandbox(&sticky_pod(&case, "mysql-0", &node.name, json!({})).await);
-    let address = node.add(&pod).await.unwrap();
-    assert_eq!(stickies(&case).await[0].spec.addresses, [address]);
-    node.del(&pod).await;
-    assert_eq!(node.pending_updates(), [], "DEL could detach at once");
+    let error = node.add(&pod).await.unwrap_err();
+    let message = error["msg"].as_str().unwrap();
+    assert!(error["code"] == 11 && message.contains("localhost is a name"), "{error}");
+    assert!(message.contains("tls-server-name"), "{error}");
+    // An address that has changed is followed, and that is no repair.
+    let moved = host.text().replace("127.0.0.1", "127.0.0.9");
+    fs::write(host.kubeconfig(), moved).unwrap();
+    let repaired = state(&installer).repairs;
+    installer.step(&[], SystemTime::now(), false).await.unwrap();
+    assert!(host.text().contains("127.0.0.1:") && !host.text().contains("127.0.0.9"), "{}", host.text());
+    assert_eq!(state(&installer).repairs, repaired + 1, "this one was another program's");
 }
 
 #[tokio::test]

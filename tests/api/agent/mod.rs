@@ -2,6 +2,7 @@
 
 mod adoption;
 mod away;
+mod bypass;
 mod crashes;
 mod crd;
 mod decisions;
