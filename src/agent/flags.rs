@@ -51,6 +51,12 @@ pub enum AgentCommand {
         /// Remove also what the DEL of running pods needs
         #[arg(long)]
         force: bool,
+        /// Go on until SIGTERM: end what sandboxes leave that are gone, and detach them in the cluster
+        #[arg(long, conflicts_with = "check")]
+        watch: bool,
+        /// Remove nothing; list what is installed, and exit with 1 if anything is
+        #[arg(long)]
+        check: bool,
     },
 }
 

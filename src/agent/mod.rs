@@ -30,6 +30,7 @@ pub mod install;
 pub mod metrics;
 pub mod plan;
 pub mod reconciler;
+pub mod removal;
 mod run;
 pub mod snapshot;
 pub mod watch;
@@ -55,17 +56,36 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Exi
     };
     line.settings.check().map_err(|text| ExitError::start(format!("error: {text}")))?;
     log::start(line.settings.log.log_level, line.settings.log.log_format);
-    if let Some(AgentCommand::Uninstall { force }) = line.command {
-        let removed = install::uninstall(&line.settings.install(), force);
-        return removed.map(|removed| removed.to_string()).map_err(failed);
+    let settings = line.settings.install();
+    match line.command {
+        Some(AgentCommand::Uninstall { check: true, .. }) => return still_installed(&settings),
+        Some(AgentCommand::Uninstall { force, watch: false, .. }) => {
+            let removed = install::uninstall(&settings, force, install::DelConflist::default());
+            return removed.map(|removed| removed.to_string()).map_err(failed);
+        }
+        _ => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ExitError::failed(format!("cannot start: {error}")))?;
     let done = runtime.block_on(async {
         match line.command {
             Some(AgentCommand::Install) => run::install_once(&line.settings).await,
+            Some(AgentCommand::Uninstall { force, .. }) => {
+                removal::run(line.settings, force, run::shutdown()).await;
+                Ok(())
+            }
             _ => run::run(line.settings, run::shutdown()).await,
         }
     });
     done.map(|()| String::new()).map_err(failed)
+}
+
+/// That nothing of ours is on the host. Errors: what is.
+fn still_installed(settings: &install::InstallSettings) -> Result<String, ExitError> {
+    let found = install::installed(settings).map_err(|error| ExitError::failed(error.to_string()))?;
+    if found.is_empty() {
+        return Ok("nothing of ours is installed\n".to_owned());
+    }
+    let lines: Vec<String> = found.iter().map(|path| format!("installed {}", path.display())).collect();
+    Err(ExitError::failed(lines.join("\n")))
 }

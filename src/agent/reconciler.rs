@@ -40,6 +40,15 @@ pub struct Reconciler<D: Disk + Clone> {
     pauses: BTreeMap<String, Pause>,
     /// The actions whose gauge is shown: what needed attention once shows zero afterwards.
     needed_attention: BTreeSet<String>,
+    scope: Scope,
+}
+
+/// What a reconciler does of what is planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Everything,
+    /// Only what ends: sticky-ipam is being removed from the node.
+    Ending,
 }
 
 /// How often an action did not succeed, what was logged of it, and when it is due again.
@@ -82,7 +91,13 @@ impl<D: Disk + Clone> Reconciler<D> {
             debounce: Debounce::default(),
             pauses: BTreeMap::new(),
             needed_attention: NEED_ATTENTION.map(str::to_owned).into(),
+            scope: Scope::Everything,
         }
+    }
+
+    /// The same for a node from which everything is removed: it only ends what sandboxes have left.
+    pub fn only_ending(self) -> Self {
+        Self { scope: Scope::Ending, ..self }
     }
 
     /// Reads, plans, and performs what is due. `now` is of a clock that only goes forward.
@@ -94,7 +109,8 @@ impl<D: Disk + Clone> Reconciler<D> {
         let store = open_store(&self.settings, self.disk.clone())?;
         let snapshot = Snapshot::take(&store, |path| self.settings.on_host(path))?;
         let input = PlanInput { options: &self.options, index: &self.index, store: &snapshot, now };
-        let planned = plan::plan(&input, &mut self.debounce);
+        let mut planned = plan::plan(&input, &mut self.debounce);
+        planned.retain(|action| self.scope == Scope::Everything || action.is_ending());
         self.forget_pauses(&planned);
         let mut step = StepReport::default();
         for action in &planned {

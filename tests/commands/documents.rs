@@ -1,5 +1,6 @@
 //! What the documents say can be done, and what they point to is there.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -127,6 +128,34 @@ fn the_index_names_every_document_and_every_decision() {
         };
         assert!(index.contains(&link), "docs/README.md lacks {link}");
     }
+}
+
+/// The text of every file below a folder, one after the other.
+fn all_text_below(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let text = |path: PathBuf| match path.is_dir() {
+        true => all_text_below(&path),
+        false => fs::read_to_string(&path).unwrap_or_default(),
+    };
+    entries.map(text).collect()
+}
+
+#[test]
+fn every_test_that_the_failure_modes_rest_on_is_there_and_every_letter_is_one() {
+    let page = text("docs/operate/failure-modes.md");
+    let (tables, list) = page.split_once("\n## Tests\n").unwrap();
+    let tests = all_text_below(&project().join("tests/api")) + &all_text_below(&project().join("tests/e2e"));
+    let rows = list.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | `"));
+    let rows: Vec<(&str, &str)> =
+        rows.filter_map(|(letter, rest)| Some((letter, rest.split_once('`')?.0))).collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    for (_, name) in &rows {
+        assert!(tests.contains(&format!("fn {name}(")), "no test is called {name}");
+    }
+    let cells = tables.split('(').skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    let of_letters = cells.filter(|cell| cell.split(", ").all(|part| part.len() == 1));
+    let used: BTreeSet<&str> = of_letters.flat_map(|cell| cell.split(", ")).collect();
+    assert_eq!(used, rows.iter().map(|(letter, _)| *letter).collect());
 }
 
 #[test]

@@ -40,7 +40,8 @@ pub(crate) use settings::{
 };
 pub use settings::{InstallSettings, PLUGIN};
 pub use state::{InstallState, PartState};
-pub use uninstall::{Removed, uninstall};
+pub(crate) use uninstall::attached;
+pub use uninstall::{DelConflist, Removed, installed, uninstall};
 
 /// How often the files of the host are checked. That sends no request.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(10);

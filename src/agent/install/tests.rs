@@ -356,13 +356,13 @@ async fn uninstall_removes_everything_of_ours_and_nothing_else() {
     let kubeconfig = host.settings.kubeconfig_path();
     fs::create_dir_all(kubeconfig.parent().unwrap()).unwrap();
     fs::write(&kubeconfig, "token").unwrap();
-    let done = uninstall(&host.settings, false).unwrap();
+    let done = uninstall(&host.settings, false, DelConflist::OfItsAdd).unwrap();
     assert_eq!(done.removed.len(), 4, "{done}");
     assert_eq!(done.removed.first(), Some(&host.settings.conflist_path()), "the conflist goes first");
     assert_eq!(done.removed.last(), Some(&host.settings.plugin_path()), "the plugin goes last");
     assert_eq!(host.names("etc/cni/net.d"), ["05-cilium.conflist"]);
     assert_eq!(host.names("opt/cni/bin"), Vec::<String>::new());
-    let again = uninstall(&host.settings, false).unwrap();
+    let again = uninstall(&host.settings, false, DelConflist::OfItsAdd).unwrap();
     assert_eq!(again, Removed::default());
     assert!(again.to_string().contains("nothing of ours"));
 }
@@ -376,11 +376,11 @@ async fn while_pods_have_addresses_their_plugin_and_credentials_stay_unless_forc
     fs::create_dir_all(kubeconfig.parent().unwrap()).unwrap();
     fs::write(&kubeconfig, "token").unwrap();
     let record = attach(&host);
-    let done = uninstall(&host.settings, false).unwrap();
+    let done = uninstall(&host.settings, false, DelConflist::OfItsAdd).unwrap();
     assert_eq!(done.removed, [host.settings.conflist_path()]);
     assert_eq!(done.kept, [kubeconfig.clone(), host.settings.plugin_path()]);
     assert!(done.to_string().contains("1 addresses") && done.to_string().contains("--force"), "{done}");
-    let done = uninstall(&host.settings, true).unwrap();
+    let done = uninstall(&host.settings, true, DelConflist::OfItsAdd).unwrap();
     assert_eq!(done.removed, [kubeconfig, host.settings.plugin_path()]);
     assert!(record.exists(), "the store is never touched");
 }

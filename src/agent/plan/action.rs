@@ -69,6 +69,30 @@ impl Action {
         }
     }
 
+    /// Does it only end what a sandbox of this node has left? While everything is removed from the node,
+    /// nothing else is done.
+    pub(crate) fn is_ending(&self) -> bool {
+        match self {
+            Self::SendUpdate { .. }
+            | Self::Withdraw { .. }
+            | Self::Detach { .. }
+            | Self::EndAttachment { .. } => true,
+            Self::Prepare { .. }
+            | Self::DecideRunning { .. }
+            | Self::Reevaluate { .. }
+            | Self::Grant { .. }
+            | Self::FinishAdoption { .. }
+            | Self::Publish { .. }
+            | Self::Unpublish { .. }
+            | Self::RemoveBarriers
+            | Self::Attach { .. }
+            | Self::RecordMac { .. }
+            | Self::ReleaseRecord { .. }
+            | Self::RecordUnowned { .. }
+            | Self::Refill => false,
+        }
+    }
+
     /// The action in a word, for logs and metrics.
     pub fn name(&self) -> &'static str {
         match self {

@@ -19,7 +19,7 @@ use crate::cluster::view::{ClaimView, Origin, StickyView};
 use crate::cluster::writer::apply::{ApiWriter, Applied};
 use crate::cluster::writer::write::Write;
 use crate::names::StickyKey;
-use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox};
+use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox, WaitReason};
 use crate::policy::lifetime::retention::Retention;
 
 pub(crate) use crate::cluster::protocol::local_node::{BindError, LocalNode};
@@ -346,7 +346,8 @@ impl<'a, 'w> Run<'a, 'w> {
     async fn wait(&mut self, waiting: &Waiting, old: Option<&Attached>) -> Result<(), BindError> {
         let timeout = self.binder.patience;
         if self.started.elapsed() >= timeout {
-            return Err(BindError::Waited { what: describe(waiting, old), timeout });
+            let what = describe(waiting, old);
+            return Err(BindError::Waited { what, timeout, agent_of: preparing_node(waiting, old) });
         }
         self.writer.api_mut().restart_time();
         // A pod that is not being deleted is not gone soon.
@@ -399,7 +400,22 @@ impl<'a, 'w> Run<'a, 'w> {
     }
 }
 
+/// The node whose agent prepared the address for the old pod, if the wait is for that: no DEL comes for a pod
+/// that never had a sandbox.
+fn preparing_node(waiting: &Waiting, old: Option<&Attached>) -> Option<String> {
+    let is_left_to_it = matches!(waiting, Waiting::Handover(WaitReason::OldNodeDetaches));
+    let prepared = old.filter(|old| is_left_to_it && old.attachment_id.prepared_uid().is_some());
+    prepared.map(|old| old.node.clone())
+}
+
 fn describe(waiting: &Waiting, old: Option<&Attached>) -> String {
+    if let (Some(node), Some(old)) = (preparing_node(waiting, old), old) {
+        let uid = &old.pod_uid;
+        return format!(
+            "the agent of node {node}, which prepared the address for pod {uid} and alone detaches it; see that \
+             sticky-ipam-agent runs there"
+        );
+    }
     match waiting {
         Waiting::Grant { address, home } => format!("node {home} to grant {address}"),
         Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),

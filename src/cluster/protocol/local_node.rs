@@ -46,7 +46,12 @@ pub enum BindError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("waited {timeout:?} for {what}")]
-    Waited { what: String, timeout: Duration },
+    Waited {
+        what: String,
+        timeout: Duration,
+        /// The node whose agent alone can end the wait: it has prepared the address for a pod that is gone.
+        agent_of: Option<String>,
+    },
     #[error("StickyIP {key} or its claims were changed by others {MAX_STEPS} times in a row; try again")]
     TooManyConflicts { key: StickyKey },
     #[error("no {family} address is free, neither in a Sticky pool nor on this node; add a range to a pool")]

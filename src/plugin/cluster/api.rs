@@ -164,6 +164,12 @@ async fn bind_pod<D: Disk>(
             let own = StickyRead::of(sticky).with_claims(claims);
             // The pool lock is taken to publish, not here: this may wait long for another sandbox.
             let bound = to_bind.bind(api_writer, this_node, &source, own, |_| Ok(Some(()))).await;
+            if let Err(BindPodError::Bind(error @ BindError::Waited { agent_of: Some(_), .. })) = &bound {
+                let about = events::pod(pod.namespace(), pod.name(), uid);
+                let message = error.to_string();
+                let event = NewEvent { about, reason: "WaitsForAgent", message, warning: true };
+                events::send(api_writer, &event).await;
+            }
             bound.inspect_err(|_| draft.discard())?
         }
     };

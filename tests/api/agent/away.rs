@@ -4,6 +4,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::SystemTime;
 
+use k8s_openapi::api::core::v1::Event;
+use kube::api::Api;
 use serde_json::json;
 use sticky_ipam::agent::install::{InstallSettings, Installer};
 use sticky_ipam::names::NetworkName;
@@ -167,6 +169,33 @@ async fn a_pod_that_was_remembered_as_ordinary_is_forgotten_when_it_is_adopted()
         crate::support::running_pod::ask(&case, &node, &web, address).await;
         agent.settle().await;
         assert!(!decided(&node, &web.uid), "{mode}: its next sandbox has its StickyIP's address");
+    }
+}
+
+#[tokio::test]
+async fn what_a_dead_agent_prepared_is_waited_for_elsewhere_and_an_event_names_its_node() {
+    for mode in ["crd", "delegated"] {
+        let case = case().await;
+        let (n1, n2) = (node_of(&case, "n1", mode, 0).await, node_of(&case, "n2", mode, 1).await);
+        let mut agent = Stepped::new(&case, &n1, mode, &[]).await;
+        agent.settle().await;
+        pod(&case, "db-0", &n1).await;
+        agent.step().await;
+        let address = stickies(&case).await[0].spec.addresses[0];
+        // From here on the agent is away.
+        let next = pod(&case, "db-0", &n2).await;
+        let error = n2.add(&next).await.unwrap_err();
+        let message = error["msg"].as_str().unwrap();
+        assert!(
+            error["code"] == 11 && message.contains(&format!("the agent of node {}", n1.name)),
+            "{error}"
+        );
+        let events: Api<Event> = Api::namespaced(case.client(), case.namespace());
+        let events = events.list(&Default::default()).await.unwrap().items;
+        let found = events.iter().find(|event| event.reason.as_deref() == Some("WaitsForAgent")).unwrap();
+        assert_eq!(found.involved_object.uid.as_ref(), Some(&next.uid), "{mode}");
+        agent.settle().await;
+        assert_eq!(n2.add(&next).await.unwrap(), address, "{mode}");
     }
 }
 

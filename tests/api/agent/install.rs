@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
+use sticky_ipam::agent::flags::AgentCommand;
 use sticky_ipam::agent::install::{InstallSettings, InstallState, Installer, PartState};
 use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::names::NetworkName;
@@ -439,7 +440,7 @@ async fn with_an_expired_token_an_add_says_what_to_do_and_with_a_renewed_one_it_
 async fn the_server_accepts_every_manifest_as_it_is() {
     let case = ApiServer::shared().await.case().await;
     let params = PatchParams { dry_run: true, ..PatchParams::apply("test").force() }.validation_strict();
-    for file in ["rbac.yaml", "admission.yaml", "agent.yaml", "controller.yaml"] {
+    for file in ["rbac.yaml", "admission.yaml", "agent.yaml", "controller.yaml", "uninstall.yaml"] {
         let objects = roles::manifest(file);
         assert!(!objects.is_empty());
         for object in objects {
@@ -461,6 +462,31 @@ fn arguments(file: &str, kind: &str) -> Vec<String> {
     let workload = all.filter(|object| object["kind"] == kind).collect::<Vec<_>>().remove(0);
     let arguments = workload["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
     arguments.iter().map(|argument| argument.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_shipped_uninstall_looks_for_what_the_shipped_agent_installs() {
+    let parse = |arguments: Vec<String>| {
+        let all = ["agent", "--node=n"].map(str::to_owned).into_iter().chain(arguments);
+        sticky_ipam::agent::flags::AgentCommandLine::try_parse_from(all).unwrap()
+    };
+    let agent = parse(arguments("agent.yaml", "DaemonSet")).settings.install();
+    let manifest = roles::manifest("uninstall.yaml").remove(0);
+    let container = &manifest["spec"]["template"]["spec"]["containers"][0];
+    let probe = container["readinessProbe"]["exec"]["command"].as_array().unwrap().iter().skip(1);
+    let probe = probe.map(|word| word.as_str().unwrap().to_owned()).collect();
+    for line in [parse(arguments("uninstall.yaml", "DaemonSet")), parse(probe)] {
+        assert!(matches!(line.command, Some(AgentCommand::Uninstall { .. })), "{line:?}");
+        let found = line.settings.install();
+        assert_eq!(found.conflist_path(), agent.conflist_path());
+        assert_eq!(found.plugin_path(), agent.plugin_path());
+        assert_eq!(found.kubeconfig_path(), agent.kubeconfig_path());
+        assert_eq!(found.plugin_service_account, agent.plugin_service_account);
+        assert_eq!((found.data_dir, found.network), (agent.data_dir.clone(), agent.network.clone()));
+    }
+    let agents = roles::manifest("agent.yaml").remove(0);
+    let agents = &agents["spec"]["template"]["spec"];
+    assert_eq!(container["volumeMounts"], agents["containers"][0]["volumeMounts"]);
 }
 
 #[test]

@@ -11,4 +11,5 @@ mod leaks;
 mod mac;
 mod pending_updates;
 mod release;
+mod removal;
 mod watches;

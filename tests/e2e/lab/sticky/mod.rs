@@ -2,7 +2,8 @@
 //!
 //! The scenarios are functions of a lab; each mode runs all of them on one lab of its own.
 
-// Beside the module `crd` by its name, whose lab it shares.
+// Beside the module `crd` by their names, whose lab they share.
+mod crd_blast;
 mod crd_mac;
 mod cut_off;
 mod dual_stack;
