@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         let outcome = cli::run(&arguments);
         (outcome.stdout, outcome.stderr, outcome.status)
     };
-    // Nobody is left to tell if the caller has closed its ends.
+    // If the caller has closed its ends, there is no reader left.
     let _ = std::io::stderr().write_all(stderr.as_bytes());
     let _ = std::io::stdout().write_all(stdout.as_bytes());
     ExitCode::from(status)

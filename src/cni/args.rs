@@ -28,10 +28,12 @@ impl RequestedAddress {
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<RequestedAddress>,
     pub(crate) pod: Option<PodIdentity>,
+    /// The pod that a name without a namespace stands for, where no cluster says which pods there are.
+    pub(crate) name_alone: Option<PodIdentity>,
 }
 
 impl CniArgs {
-    /// Reads the pairs. Keys are told apart by case; unknown ones are refused unless `IgnoreUnknown` is set.
+    /// Reads the pairs. Keys are case-sensitive; unknown ones are refused unless `IgnoreUnknown` is set.
     pub(crate) fn parse(text: &str) -> Result<Self, CniError> {
         let mut parsed = Self::default();
         if text.is_empty() {
@@ -63,27 +65,30 @@ impl CniArgs {
         if let (Some(pair), false) = (unknown, ignore_unknown) {
             return Err(refused(pair, "is not known; keys are case-sensitive, or add IgnoreUnknown=1"));
         }
-        parsed.pod = read_pod(namespace, name, uid)?;
+        (parsed.pod, parsed.name_alone) = read_pod(namespace, name, uid)?;
         Ok(parsed)
     }
 }
 
-/// Both namespace and name make a pod. Cri-tools and cnitool pass them empty or not at all: then there is
-/// none. Half a pod tells no two apart, so it is none either; but a forged half is still refused.
+/// The namespace of a pod that the runtime names without one, as podman does.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// A pod by namespace and name, and one by its name alone. Cri-tools and cnitool pass both empty or not at
+/// all: then there is none. A namespace alone is no pod; but a forged one is still refused.
 fn read_pod(
     namespace: Option<&str>,
     name: Option<&str>,
     uid: Option<&str>,
-) -> Result<Option<PodIdentity>, CniError> {
+) -> Result<(Option<PodIdentity>, Option<PodIdentity>), CniError> {
     let pod = |namespace, name| {
         PodIdentity::new(namespace, name, uid)
             .map_err(|error: InvalidPodIdentity| CniError::invalid_environment(format!("CNI_ARGS: {error}")))
     };
     match (namespace.filter(|s| !s.is_empty()), name.filter(|s| !s.is_empty())) {
-        (Some(namespace), Some(name)) => pod(namespace, name).map(Some),
-        (None, None) => Ok(None),
-        (None, Some(name)) => pod("default", name).map(|_| None),
-        (Some(namespace), None) => pod(namespace, "pod").map(|_| None),
+        (Some(namespace), Some(name)) => Ok((Some(pod(namespace, name)?), None)),
+        (None, None) => Ok((None, None)),
+        (None, Some(name)) => Ok((None, Some(pod(DEFAULT_NAMESPACE, name)?))),
+        (Some(namespace), None) => pod(namespace, "pod").map(|_| (None, None)),
     }
 }
 
@@ -155,8 +160,19 @@ mod tests {
     }
 
     #[test]
-    fn half_a_pod_is_none() {
-        assert_eq!(CniArgs::parse("K8S_POD_NAME=p").unwrap().pod, None);
-        assert_eq!(CniArgs::parse("K8S_POD_NAMESPACE=;K8S_POD_NAME=").unwrap().pod, None);
+    fn a_name_alone_is_a_pod_only_where_no_cluster_is() {
+        for text in ["K8S_POD_NAME=p", "K8S_POD_NAMESPACE=;K8S_POD_NAME=p"] {
+            let args = CniArgs::parse(text).unwrap();
+            assert_eq!(args.pod, None);
+            assert_eq!(args.name_alone.unwrap().to_string(), "default/p");
+        }
+    }
+
+    #[test]
+    fn without_a_name_there_is_no_pod() {
+        for text in ["K8S_POD_NAMESPACE=;K8S_POD_NAME=", "K8S_POD_NAMESPACE=ns"] {
+            let args = CniArgs::parse(text).unwrap();
+            assert_eq!((args.pod, args.name_alone), (None, None), "{text}");
+        }
     }
 }

@@ -167,7 +167,7 @@ pub(crate) fn nearest<'k>(given: &str, known: &[&'k str]) -> Option<&'k str> {
 /// How many letters must be changed, put in or taken out to get from one word to the other, whatever their
 /// case.
 fn edit_distance(from: &str, to: &str) -> usize {
-    // Nobody misspells a key in more letters than this; it bounds the work on hostile input.
+    // No misspelt key differs in more letters than this; it bounds the work on hostile input.
     let from: Vec<char> = from.chars().take(64).map(|c| c.to_ascii_lowercase()).collect();
     let to: Vec<char> = to.chars().map(|c| c.to_ascii_lowercase()).collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

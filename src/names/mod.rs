@@ -59,6 +59,10 @@ macro_rules! text_type {
     };
 }
 
+/// What the container ids begin with under which cilium-agent asks for an address of its own. The name of the
+/// node follows. Runtimes use hexadecimal digits.
+const CILIUM_INGRESS: &str = "cilium-ingress-";
+
 /// The id of a container (a pod's sandbox), as the runtime names it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerId(String);
@@ -67,6 +71,12 @@ text_type!(ContainerId);
 impl ContainerId {
     pub fn new(text: &str) -> Result<Self, String> {
         plain(text, "container id").map(Self)
+    }
+
+    /// Whether cilium-agent uses it for the address of its own Envoy on a node, in `delegated` mode (CFP-45607
+    /// of Cilium). Such an address belongs to no pod, no runtime lists it, and only its DEL ends it.
+    pub(crate) fn is_cilium_ingress(&self) -> bool {
+        self.0.strip_prefix(CILIUM_INGRESS).is_some_and(|node| !node.is_empty())
     }
 }
 

@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    fn told(mode: CiliumMode, nodes: Vec<NodeRanges>) -> Vec<(String, &'static str)> {
+    fn findings_of(mode: CiliumMode, nodes: Vec<NodeRanges>) -> Vec<(String, &'static str)> {
         let found = audit(&ClusterRanges { mode, announces: false, nodes });
         found.iter().map(|finding| (finding.node.clone(), finding.reason())).collect()
     }
@@ -267,7 +267,7 @@ mod tests {
         let mut moved = node("b", &["10.0.1.0/24"], &["10.0.1.0/24", "10.0.0.7/32"]);
         moved.pods = vec![("db/mysql-0".into(), "10.0.0.7".parse().unwrap())];
         let home = node("a", &["10.0.0.0/24", "fd00::/112"], &["fd00::/112", "10.0.0.0/24"]);
-        assert_eq!(told(CiliumMode::ClusterPool, vec![home, moved]), []);
+        assert_eq!(findings_of(CiliumMode::ClusterPool, vec![home, moved]), []);
     }
 
     /// The table of the report behind this audit: four nodes, each announced with the range of another.
@@ -299,26 +299,26 @@ mod tests {
                 node("b", &[b], &[b]),
                 node("c", &["10.1.0.0/24"], &["10.1.0.0/24"]),
             ];
-            assert_eq!(told(CiliumMode::ClusterPool, nodes), [("a".to_owned(), "RangesOverlap")], "{a} {b}");
+            assert_eq!(findings_of(CiliumMode::ClusterPool, nodes), [("a".to_owned(), "RangesOverlap")], "{a} {b}");
         }
     }
 
     #[test]
     fn three_nodes_with_one_range_are_three_pairs() {
         let nodes = ["a", "b", "c"].map(|name| node(name, &["10.0.0.0/24"], &["10.0.0.0/24"])).to_vec();
-        let told = told(CiliumMode::ClusterPool, nodes);
-        let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+        let found = findings_of(CiliumMode::ClusterPool, nodes);
+        let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["a", "a", "b"]);
     }
 
     #[test]
     fn further_blocks_of_a_node_are_no_drift_where_cilium_does_not_copy_the_node() {
         let grown = node("a", &["10.0.0.0/24"], &["10.0.0.0/24", "10.0.7.0/24"]);
-        assert_eq!(told(CiliumMode::Crd, vec![grown.clone()]), []);
-        assert_eq!(told(CiliumMode::Kubernetes, vec![grown]), [("a".to_owned(), "RangesDisagree")]);
+        assert_eq!(findings_of(CiliumMode::Crd, vec![grown.clone()]), []);
+        assert_eq!(findings_of(CiliumMode::Kubernetes, vec![grown]), [("a".to_owned(), "RangesDisagree")]);
         let other = node("a", &["10.0.0.0/24"], &["10.0.7.0/24"]);
         let found = audit(&ClusterRanges { mode: CiliumMode::Crd, announces: false, nodes: vec![other] });
-        assert_eq!(found[0].breaks(), Breaks::Routes, "nobody announces anything");
+        assert_eq!(found[0].breaks(), Breaks::Routes, "no part announces anything");
     }
 
     #[test]
@@ -332,29 +332,29 @@ mod tests {
         // Without a range no pod is outside of it.
         a.cilium = None;
         a.node = Some(Vec::new());
-        assert_eq!(told(CiliumMode::Delegated, vec![a]), []);
+        assert_eq!(findings_of(CiliumMode::Delegated, vec![a]), []);
     }
 
     #[test]
     fn an_empty_node_range_is_drift_in_crd_mode_alone() {
         let bare = node("a", &[], &["10.0.0.0/24"]);
-        assert_eq!(told(CiliumMode::Crd, vec![bare.clone()]), [("a".to_owned(), "NoNodeRange")]);
-        assert_eq!(told(CiliumMode::ClusterPool, vec![bare]), []);
+        assert_eq!(findings_of(CiliumMode::Crd, vec![bare.clone()]), [("a".to_owned(), "NoNodeRange")]);
+        assert_eq!(findings_of(CiliumMode::ClusterPool, vec![bare]), []);
     }
 
     #[test]
     fn annotations_count_in_kubernetes_mode_by_family() {
         let mut a = node("a", &["10.0.0.0/24", "fd00::/112"], &["10.0.0.0/24", "fd00::/112"]);
         a.annotated = [("network.cilium.io/ipv4-pod-cidr".to_owned(), nets(&["10.0.0.0/24"]))].into();
-        assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), []);
+        assert_eq!(findings_of(CiliumMode::Kubernetes, vec![a.clone()]), []);
         a.annotated.insert("io.cilium.network.ipv4-pod-cidr".to_owned(), nets(&["10.9.0.0/24"]));
-        assert_eq!(told(CiliumMode::Kubernetes, vec![a.clone()]), [("a".to_owned(), "AnnotationDisagrees")]);
-        assert_eq!(told(CiliumMode::ClusterPool, vec![a.clone()]), []);
+        assert_eq!(findings_of(CiliumMode::Kubernetes, vec![a.clone()]), [("a".to_owned(), "AnnotationDisagrees")]);
+        assert_eq!(findings_of(CiliumMode::ClusterPool, vec![a.clone()]), []);
         // Only the annotations have ranges: they can still contradict each other, and a pod may be in none.
         (a.node, a.cilium) = (Some(Vec::new()), None);
         a.pods = vec![("db/x".into(), "10.5.0.1".parse().unwrap())];
         let expected = [("a".to_owned(), "AnnotationDisagrees"), ("a".to_owned(), "StrayAddress")];
-        assert_eq!(told(CiliumMode::Kubernetes, vec![a]), expected);
+        assert_eq!(findings_of(CiliumMode::Kubernetes, vec![a]), expected);
     }
 
     #[test]

@@ -179,3 +179,43 @@ fn a_pod_keeps_both_families_and_joins_a_range_set_that_is_new() {
     net.ranges(json!([[{"subnet": "10.9.0.0/29"}]]));
     assert_eq!(net.add_pod("d", "web-0", "u1").ips(), ["10.9.0.2"]);
 }
+
+#[test]
+fn a_pod_named_without_a_namespace_keeps_its_address() {
+    let mut net = Net::new();
+    // podman's, and a runtime's that passes an empty namespace.
+    for args in ["IgnoreUnknown=1;K8S_POD_NAME=db-0", "IgnoreUnknown=1;K8S_POD_NAMESPACE=;K8S_POD_NAME=db-0"] {
+        net.set("ipam.sticky", json!({"logLevel": "error", "waitForOldPod": "0s"}));
+        let address = net.add_with("c1", "CNI_ARGS", args).ip();
+        net.del("c1").silent();
+        assert_ne!(net.add_with("c2", "CNI_ARGS", "K8S_POD_NAME=db-1").ip(), address);
+        assert_eq!(net.add_with("c3", "CNI_ARGS", args).ip(), address);
+        net.del("c2").silent();
+        net.del("c3").silent();
+    }
+    // Its namespace is `default`, so patterns of other namespaces leave it alone.
+    net.set("ipam.sticky.pods", json!(["db/*"]));
+    net.add_with("c4", "CNI_ARGS", "K8S_POD_NAME=web-0").ip();
+    let held = net.held().len();
+    net.del("c4").silent();
+    assert_eq!(net.held().len(), held - 1, "it is no sticky pod, and its address is released");
+}
+
+#[test]
+fn the_address_of_ciliums_ingress_is_kept_until_its_del_and_never_for_a_pod() {
+    let mut net = Net::sticky();
+    net.set("ipam.sticky.pods", json!(["*/*"]));
+    let args = pod("kube-system", "cilium-ingress-n1", "");
+    let address = net.add_with("cilium-ingress-n1", "CNI_ARGS", &args).ip();
+    // Each start of cilium-agent asks again, with another namespace.
+    assert_eq!(net.add_with("cilium-ingress-n1", "CNI_ARGS", &args).ip(), address);
+    let mut env = env("ADD", "cilium-ingress-n1");
+    env.insert("CNI_NETNS".into(), "/proc/self/ns/net".into());
+    assert_eq!(net.call(&env).ip(), address, "cilium-agent may name its own namespace");
+    net.add("c1").ip();
+    net.gc(&[]).silent();
+    assert_eq!(net.held(), [address], "no runtime lists it");
+    net.del("cilium-ingress-n1").silent();
+    net.del("cilium-ingress-n1").silent();
+    assert!(net.held().is_empty());
+}

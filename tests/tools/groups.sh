@@ -34,6 +34,7 @@ group_recipe() {
         for name in bridge loopback ptp; do
             echo "$name github.com/containernetworking/plugins/plugins/main/$name"
         done
+        echo "portmap github.com/containernetworking/plugins/plugins/meta/portmap"
         ;;
     cni-suites)
         for name in bridge ptp; do

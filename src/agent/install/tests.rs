@@ -156,7 +156,7 @@ async fn the_running_task_follows_blocks_and_ends_when_asked() {
         .unwrap()
         .unwrap();
     assert!(host.settings.conflist_path().exists());
-    // Nobody tells of blocks any more: it goes on all the same.
+    // No block is known any more: it goes on all the same.
     drop(blocks_now);
     stop.send(()).unwrap();
     tokio::time::timeout(patience, task).await.unwrap().unwrap();

@@ -167,15 +167,15 @@ impl Wire {
         }
     }
 
-    /// Waits until the call that was made ahead has come through, or has failed. Whoever asks several things
-    /// at once after that sends them together; those who wait for a connection go one after the other. Tells
-    /// whether there is a connection.
+    /// Waits until the call that was made ahead has come through, or has failed: whether there is a
+    /// connection. Requests after that go out together; requests that wait for a connection go one after the
+    /// other.
     pub(crate) async fn settled(&self) -> bool {
         self.line.lock().await.as_ref().is_some_and(Line::is_open)
     }
 
     async fn ask(self, request: Request<Body>) -> Result<Response<Incoming>, BoxError> {
-        // Whoever comes while it is being opened waits for it.
+        // A second request waits while the connection is being opened.
         let mut kept = self.line.lock().await;
         let line = match kept.take().filter(Line::is_open) {
             Some(line) => kept.insert(line),

@@ -243,7 +243,7 @@ pub(crate) struct ModelState {
     crashes: u8,
     foreign: bool,
     for_good: bool,
-    /// How each StickyIP stood after its last DEL, for whoever comes: harsher than each node's own memory.
+    /// How each StickyIP stood after its last DEL, for the next reader: harsher than each node's own memory.
     detached_snapshots: BTreeMap<StickyKey, StickyView>,
 }
 
@@ -351,7 +351,7 @@ impl ModelState {
         }
     }
 
-    /// Invariant 3, once nobody acts any more and the repairer has had its time.
+    /// Invariant 3, once no part acts any more and the repairer has had its time.
     fn check_at_rest(mut self) {
         for round in 0.. {
             assert!(round < 30, "repair does not come to rest: {self:#?}");

@@ -171,7 +171,7 @@ mod tests {
                "spec": {"ipam": {"pool": pool}}})
     }
 
-    /// Three nodes, of which n1 shows the address for somebody.
+    /// Three nodes, of which n1 shows the address for a pod.
     fn cluster(owner: Option<&str>) -> std::sync::Arc<Canned> {
         let server = Canned::new();
         let nodes = [cilium_node("n0", None), cilium_node("n1", owner), cilium_node("n2", Some("db/other"))];

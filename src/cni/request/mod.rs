@@ -49,7 +49,7 @@ pub struct Request {
 /// What a run of the plugin is about.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ParsedRequest {
-    /// Nobody asked for a verb: a person is looking. See [`about`].
+    /// No verb was asked for: a person is looking. See [`about`].
     About,
     /// VERSION, answered.
     Version { reply: Value },
@@ -190,18 +190,26 @@ impl Environment {
     }
 
     fn with_config(mut self, raw: &Map<String, Value>) -> Result<Request, CniError> {
+        let is_ingress = self.attachment.as_ref().is_some_and(|a| a.container.is_cilium_ingress());
+        if is_ingress {
+            // cilium-agent names a pod that does not exist, and a namespace that ends with the call.
+            self.args.pod = None;
+            self.own_netns_allowed = true;
+        }
         let root = Fields::root(raw);
         let name = NetConf::read_name(&root)?;
         let version = read_version(&root, self.verb)?;
         self.check_netns()?;
         let config = NetConf::read(raw, name, version, self.verb, &self.args, &mut self.warnings)?;
+        // An API server knows no pod without a namespace; a node that decides alone can keep its address.
+        let name_alone = self.args.name_alone.filter(|_| !is_ingress && config.sticky().is_none_or(|sticky| sticky.cluster.is_none()));
         Ok(Request {
             verb: self.verb,
             attachment: self.attachment,
-            netns: self.netns,
+            netns: self.netns.filter(|_| !is_ingress),
             cni_path: self.cni_path,
             cni_args: self.cni_args,
-            pod: self.args.pod,
+            pod: self.args.pod.or(name_alone),
             config,
             warnings: self.warnings,
         })
@@ -265,7 +273,7 @@ fn read_version(root: &Fields<'_>, verb: Verb) -> Result<CniVersion, CniError> {
     Ok(version)
 }
 
-/// A path that cannot be looked at is left to whoever must enter it.
+/// A path that cannot be looked at is left to the plugin that must enter it.
 fn is_own_netns(path: &Path) -> bool {
     let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
     file(path).is_some_and(|theirs| Some(theirs) == file(Path::new("/proc/thread-self/ns/net")))

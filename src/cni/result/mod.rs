@@ -1,6 +1,6 @@
 //! What ADD answers, free of any version; read from and printed in the shape of each.
 //!
-//! Fields that nobody here knows are carried along, so that what an earlier plugin of a chain said is never
+//! Fields that are not known here are carried along, so that what an earlier plugin of a chain said is never
 //! lost.
 
 use std::net::IpAddr;

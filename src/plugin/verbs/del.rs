@@ -49,6 +49,10 @@ fn detach_in_cluster<D: Disk>(
     log: &mut VerbLog<'_>,
 ) -> Result<(), CniError> {
     let attachment = verb.attachment()?;
+    // The API server never heard of it, and cilium-agent repeats its DEL at every start.
+    if attachment.container.is_cilium_ingress() {
+        return Ok(());
+    }
     let record = stored.map(|stored| &stored.record);
     if record.is_none() && is_not_sticky(verb, attachment)? {
         return Ok(());

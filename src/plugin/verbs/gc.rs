@@ -39,6 +39,10 @@ pub(crate) fn run<D: Disk>(verb: &VerbContext<'_, D>, log: &mut VerbLog<'_>) -> 
 fn end_stale<D: Disk>(store: &Store<D>, stale: &[IndexEntry]) -> Result<usize, CniError> {
     in_batches(store, stale, |locked, entry| {
         let Some(stored) = locked.find_by_entry(entry)? else { return Ok(false) };
+        // No runtime knows it: only its DEL ends it.
+        if stored.record.attachment.container.is_cilium_ingress() {
+            return Ok(false);
+        }
         let reason = end_attachment(locked, &stored, store.now(), UpdateFirst::IfBound)?;
         let addresses = list(&stored.record.addresses);
         tracing::info!(holder = stored.record.holder(), addresses, reason, "GC ended a stale attachment");

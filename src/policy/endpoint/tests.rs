@@ -61,7 +61,7 @@ fn a_running_pod_without_an_endpoint_is_nudged_a_few_times_with_pauses() {
     let there = EndpointView { endpoint: endpoint(&["10.0.0.1"]), ..running() };
     assert_eq!(act(&mut tracker, "db/a", &there, TimePoint(501)), []);
     assert!(tracker.seen.is_empty(), "what is well is not remembered");
-    // Another pod of the name starts anew.
+    // Another pod of the name starts again.
     let another = EndpointView { pod: Some("q".into()), ..running() };
     assert_eq!(act(&mut tracker, "db/a", &another, TimePoint(600)), []);
     assert_eq!(tracker.next_look("db/a", TimePoint(610)), Some(20));
@@ -151,7 +151,7 @@ fn a_sticky_pods_endpoint_with_none_of_its_addresses_is_replaced_late_and_rarely
     assert_eq!(act(&mut tracker, "db/a", &wrong, TimePoint(30)).len(), 1, "first it is reported");
     assert_eq!(tracker.next_look("db/a", TimePoint(31)), Some(89));
     assert_eq!(act(&mut tracker, "db/a", &wrong, TimePoint(120)), std::slice::from_ref(&replace));
-    // Gone, and then written wrong again by whoever does it: no fight.
+    // Gone, and then written wrong again by another program: no fight.
     let gone = EndpointView { endpoint: None, ..wrong.clone() };
     act(&mut tracker, "db/a", &gone, TimePoint(121));
     let mut again = wrong.clone();
@@ -167,7 +167,7 @@ fn a_sticky_pods_endpoint_with_none_of_its_addresses_is_replaced_late_and_rarely
         TimePoint(120 + REPLACE_INTERVAL_SECONDS as i64 - 1)
     )));
     assert!(replaces(act(&mut tracker, "db/a", &again, TimePoint(120 + REPLACE_INTERVAL_SECONDS as i64))));
-    // What nobody can judge from here is reported only.
+    // What cannot be judged from here is reported only.
     let mut shares = made_for("p", &["10.0.0.1", "fd00::9"]);
     shares.pod_addresses = set(&["10.0.0.1", "fd00::1"]);
     let not_sticky = EndpointView { bound: None, ..wrong.clone() };
@@ -206,7 +206,7 @@ fn a_sticky_pod_with_a_foreign_address_or_without_its_entry_is_reported() {
     assert_eq!(reasons(&bound("10.0.0.1", &["10.0.0.1"])), [""; 0]);
     assert_eq!(reasons(&bound("10.0.0.9", &["10.0.0.9"])), ["PodDisagreesWithStickyIP"]);
     assert_eq!(reasons(&bound("10.0.0.1", &[])), ["PoolLacksStickyIP"]);
-    // A second family that nobody keeps, and a pod that shows nothing yet.
+    // A second family that no claimant keeps, and a pod that shows nothing yet.
     let mut dual = bound("10.0.0.1", &["10.0.0.1"]);
     dual.pod_addresses = set(&["10.0.0.1", "fd00::1"]);
     assert_eq!(reasons(&dual), [""; 0]);

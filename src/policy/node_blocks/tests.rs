@@ -135,9 +135,9 @@ fn a_lock_that_cannot_be_read_blocks_no_node_and_is_reported() {
     assert_eq!(given(&decided), ["said 10.1.3.0/24", "locked 10.1.4.0/24"]);
     assert_eq!(decided.steps.len(), 2, "no lock is made where one stands: {:?}", decided.steps);
     assert_eq!(decided.problems, view.broken.iter().cloned().map(BlockProblem::Broken).collect::<Vec<_>>());
-    let told = decided.problems[0].to_string();
+    let text = decided.problems[0].to_string();
     for part in ["Lease 10.1.0.0/24", "torn", "block 10.1.0.0/24", "corrected or deleted"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(text.contains(part), "{part}: {text}");
     }
 }
 
@@ -170,7 +170,7 @@ fn a_block_that_is_locked_for_a_node_is_written_on_it_whatever_happened_between(
     assert!(
         matches!(&decided.steps[0], BlockStep::Assign { lock: Some(lock), why: BlockReason::Locked, .. } if lock.version == "7")
     );
-    // Another node says that it has it: nothing is written, a person is told.
+    // Another node says that it has it: nothing is written, it is reported.
     view.nodes[1].other_ranges = vec![net("10.1.4.9/32")];
     let decided = plan(&view);
     assert_eq!(decided.problems[0].reason(), "BlockContested");
@@ -246,7 +246,7 @@ fn a_block_returns_when_its_node_was_gone_for_long_and_nothing_is_kept_in_it() {
     assert_eq!(at(&view, 600), (0, None));
     view.kept = ["10.1.1.0".parse().unwrap(), "10.0.255.255".parse().unwrap()].into();
     assert_eq!(at(&view, 601), (1, None));
-    // It came again, with or without its Node, and went: the time starts anew.
+    // It came again, with or without its Node, and went: the time starts again.
     let mut back = node("a");
     back.uid = None;
     view.nodes = vec![back];

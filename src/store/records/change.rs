@@ -1,5 +1,5 @@
-//! Changing who has what: written down first, then done, then crossed out. Whoever comes after a process that
-//! ended in between finishes the change before anything else.
+//! Changing who has what: written down first, then done, then crossed out. If a process
+//! ends in between, the next one finishes the change before anything else.
 //!
 //! A record is one file with several names: its addresses and its entries in the indexes. Placing the name of
 //! an address is the act that decides: it fails if the name is there.

@@ -10,7 +10,7 @@ use crate::support::agent::Stepped;
 use crate::support::agent::fill;
 use crate::support::agent::{attached, case, parts};
 use crate::support::node::{
-    EndAt, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod,
+    EndAt, Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod,
 };
 
 #[tokio::test]
@@ -190,4 +190,26 @@ async fn an_address_that_a_pod_has_left_for_its_pin_is_kept_as_long_as_it_is_cla
     let mut found = node.store().verify().unwrap();
     found.retain(|finding| finding.wrong);
     assert!(found.is_empty(), "{found:?}");
+}
+
+#[tokio::test]
+async fn the_address_of_ciliums_ingress_is_asked_of_no_api_server_and_is_no_leak() {
+    let case = case().await;
+    let node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "delegated", &[]).await;
+    let name = format!("cilium-ingress-{}", node.name);
+    let namespace = "kube-system".to_owned();
+    let ingress = Sandbox { pod: name.clone(), uid: String::new(), namespace, container: name };
+    let address = node.add(&ingress).await.unwrap();
+    // cilium-agent ends the namespace with the call.
+    node.end(&ingress);
+    agent.settle().await;
+    agent.later();
+    agent.settle().await;
+    assert_eq!(node.in_use().len(), 1, "only its DEL ends it");
+    assert_eq!(node.add(&ingress).await.unwrap(), address);
+    assert!(stickies(&case).await.is_empty());
+    node.del(&ingress).await;
+    node.del(&ingress).await;
+    assert!(node.in_use().is_empty() && node.pending_updates().is_empty());
 }

@@ -6,10 +6,13 @@
 // Whatever a fixture cannot do is a failed test, said by a panic.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
+mod podman;
 mod pods;
 mod suites;
 
+use podman::Podman;
 use pods::Pods;
+use serde_json::json;
 
 #[test]
 fn two_pods_and_the_host_reach_each_other() {
@@ -45,4 +48,33 @@ fn with_host_local_the_same_pod_has_another_address() {
     pods.add("web-1");
     pods.del("web-0");
     assert_ne!(before, pods.add("web-0"), "if it kept its address, nobody would need sticky-ipam");
+}
+
+#[test]
+fn a_container_of_podman_keeps_its_address_by_its_name() {
+    let podman = Podman::new(json!({"type": "ptp"}), &[]);
+    let before = podman.run("db-0", &[]);
+    podman.remove("db-0");
+    let other = podman.run("web-0", &[]);
+    assert_ne!(before, other, "the address of db-0 is kept for it");
+    assert_eq!(podman.run("db-0", &[]), before);
+    assert!(podman.answer(&before, 8080).is_some(), "the node reaches it");
+}
+
+#[test]
+fn ports_of_portmap_lead_to_the_same_container_on_a_bridge() {
+    let bridge = json!({"type": "bridge", "bridge": "sip0", "isGateway": true, "ipMasq": true});
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let podman = Podman::new(bridge, &[portmap]);
+    let before = podman.run("db-0", &["--publish", "18080:8080"]);
+    let other = podman.run("web-0", &[]);
+    for round in 0..2 {
+        let direct = podman.answer(&before, 8080);
+        assert!(direct.is_some(), "round {round}: the node reaches the container");
+        assert_ne!(direct, podman.answer(&other, 8080), "two containers have two names");
+        assert_eq!(podman.answer("10.77.0.1", 18080), direct, "round {round}: and so by its port");
+        podman.remove("db-0");
+        assert_eq!(podman.answer("10.77.0.1", 18080), None, "round {round}: the port ends with it");
+        assert_eq!(podman.run("db-0", &["--publish", "18080:8080"]), before);
+    }
 }
