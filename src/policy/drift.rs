@@ -299,7 +299,11 @@ mod tests {
                 node("b", &[b], &[b]),
                 node("c", &["10.1.0.0/24"], &["10.1.0.0/24"]),
             ];
-            assert_eq!(findings_of(CiliumMode::ClusterPool, nodes), [("a".to_owned(), "RangesOverlap")], "{a} {b}");
+            assert_eq!(
+                findings_of(CiliumMode::ClusterPool, nodes),
+                [("a".to_owned(), "RangesOverlap")],
+                "{a} {b}"
+            );
         }
     }
 
@@ -348,7 +352,10 @@ mod tests {
         a.annotated = [("network.cilium.io/ipv4-pod-cidr".to_owned(), nets(&["10.0.0.0/24"]))].into();
         assert_eq!(findings_of(CiliumMode::Kubernetes, vec![a.clone()]), []);
         a.annotated.insert("io.cilium.network.ipv4-pod-cidr".to_owned(), nets(&["10.9.0.0/24"]));
-        assert_eq!(findings_of(CiliumMode::Kubernetes, vec![a.clone()]), [("a".to_owned(), "AnnotationDisagrees")]);
+        assert_eq!(
+            findings_of(CiliumMode::Kubernetes, vec![a.clone()]),
+            [("a".to_owned(), "AnnotationDisagrees")]
+        );
         assert_eq!(findings_of(CiliumMode::ClusterPool, vec![a.clone()]), []);
         // Only the annotations have ranges: they can still contradict each other, and a pod may be in none.
         (a.node, a.cilium) = (Some(Vec::new()), None);

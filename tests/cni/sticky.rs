@@ -184,7 +184,8 @@ fn a_pod_keeps_both_families_and_joins_a_range_set_that_is_new() {
 fn a_pod_named_without_a_namespace_keeps_its_address() {
     let mut net = Net::new();
     // podman's, and a runtime's that passes an empty namespace.
-    for args in ["IgnoreUnknown=1;K8S_POD_NAME=db-0", "IgnoreUnknown=1;K8S_POD_NAMESPACE=;K8S_POD_NAME=db-0"] {
+    for args in ["IgnoreUnknown=1;K8S_POD_NAME=db-0", "IgnoreUnknown=1;K8S_POD_NAMESPACE=;K8S_POD_NAME=db-0"]
+    {
         net.set("ipam.sticky", json!({"logLevel": "error", "waitForOldPod": "0s"}));
         let address = net.add_with("c1", "CNI_ARGS", args).ip();
         net.del("c1").silent();

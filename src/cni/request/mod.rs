@@ -202,7 +202,10 @@ impl Environment {
         self.check_netns()?;
         let config = NetConf::read(raw, name, version, self.verb, &self.args, &mut self.warnings)?;
         // An API server knows no pod without a namespace; a node that decides alone can keep its address.
-        let name_alone = self.args.name_alone.filter(|_| !is_ingress && config.sticky().is_none_or(|sticky| sticky.cluster.is_none()));
+        let name_alone = self
+            .args
+            .name_alone
+            .filter(|_| !is_ingress && config.sticky().is_none_or(|sticky| sticky.cluster.is_none()));
         Ok(Request {
             verb: self.verb,
             attachment: self.attachment,

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -56,15 +58,16 @@ impl Podman {
 
     /// Runs a container of this name with these further options; its first address.
     pub fn run(&self, name: &str, options: &[&str]) -> String {
-        let unconfined =
-            ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"];
+        let unconfined = ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"];
         let mut command = self.podman();
         command.args(["run", "--detach", "--name", name, "--network", "sticky"]).args(unconfined);
         command.args(options).arg("--rootfs").arg(self.dir.path().join("rootfs"));
-        done(command.args(["/bin/busybox", "nc", "-lk", "-p", "8080", "-e", "/bin/busybox", "hostname"]));
+        done(command.args(["/bin/busybox", "nc", "-ll", "-p", "8080", "-e", "/bin/busybox", "hostname"]));
         let output = done(self.podman().args(["inspect", name]));
         let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-        found[0]["NetworkSettings"]["Networks"]["sticky"]["IPAddress"].as_str().unwrap().to_owned()
+        let address = &found[0]["NetworkSettings"]["Networks"]["sticky"]["IPAddress"];
+        assert_ne!(address, "", "{name} ended: {found:#}");
+        address.as_str().unwrap().to_owned()
     }
 
     /// Removes it, as `podman rm --force` does: its DEL comes after its end.
@@ -72,10 +75,23 @@ impl Podman {
         done(self.podman().args(["rm", "--force", "--time", "0", name]));
     }
 
-    /// What the server in a container answers on this port of this address, asked from the node.
+    /// What the server in a container answers on this port of this address, asked from the node. The server
+    /// may still be starting: it is asked until it answers, or for ten seconds.
     pub fn answer(&self, address: &str, port: u16) -> Option<String> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let answer = self.answer_now(address, port);
+            if answer.is_some() || Instant::now() >= deadline {
+                return answer;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The same, asked once.
+    pub fn answer_now(&self, address: &str, port: u16) -> Option<String> {
         let mut command = self.inside();
-        command.args([BUSYBOX, "nc", "-w", "5", address, &port.to_string()]);
+        command.args([BUSYBOX, "nc", "-w", "2", address, &port.to_string()]);
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         (output.status.success() && !text.is_empty()).then_some(text)
