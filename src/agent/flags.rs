@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ArgAction::Set;
 use clap::{Args, Parser, Subcommand, value_parser};
 
 use crate::agent::install::{
@@ -14,7 +15,9 @@ use crate::cluster::cilium::pool::PublishConfig;
 use crate::cni::{OnUnavailable, config::DEFAULT_DATA_DIR};
 use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
-use crate::runtime::flags::{self, ClientFlags, LogFlags, SELECTION, SelectionFlags, ServerFlags, dns_name};
+use crate::runtime::flags::{
+    self, BOOL, ClientFlags, LogFlags, SELECTION, SelectionFlags, ServerFlags, dns_name,
+};
 
 /// Where cilium-agent listens by default.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
@@ -85,6 +88,10 @@ pub struct AgentSettings {
     /// Seconds between two reads of the node's store
     #[arg(long, env, default_value_t = 5, value_parser = value_parser!(u64).range(1..=600), help_heading = NODE)]
     pub tick_seconds: u64,
+    /// Whether the agent adds routes by which the host reaches pods that cilium-agent does not route on its
+    /// own node (mode crd); it needs NET_ADMIN
+    #[arg(long, env, value_name = BOOL, action = Set, default_value_t = true, help_heading = NODE)]
+    pub host_routes: bool,
 
     #[command(flatten)]
     pub selection: SelectionFlags,

@@ -102,6 +102,12 @@ impl NodeIndex {
         self.claims.values().find(|claim| claim.address == address)
     }
 
+    /// What other nodes route here: blocks and single addresses.
+    pub(crate) fn routed(&self) -> Vec<IpNet> {
+        let texts = self.cilium_node().map(|node| node.spec.ipam.pod_cidrs.as_slice()).unwrap_or_default();
+        texts.iter().filter_map(|text| text.parse().ok()).collect()
+    }
+
     /// This node's blocks, as its CiliumNode has them.
     pub fn blocks(&self) -> Vec<IpNet> {
         self.cilium_node().map(home_blocks).unwrap_or_default()

@@ -25,6 +25,7 @@
 pub mod actions;
 mod blocks;
 pub mod flags;
+mod host_routes;
 pub mod index;
 pub mod install;
 pub mod metrics;

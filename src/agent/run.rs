@@ -15,7 +15,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::agent::install::{InstallError, Installer, bypass};
 use crate::agent::watch::{self, IndexUpdate};
-use crate::agent::{flags::AgentSettings, index::CacheEvent, metrics::AgentMetrics, reconciler::Reconciler};
+use crate::agent::{
+    flags::AgentSettings, host_routes, index::CacheEvent, metrics::AgentMetrics, reconciler::Reconciler,
+};
 use crate::cluster::api::client::Connection;
 use crate::cluster::cilium::pool;
 use crate::cluster::events::{self, NewEvent};
@@ -142,6 +144,10 @@ async fn session(
     let (bypass_out, bypass_in) = channel::channel(None);
     let bypass_file = settings.install().bypass_path();
     tasks.spawn(bypass::run(bypass_file, bypass_in, metrics.clone(), std::future::pending()));
+    let (routed_out, routed) = channel::channel(Vec::new());
+    if settings.host_routes && settings.mode.needs_host_routes() {
+        tasks.spawn(host_routes::keep(routed));
+    }
     let (out, mut updates) = mpsc::channel(MAX_UPDATES);
     let _watches = watch::start(&client, &settings.node, &out);
     let mut reconciler = Reconciler::new(settings.clone(), metrics.clone(), RealDisk, Arc::new(NoObserver));
@@ -183,6 +189,14 @@ async fn session(
             }
             changed
         });
+        if reconciler.index.node.is_synced() {
+            let seen = reconciler.index.routed();
+            routed_out.send_if_modified(|known| {
+                let changed = *known != seen;
+                *known = seen;
+                changed
+            });
+        }
         match reconciler.step(&client, started.elapsed()).await {
             Ok(step) if step.unauthorized => return "the API server does not accept the credentials".into(),
             Ok(step) => {

@@ -72,6 +72,14 @@ impl PluginMode {
         }
     }
 
+    /// Does cilium-agent route one range per family on its own node, so that the host needs further routes?
+    pub fn needs_host_routes(self) -> bool {
+        match self {
+            Self::Crd => true,
+            Self::Delegated | Self::Chained => false,
+        }
+    }
+
     /// Can a pod keep its MAC address? Only Cilium's own interfaces follow the annotation that asks for one.
     pub fn can_keep_mac(self) -> bool {
         match self {
