@@ -1,5 +1,5 @@
-//! What Cilium's own settings say: its mode, and whether it announces ranges. Read where that is allowed;
-//! must never be needed: without it the controller's own setting counts.
+//! What Cilium's own settings say: its mode, whether it announces ranges, and everything that the preflight
+//! asks. Read where that is allowed; must never be needed: without it the controller's own setting counts.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,18 @@ use crate::controller::{flags::ControllerSettings, writer::Writer};
 use crate::policy::mode::CiliumMode;
 
 /// The ConfigMap that Cilium is installed with.
-const NAME: &str = "cilium-config";
-const NAMESPACE: &str = "kube-system";
+pub(crate) const NAME: &str = "cilium-config";
+pub(crate) const NAMESPACE: &str = "kube-system";
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct CiliumConfig {
     pub mode: CiliumMode,
     /// Whether its BGP speaker is asked to announce pod ranges.
     pub announces: bool,
+    /// Every key of its ConfigMap; none if that cannot be read.
+    pub data: Option<BTreeMap<String, String>>,
+    /// That the controller's own setting is another mode than Cilium's.
+    pub contradiction: Option<String>,
     /// What a person should know of how this was found out.
     pub remarks: Vec<String>,
 }
@@ -32,18 +36,16 @@ impl CiliumConfig {
         let mut config = Self { mode: set, ..Self::default() };
         let api: Api<ConfigMap> = Api::namespaced(writer.client(), NAMESPACE);
         let what = format!("get ConfigMap {NAMESPACE}/{NAME}");
-        let data = match writer.connection().read(&what, || api.get_opt(NAME)).await {
-            Ok(found) => found.and_then(|found| found.data).unwrap_or_default(),
-            Err(error) => {
-                config.remarks.push(format!("{error}; going by --cilium-ipam"));
-                BTreeMap::new()
-            }
-        };
+        match writer.connection().read(&what, || api.get_opt(NAME)).await {
+            Ok(found) => config.data = found.map(|found| found.data.unwrap_or_default()),
+            Err(error) => config.remarks.push(format!("{error}; going by --cilium-ipam")),
+        }
+        let data = config.data.clone().unwrap_or_default();
         let said = |key: &str| data.get(key).map(String::as_str);
         if let Some(ipam) = said("ipam") {
             config.mode = CiliumMode::from_cilium_config(ipam);
             if config.mode.is_known() && config.mode != set {
-                config.remarks.push(format!(
+                config.contradiction = Some(format!(
                     "ConfigMap {NAMESPACE}/{NAME} says ipam: {ipam}, and --cilium-ipam says otherwise; set \
                      them alike"
                 ));
@@ -52,6 +54,13 @@ impl CiliumConfig {
         config.announces = said("bgp-announce-pod-cidr") == Some("true")
             || (said("enable-bgp-control-plane") == Some("true") && advertises(writer).await);
         config
+    }
+}
+
+impl CiliumConfig {
+    /// Everything that a person should know who goes by the controller's own setting, too.
+    pub(crate) fn all_remarks(&self) -> impl Iterator<Item = &String> {
+        self.remarks.iter().chain(&self.contradiction)
     }
 }
 

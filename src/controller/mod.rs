@@ -14,6 +14,7 @@ pub mod duty;
 pub mod events;
 pub mod flags;
 pub mod index;
+pub(crate) mod installation;
 pub mod metrics;
 pub mod queue;
 pub mod run;

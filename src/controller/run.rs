@@ -96,9 +96,24 @@ pub async fn run(loaded: LoadedSettings, arguments: Vec<OsString>) -> Result<(),
     held.map_err(|lost| ExitError::failed(lost.to_string()))
 }
 
+/// Whether the kinds of sticky-ipam must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OurKinds {
+    /// Nothing is done before they are.
+    Required,
+    /// A cluster without them has none of their objects.
+    Optional,
+}
+
+/// Watches alone, until dropped.
+pub(crate) async fn watches_until_dropped(context: &Context, ours: OurKinds) {
+    let mut all: FuturesUnordered<Task<'_>> = watches(context, ours).into_iter().collect();
+    while all.next().await.is_some() {}
+}
+
 /// Watches and does all duties, until dropped.
 pub async fn work(context: &Context) {
-    let mut all: FuturesUnordered<Task<'_>> = watches(context).into_iter().collect();
+    let mut all: FuturesUnordered<Task<'_>> = watches(context, OurKinds::Required).into_iter().collect();
     all.push(Box::pin(context.event_recorder.run(&context.writer, || context.has_urgent_work())));
     all.push(Box::pin(async {
         context.wait_until_listed().await;
@@ -134,19 +149,25 @@ fn duties(context: &Context) -> Vec<Task<'_>> {
     duties
 }
 
-fn watches(context: &Context) -> Vec<Task<'_>> {
+fn watches(context: &Context, ours: OurKinds) -> Vec<Task<'_>> {
     let namespace = |object: PartialObjectMeta<Namespace>| Ok(namespace_annotations_of(object.metadata));
     let cilium_node = |object| readable::<CiliumNode>(object).map(IndexedCiliumNode::from);
     let endpoint = |object| readable::<CiliumEndpoint>(object).map(IndexedEndpoint::from);
     vec![
-        watched(context, Kind::Pod, |pod: Pod| Ok(pod.into()), ClusterIndex::apply_pod),
-        watched(context, Kind::Node, |node: Node| Ok(node.into()), |index, event| index.nodes.apply(event)),
-        watched(context, Kind::Namespace, namespace, |index, event| index.namespaces.apply(event)),
-        watched(context, Kind::StickyIP, read_ours, |index, event| index.stickies.apply(event)),
-        watched(context, Kind::AddressClaim, read_ours, |index, event| index.claims.apply(event)),
-        watched(context, Kind::IPPool, read_ours, |index, event| index.pools.apply(event)),
-        watched(context, Kind::CiliumNode, cilium_node, |index, event| index.cilium_nodes.apply(event)),
-        watched(context, Kind::CiliumEndpoint, endpoint, |index, event| index.endpoints.apply(event)),
+        watched(context, ours, Kind::Pod, |pod: Pod| Ok(pod.into()), ClusterIndex::apply_pod),
+        watched(
+            context,
+            ours,
+            Kind::Node,
+            |node: Node| Ok(node.into()),
+            |index, event| index.nodes.apply(event),
+        ),
+        watched(context, ours, Kind::Namespace, namespace, |index, event| index.namespaces.apply(event)),
+        watched(context, ours, Kind::StickyIP, read_ours, |index, event| index.stickies.apply(event)),
+        watched(context, ours, Kind::AddressClaim, read_ours, |index, event| index.claims.apply(event)),
+        watched(context, ours, Kind::IPPool, read_ours, |index, event| index.pools.apply(event)),
+        watched(context, ours, Kind::CiliumNode, cilium_node, |index, event| index.cilium_nodes.apply(event)),
+        watched(context, ours, Kind::CiliumEndpoint, endpoint, |index, event| index.endpoints.apply(event)),
     ]
 }
 
@@ -155,6 +176,7 @@ type Apply<T> = fn(&mut ClusterIndex, CacheEvent<(String, T)>) -> Vec<String>;
 
 fn watched<'a, O, T>(
     context: &'a Context,
+    ours: OurKinds,
     kind: Kind,
     read: fn(O) -> Result<T, Skipped>,
     apply: Apply<T>,
@@ -164,12 +186,12 @@ where
     T: Send + 'static,
 {
     let changes = watch(Api::all(context.writer.client()), watcher::Config::default(), read);
-    Box::pin(feed(changes, move |event| context.apply(kind, event, apply), report(context, kind)))
+    Box::pin(feed(changes, move |event| context.apply(kind, event, apply), report(context, ours, kind)))
 }
 
 /// Reports what goes wrong with the watch of a kind: in the log, as an event, on /readyz, and as a stale
 /// cache.
-fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
+fn report(context: &Context, ours: OurKinds, kind: Kind) -> impl FnMut(WatchProblem) {
     // A kind that was listed once does not make the process unready: no later event would make it ready
     // again.
     let not_ready = move |reason: String| {
@@ -196,6 +218,15 @@ fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
                 Kind::CiliumEndpoint => {
                     context.apply(kind, none, |index, _| index.endpoints.apply_empty_list())
                 }
+                Kind::StickyIP if ours == OurKinds::Optional => {
+                    context.apply(kind, none, |index, _| empty(|event| index.stickies.apply(event)))
+                }
+                Kind::AddressClaim if ours == OurKinds::Optional => {
+                    context.apply(kind, none, |index, _| index.claims.apply_empty_list())
+                }
+                Kind::IPPool if ours == OurKinds::Optional => {
+                    context.apply(kind, none, |index, _| empty(|event| index.pools.apply(event)))
+                }
                 _ => not_ready(format!(
                     "the API server does not know the kind {kind:?}; install packaging/crds"
                 )),
@@ -211,6 +242,12 @@ fn report(context: &Context, kind: Kind) -> impl FnMut(WatchProblem) {
             context.index().freshness.mark_stale(kind, context.elapsed());
         }
     }
+}
+
+/// A cache of no objects, as after an empty list.
+fn empty<T>(mut apply: impl FnMut(CacheEvent<(String, T)>) -> Vec<String>) -> Vec<String> {
+    apply(CacheEvent::ListStarted);
+    apply(CacheEvent::ListComplete)
 }
 
 /// Returns when the settings file has changed and is accepted: the next process starts with it.
@@ -266,7 +303,7 @@ mod tests {
             // Every list begins with this, also one that is answered with 404.
             context.index().freshness.observe_event(kind, &CacheEvent::<()>::ListStarted);
             assert!(context.index().freshness.is_stale(kind, Duration::ZERO));
-            report(&context, kind)(WatchProblem::UnknownKind(String::new()));
+            report(&context, OurKinds::Required, kind)(WatchProblem::UnknownKind(String::new()));
             assert!(!context.index().freshness.is_stale(kind, Duration::ZERO), "{kind:?}");
             assert!(!context.index().missing().contains(&kind), "{kind:?}");
         }

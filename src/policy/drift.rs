@@ -25,6 +25,8 @@ pub struct NodeRanges {
     pub node: Option<Vec<IpNet>>,
     /// `CiliumNode.spec.ipam.podCIDRs`; none if there is no CiliumNode.
     pub cilium: Option<Vec<IpNet>>,
+    /// The ranges that Cilium's settings name for this node (`ipv4-range`), instead of those of the Node.
+    pub configured: Vec<IpNet>,
     /// The ranges of the Node's annotations, by key.
     pub annotated: BTreeMap<String, Vec<IpNet>>,
     /// Its pods with their addresses, those on the host's network left out.
@@ -160,13 +162,16 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
     for node in &cluster.nodes {
         let mut tell = |drift| found.push(DriftFinding { node: node.name.clone(), drift });
         let (own, cilium) = (blocks(node.node.as_deref()), blocks(node.cilium.as_deref()));
+        let used = used(cluster.mode, node, &own);
         match (&node.node, &node.cilium) {
             (None, Some(_)) => tell(Drift::NoNode),
-            (Some(_), Some(_)) if disagree(cluster.mode, &own, &cilium) => {
+            (Some(_), Some(_)) if disagree(cluster.mode, &used, &cilium) => {
                 let announced = cluster.announces;
-                tell(Drift::Disagree { node: own.clone(), cilium: cilium.clone(), announced });
+                tell(Drift::Disagree { node: used.clone(), cilium: cilium.clone(), announced });
             }
-            (Some(_), _) if own.is_empty() && cluster.mode.invents_a_missing_range() => tell(Drift::Invented),
+            (Some(_), _) if used.is_empty() && cluster.mode.invents_a_missing_range() => {
+                tell(Drift::Invented);
+            }
             _ => {}
         }
         for range in own.iter().filter(|range| !cilium.iter().any(|block| overlap(*block, **range))) {
@@ -206,6 +211,19 @@ pub fn audit(cluster: &ClusterRanges) -> Vec<DriftFinding> {
         found.push(DriftFinding { node: String::new(), drift: Drift::NothingAnnounced });
     }
     found
+}
+
+/// What cilium-agent takes as the node's ranges: where it goes by the Node, its own settings come first, by
+/// family.
+fn used(mode: CiliumMode, node: &NodeRanges, own: &[IpNet]) -> Vec<IpNet> {
+    if !mode.invents_a_missing_range() {
+        return own.to_vec();
+    }
+    let is_configured = |range: &&IpNet| {
+        node.configured.iter().any(|other| Family::of(other.addr()) == Family::of(range.addr()))
+    };
+    let rest = own.iter().filter(|range| !is_configured(range));
+    node.configured.iter().chain(rest).copied().collect()
 }
 
 /// The ranges that are more than one address.
@@ -344,6 +362,24 @@ mod tests {
         let bare = node("a", &[], &["10.0.0.0/24"]);
         assert_eq!(findings_of(CiliumMode::Crd, vec![bare.clone()]), [("a".to_owned(), "NoNodeRange")]);
         assert_eq!(findings_of(CiliumMode::ClusterPool, vec![bare]), []);
+    }
+
+    #[test]
+    fn the_range_that_ciliums_settings_name_counts_instead_of_the_nodes() {
+        let adopted = NodeRanges {
+            configured: nets(&["10.200.1.0/24"]),
+            ..node("a", &["10.241.0.0/24"], &["10.200.1.0/24"])
+        };
+        assert_eq!(findings_of(CiliumMode::Crd, vec![adopted.clone()]), []);
+        let other = NodeRanges { configured: nets(&["10.200.9.0/24"]), ..adopted.clone() };
+        assert_eq!(findings_of(CiliumMode::Crd, vec![other]), [("a".to_owned(), "RangesDisagree")]);
+        // In the other modes the Node's own range is announced and copied.
+        assert_eq!(
+            findings_of(CiliumMode::ClusterPool, vec![adopted.clone()]),
+            [("a".to_owned(), "RangesDisagree")]
+        );
+        let bare = NodeRanges { node: Some(Vec::new()), ..adopted };
+        assert_eq!(findings_of(CiliumMode::Crd, vec![bare]), []);
     }
 
     #[test]

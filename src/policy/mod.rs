@@ -10,6 +10,7 @@ pub mod handover;
 pub mod lifetime;
 pub mod mode;
 pub mod node_blocks;
+pub mod preflight;
 pub mod selection;
 
 use thiserror::Error;

@@ -42,13 +42,55 @@ pub async fn connect(
     count: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<(kube::Client, kube::Config), ClientError> {
     let config = match kubeconfig {
-        Some(path) => {
-            let bad = |reason| ClientError::Kubeconfig { path: path.to_owned(), reason };
-            let read = Kubeconfig::read_from(path).map_err(bad)?;
-            kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(bad)?
-        }
+        Some(path) => from_files(&[path.to_owned()]).await?,
         None => kube::Config::incluster()?,
     };
+    client_of(config, count)
+}
+
+/// The same for a command that a person runs, with kubectl's search: the files that `--kubeconfig` or
+/// `KUBECONFIG` lists, else `~/.kube/config`, else the service account of this pod.
+pub async fn connect_as_kubectl(
+    kubeconfig: Option<&Path>,
+    count: impl Fn(&str) + Clone + Send + Sync + 'static,
+) -> Result<(kube::Client, kube::Config), ClientError> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let config = match search(kubeconfig, home.as_deref(), Path::is_file) {
+        files if files.is_empty() => kube::Config::incluster()?,
+        files => from_files(&files).await?,
+    };
+    client_of(config, count)
+}
+
+/// The kubeconfigs to read, the first of them first. Of several, those that are not there are passed over.
+fn search(named: Option<&Path>, home: Option<&Path>, exists: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let Some(named) = named else {
+        let file = home.map(|home| home.join(".kube/config"));
+        return file.into_iter().filter(|file| exists(file)).collect();
+    };
+    let all: Vec<PathBuf> =
+        std::env::split_paths(named).filter(|path| !path.as_os_str().is_empty()).collect();
+    let found: Vec<PathBuf> = all.iter().filter(|path| exists(path)).cloned().collect();
+    // None is there: the first is named in the error.
+    if found.is_empty() { all.into_iter().take(1).collect() } else { found }
+}
+
+/// Of several files, what the first says counts.
+async fn from_files(files: &[PathBuf]) -> Result<kube::Config, ClientError> {
+    let mut merged = Kubeconfig::default();
+    for path in files {
+        let bad = |reason| ClientError::Kubeconfig { path: path.clone(), reason };
+        merged = merged.merge(Kubeconfig::read_from(path).map_err(bad)?).map_err(bad)?;
+    }
+    let path = files.first().cloned().unwrap_or_default();
+    let config = kube::Config::from_custom_kubeconfig(merged, &KubeConfigOptions::default()).await;
+    config.map_err(|reason| ClientError::Kubeconfig { path, reason })
+}
+
+fn client_of(
+    config: kube::Config,
+    count: impl Fn(&str) + Clone + Send + Sync + 'static,
+) -> Result<(kube::Client, kube::Config), ClientError> {
     let limits = Limits { answer: ANSWER_TIMEOUT, watch: WATCH_START, silence: READ_TIMEOUT };
     Ok((with_limits(config.clone(), count, limits)?, config))
 }
@@ -130,12 +172,28 @@ fn method<B>(request: &hyper::Request<B>) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
     use std::time::Duration;
 
     use futures_util::StreamExt;
     use k8s_openapi::api::core::v1::Pod;
     use kube::Api;
     use tokio::net::TcpListener;
+
+    #[test]
+    fn a_command_finds_its_kubeconfig_where_kubectl_does() {
+        let there =
+            |path: &Path| ["/a", "/b", "/home/me/.kube/config"].iter().any(|is| path == Path::new(is));
+        let found = |named: Option<&str>, home: &str| -> Vec<String> {
+            let found = super::search(named.map(Path::new), Some(Path::new(home)), there);
+            found.iter().map(|path: &PathBuf| path.display().to_string()).collect()
+        };
+        assert_eq!(found(Some("/a"), "/home/me"), ["/a"]);
+        assert_eq!(found(Some("/gone:/b:/a"), "/home/me"), ["/b", "/a"]);
+        assert_eq!(found(Some("/gone"), "/home/me"), ["/gone"], "the error names it");
+        assert_eq!(found(None, "/home/me"), ["/home/me/.kube/config"]);
+        assert_eq!(found(None, "/"), [""; 0], "the service account of the pod");
+    }
 
     /// Servers that accept a request and then hang: before the answer, and in the middle of it.
     #[tokio::test]

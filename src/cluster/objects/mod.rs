@@ -10,6 +10,7 @@
 
 pub mod address_claim;
 pub mod cilium;
+pub mod cilium_node_config;
 pub mod cilium_patch;
 pub mod condition;
 pub mod crds;

@@ -6,10 +6,11 @@ pub mod list_once;
 
 use crate::cluster::writer::apply::NoObserver;
 use crate::controller::flags::{AdoptOptions, ControllerSettings, OutputFormat};
-use crate::controller::{cilium_config::CiliumConfig, duties::drift, writer::Writer};
-use crate::policy::drift::audit as compare;
+use crate::controller::{
+    cilium_config::CiliumConfig, duties::drift, installation::Installation, writer::Writer,
+};
 use crate::runtime::exit::{ExitError, ExitOutput};
-use crate::runtime::{client::connect, signals::ShutdownSignal};
+use crate::runtime::{client::connect_as_kubectl, signals::ShutdownSignal};
 use list_once::list_cluster;
 
 /// Prints every finding; status 1 if there is one.
@@ -20,18 +21,19 @@ pub async fn audit(settings: &ControllerSettings, output: OutputFormat) -> Resul
     for unreadable in &skipped {
         tracing::warn!("{unreadable}");
     }
-    let found = compare(&drift::cluster_ranges(&index, &config));
+    let installation = Installation::read(&writer, &config).await;
+    let report = drift::AuditReport::of(&index, &config, &installation);
     let text = match output {
-        OutputFormat::Text => drift::as_text(&found, &config),
-        OutputFormat::Json => drift::as_json(&found, &config),
+        OutputFormat::Text => drift::as_text(&report),
+        OutputFormat::Json => drift::as_json(&report),
     };
-    Ok(ExitOutput { text, status: u8::from(!found.is_empty()) })
+    Ok(ExitOutput { text, status: u8::from(!report.is_clear()) })
 }
 
 /// Plans, writes or follows an adoption; status 1 if something is in the way.
 pub async fn adopt(settings: &ControllerSettings, options: AdoptOptions) -> Result<ExitOutput, ExitError> {
     let writer = writer(settings).await?;
-    let mut report = adopt::adopt(&writer, settings, options).await.map_err(ExitError::refused)?;
+    let mut report = adopt::adopt(&writer, settings, options.clone()).await.map_err(ExitError::refused)?;
     if options.follow && report.clear {
         for line in report.text.lines() {
             tracing::info!("{line}");
@@ -43,7 +45,7 @@ pub async fn adopt(settings: &ControllerSettings, options: AdoptOptions) -> Resu
         );
         tokio::select! {
             () = shutdown.received() => {}
-            () = adopt::follow(&writer, settings, options) => {}
+            () = adopt::follow(self::writer(settings).await?, settings.clone()) => {}
         }
         report = adopt::adopt(&writer, settings, options).await.map_err(ExitError::refused)?;
     }
@@ -51,7 +53,7 @@ pub async fn adopt(settings: &ControllerSettings, options: AdoptOptions) -> Resu
 }
 
 async fn writer(settings: &ControllerSettings) -> Result<Writer, ExitError> {
-    let connected = connect(settings.client.kubeconfig.as_deref(), |_| ()).await;
+    let connected = connect_as_kubectl(settings.client.kubeconfig.as_deref(), |_| ()).await;
     let (client, _) = connected.map_err(ExitError::refused)?;
     Ok(Writer::new(client, settings.client.origin().to_owned(), Box::new(NoObserver)))
 }

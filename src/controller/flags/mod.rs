@@ -10,10 +10,12 @@ mod values;
 use std::path::PathBuf;
 
 use clap::ArgAction::Set;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::policy::lifetime::retention::{Keep, OnScaleDown};
 use crate::policy::mode::CiliumMode;
+use crate::policy::preflight::HARMFUL;
 use crate::runtime::flags::{
     self, BOOL, ClientFlags, LogFlags, SELECTION, SelectionFlags, ServerFlags, dns_name,
 };
@@ -75,7 +77,7 @@ pub enum OutputFormat {
 }
 
 /// The options of `adopt`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct AdoptOptions {
     /// Write the pools; without it only print what would be written
     #[arg(long)]
@@ -83,13 +85,21 @@ pub struct AdoptOptions {
     /// Add the addresses of pods that start, until SIGTERM or SIGINT
     #[arg(long, requires = "apply")]
     pub follow: bool,
-    /// Check that every address is on its home node again, so that Cilium can return to this mode
+    /// Check that every address is on its home node again, so that Cilium can return to this mode; with
+    /// --apply, remove the settings per node once Cilium's ConfigMap names that mode
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "cluster-pool")]
-    #[arg(value_name = "MODE", conflicts_with_all = ["apply", "follow"])]
+    #[arg(value_name = "MODE", conflicts_with_all = ["follow", "canary"])]
     pub back: Option<BackTo>,
-    /// Free addresses per node and IP family that any pod may get from the pool
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    /// Free addresses per node and IP family that any pod may get from the pool until the agent fills it, as
+    /// far as the node's block has them
+    #[arg(long, default_value_t = 110, value_name = "N")]
     pub free: usize,
+    /// Switch this node first: with --apply, its cilium-agent uses crd mode from its next start on
+    #[arg(long, value_name = "NODE")]
+    pub canary: Option<String>,
+    /// Go on in spite of the harmful findings of this name
+    #[arg(long, value_name = "FINDING", value_parser = PossibleValuesParser::new(HARMFUL))]
+    pub accept: Vec<String>,
 }
 
 /// The mode to which Cilium returns.

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, ServiceAccount};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::StickyIP;
 use sticky_ipam::cluster::objects::cilium::CiliumNode;
+use sticky_ipam::cluster::objects::cilium_node_config::CiliumNodeConfig;
 use sticky_ipam::cluster::writer::apply::{NoObserver, SentWrite, WriteObserver};
 use sticky_ipam::controller::commands::adopt::{AdoptReport, adopt, follow};
 use sticky_ipam::controller::flags::{AdoptOptions, BackTo};
@@ -22,10 +23,13 @@ use crate::support::api_server::{ApiServer, comes_true};
 use crate::support::duty::{EndControllerAt, apply, bare_node, settings};
 use crate::support::node::ended_by_the_witness;
 
-const DRY: AdoptOptions = AdoptOptions { apply: false, back: None, free: 4, follow: false };
-const APPLY: AdoptOptions = AdoptOptions { apply: true, back: None, free: 4, follow: false };
-const BACK: AdoptOptions =
-    AdoptOptions { apply: false, back: Some(BackTo::ClusterPool), free: 4, follow: false };
+const DRY: AdoptOptions = order(false, None);
+const APPLY: AdoptOptions = order(true, None);
+const BACK: AdoptOptions = order(false, Some(BackTo::ClusterPool));
+
+const fn order(apply: bool, back: Option<BackTo>) -> AdoptOptions {
+    AdoptOptions { apply, back, free: 4, follow: false, canary: None, accept: Vec::new() }
+}
 
 /// A server of its own: adoption looks at the whole cluster.
 async fn server() -> ApiServer {
@@ -35,17 +39,25 @@ async fn server() -> ApiServer {
     server
 }
 
+/// Cilium's settings, with what crd mode needs.
 async fn mode(case: &Case<'_>, mode: &str) {
+    let data = json!({"ipam": mode, "routing-mode": "tunnel", "enable-ipv6": "false",
+                      "egress-masquerade-interfaces": "eth0", "cni-exclusive": "false"});
+    settings_of_cilium(case, data).await;
+}
+
+async fn settings_of_cilium(case: &Case<'_>, data: Value) {
     let maps: Api<ConfigMap> = Api::namespaced(case.client(), "kube-system");
-    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ipam": mode},
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": data,
                         "metadata": {"name": "cilium-config", "namespace": "kube-system"}});
     apply(maps, object).await;
 }
 
-/// A node as Cilium's operator leaves it.
+/// A node as Cilium's operator leaves it, with a pod of cilium-agent.
 async fn node(case: &Case<'_>, number: u8) {
     let name = format!("n{number}");
-    bare_node(case, &name, json!({}), json!({})).await;
+    bare_node(case, &name, json!({"kubernetes.io/hostname": name}), json!({})).await;
+    cilium_agent(case, &name, "quay.io/cilium/cilium:v1.19.5").await;
     let spec = json!({"addresses": [{"type": "CiliumInternalIP", "ip": format!("10.1.{number}.200")}],
                       "health": {"ipv4": format!("10.1.{number}.201")},
                       "ipam": {"podCIDRs": [format!("10.1.{number}.0/24")]}});
@@ -61,6 +73,21 @@ async fn running(client: kube::Client, namespace: &str, name: &str, node: &str, 
     pods.create(&Default::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
     let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
     pods.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+}
+
+/// A ready pod of cilium-agent on a node, in the host's network.
+async fn cilium_agent(case: &Case<'_>, node: &str, image: &str) {
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
+                         "metadata": {"name": "default", "namespace": "kube-system"}});
+    apply::<ServiceAccount>(Api::namespaced(case.client(), "kube-system"), account).await;
+    let pods: Api<Pod> = Api::namespaced(case.client(), "kube-system");
+    let name = format!("cilium-{node}");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "kube-system", "labels": {"k8s-app": "cilium"}},
+        "spec": {"nodeName": node, "hostNetwork": true, "containers": [{"name": "cilium-agent", "image": image}]}});
+    apply(pods.clone(), pod).await;
+    let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 
 async fn sticky(case: &Case<'_>, name: &str, address: &str) {
@@ -112,7 +139,7 @@ async fn every_live_pods_address_is_in_its_nodes_pool_before_anyone_may_go_on() 
     assert_eq!(pool(&case, "n1").await, json!({}));
 
     let (report, _) = run(&case, APPLY).await;
-    assert!(report.clear && report.text.contains("Next: set ipam: crd"), "{}", report.text);
+    assert!(report.clear && report.text.contains("GO. Next: set ipam: crd"), "{}", report.text);
     let owned = json!({"owner": format!("{}/mysql-0", case.namespace()),
                        "resource": format!("{}/StatefulSet/mysql", case.namespace())});
     let first = pool(&case, "n1").await;
@@ -236,7 +263,7 @@ async fn a_pod_that_starts_while_agents_restart_is_added_to_its_nodes_pool_alone
         assert!(comes_true(Duration::from_secs(60), is_there).await, "the late pod's address is missing");
     };
     tokio::select! {
-        () = follow(&writer, &flags, APPLY) => panic!("it goes on until it is told to end"),
+        () = follow(writer, flags) => panic!("it goes on until it is told to end"),
         () = starting => {}
     }
     let mut after = pool(&case, "n1").await;
@@ -339,4 +366,141 @@ async fn the_way_back_waits_until_every_address_is_at_home() {
         "{}",
         report.text
     );
+}
+
+#[tokio::test]
+async fn it_writes_nothing_while_a_setting_is_fatal_or_a_harmful_one_is_not_accepted() {
+    let server = server().await;
+    let case = server.case().await;
+    node(&case, 1).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    // What Cilium's chart writes.
+    let chart = json!({"ipam": "cluster-pool", "routing-mode": "tunnel", "enable-ipv6": "false",
+                       "enable-ipv4-masquerade": "true", "cni-exclusive": "true"});
+    settings_of_cilium(&case, chart).await;
+    let accepting = |names: &[&str]| {
+        let accept = names.iter().map(|name| (*name).to_owned()).collect();
+        AdoptOptions { accept, ..APPLY }
+    };
+    let (report, writes) = run(&case, accepting(&["ExclusiveCni"])).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    let end = "\nNO-GO: 1 thing stands in the way. Nothing was written.\n";
+    for part in
+        ["fatal MasqueradeNeedsInterfaces: ConfigMap kube-system/cilium-config", "cure: set egress", end]
+    {
+        assert!(report.text.contains(part), "{part}: {}", report.text);
+    }
+
+    let data = json!({"ipam": "cluster-pool", "egress-masquerade-interfaces": "eth0", "cni-exclusive": "true",
+                      "enable-ipv6": "false"});
+    settings_of_cilium(&case, data).await;
+    let (report, writes) = run(&case, APPLY).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    assert!(report.text.contains("harmful ExclusiveCni"), "{}", report.text);
+    let (report, writes) = run(&case, accepting(&["ExclusiveCni"])).await;
+    assert!(report.clear && writes > 0, "{}", report.text);
+    assert!(report.text.contains("harmful (does not stop) ExclusiveCni"), "{}", report.text);
+    // Every node needs an agent, of a release with which it was tried.
+    cilium_agent(&case, "n1", "quay.io/cilium/cilium:v1.12.0").await;
+    let (report, _) = run(&case, accepting(&["ExclusiveCni"])).await;
+    assert!(!report.clear && report.text.contains("CiliumReleaseNotProved: node n1"), "{}", report.text);
+}
+
+/// The settings of a node alone, as sticky-ipam wrote them.
+async fn node_config(case: &Case<'_>, node: &str) -> Option<Value> {
+    let configs: Api<CiliumNodeConfig> = Api::namespaced(case.client(), "kube-system");
+    let found = configs.get_opt(&format!("sticky-ipam-{node}")).await.unwrap();
+    found.map(|config| serde_json::to_value(config.spec).unwrap())
+}
+
+/// A node whose Node names another range than its CiliumNode, as kubeadm leaves it.
+async fn differing_node(case: &Case<'_>, number: u8) {
+    node(case, number).await;
+    let nodes: Api<Node> = Api::all(case.client());
+    let range = format!("10.244.{number}.0/24");
+    let spec = json!({"spec": {"podCIDR": range, "podCIDRs": [range]}});
+    nodes.patch(&format!("n{number}"), &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
+}
+
+#[tokio::test]
+async fn nodes_whose_range_is_not_their_block_get_the_block_by_a_ciliumnodeconfig() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    differing_node(&case, 1).await;
+    node(&case, 2).await;
+    running(case.client(), case.namespace(), "web", "n1", "10.1.1.5").await;
+    let (report, _) = run(&case, DRY).await;
+    let planned = "CiliumNodeConfig kube-system/sticky-ipam-n1 becomes ipv4-range: 10.1.1.0/24";
+    assert!(report.clear && report.text.contains(planned), "{}", report.text);
+    let cannot_be_undone = "WARNING: node n2: spec.podCIDRs of the Node becomes 10.1.2.0/24";
+    assert!(report.text.contains(cannot_be_undone), "{}", report.text);
+    assert_eq!(node_config(&case, "n1").await, None);
+
+    let (report, _) = run(&case, APPLY).await;
+    assert!(report.clear, "{}", report.text);
+    let selector = json!({"matchLabels": {"kubernetes.io/hostname": "n1"}});
+    let range = json!({"defaults": {"ipv4-range": "10.1.1.0/24"}, "nodeSelector": selector});
+    assert_eq!(node_config(&case, "n1").await, Some(range.clone()));
+    assert_eq!(node_config(&case, "n2").await, None, "its Node names the block");
+    assert_eq!(run(&case, APPLY).await.1, 0, "nothing is written twice");
+
+    // One node first: its agent may use the pool from now on, so no free address is added there.
+    let canary = AdoptOptions { canary: Some("n1".into()), ..APPLY };
+    assert!(
+        run(&case, AdoptOptions { canary: Some("n9".into()), ..APPLY }).await.0.text.contains("--canary")
+    );
+    let (report, _) = run(&case, canary.clone()).await;
+    assert!(report.clear && report.text.contains("spec.nodeName=n1"), "{}", report.text);
+    let defaults = json!({"ipv4-range": "10.1.1.0/24", "ipam": "crd"});
+    assert_eq!(node_config(&case, "n1").await.unwrap()["defaults"], defaults);
+    let before = pool(&case, "n1").await.as_object().unwrap().len();
+    assert!(run(&case, AdoptOptions { free: 9, ..APPLY }).await.0.clear);
+    assert_eq!(pool(&case, "n1").await.as_object().unwrap().len(), before);
+    assert_eq!(node_config(&case, "n1").await.unwrap()["defaults"], defaults, "it stays switched");
+    assert!(pool(&case, "n2").await.as_object().unwrap().len() > before);
+
+    // The whole cluster says it now; the range stays until the way back has reached the ConfigMap.
+    mode(&case, "crd").await;
+    assert!(run(&case, APPLY).await.0.clear);
+    assert_eq!(node_config(&case, "n1").await, Some(range.clone()));
+    let remove = AdoptOptions { apply: true, ..BACK };
+    let (report, writes) = run(&case, remove.clone()).await;
+    assert_eq!(writes, 0, "{}", report.text);
+    assert!(report.text.contains("They must stay"), "{}", report.text);
+    mode(&case, "cluster-pool").await;
+    assert!(run(&case, BACK).await.0.clear);
+    assert_eq!(node_config(&case, "n1").await, Some(range), "a look removes nothing");
+    assert!(run(&case, remove).await.0.text.contains("Removed the settings per node: sticky-ipam-n1"));
+    assert_eq!(node_config(&case, "n1").await, None);
+}
+
+#[tokio::test]
+async fn a_ciliumnodeconfig_that_a_person_wrote_is_never_touched() {
+    let server = server().await;
+    let case = server.case().await;
+    mode(&case, "cluster-pool").await;
+    differing_node(&case, 1).await;
+    let selector = json!({"matchLabels": {"kubernetes.io/hostname": "n1"}});
+    let theirs = |name: &str, range: &str| {
+        json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNodeConfig",
+               "metadata": {"name": name, "namespace": "kube-system"},
+               "spec": {"defaults": {"ipv4-range": range}, "nodeSelector": selector}})
+    };
+    let configs: Api<CiliumNodeConfig> = Api::namespaced(case.client(), "kube-system");
+    apply(configs.clone(), theirs("sticky-ipam-n1", "10.9.0.0/24")).await;
+    let (report, writes) = run(&case, APPLY).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    assert!(report.text.contains("sticky-ipam-n1 was not written by sticky-ipam"), "{}", report.text);
+    configs.delete("sticky-ipam-n1", &DeleteParams::default()).await.unwrap();
+
+    // One that sorts behind ours would override it.
+    apply(configs.clone(), theirs("zone", "10.9.0.0/24")).await;
+    let (report, writes) = run(&case, APPLY).await;
+    assert_eq!((report.clear, writes), (false, 0), "{}", report.text);
+    assert!(report.text.contains("harmful RangesDisagree: node n1"), "{}", report.text);
+    // The right one is enough.
+    apply(configs, theirs("zone", "10.1.1.0/24")).await;
+    assert!(run(&case, APPLY).await.0.clear);
+    assert_eq!(node_config(&case, "n1").await, None);
 }

@@ -140,7 +140,8 @@ async fn the_command_prints_every_finding_with_what_breaks_and_what_to_do() {
                "data": data})
     };
     let maps: Api<ConfigMap> = Api::namespaced(case.client(), "kube-system");
-    apply(maps.clone(), config(json!({"ipam": "crd"}))).await;
+    let interfaces = "egress-masquerade-interfaces";
+    apply(maps.clone(), config(json!({"ipam": "crd", interfaces: "eth0"}))).await;
     let name = node(&case, "a", "10.5.112.0/24", "10.5.112.0/24").await;
     let (status, text) = audit(&case, "text");
     assert_eq!((status, text.contains("no drift")), (0, true), "{text}");
@@ -152,7 +153,8 @@ async fn the_command_prints_every_finding_with_what_breaks_and_what_to_do() {
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(case.client(), case.namespace());
     let shown = json!({"status": {"phase": "Running", "podIP": "10.9.9.9", "podIPs": [{"ip": "10.9.9.9"}]}});
     pods.patch_status("stray", &PatchParams::default(), &Patch::Merge(shown)).await.unwrap();
-    apply(maps, config(json!({"ipam": "crd", "bgp-announce-pod-cidr": "true"}))).await;
+    let announced = json!({"ipam": "crd", interfaces: "eth0", "bgp-announce-pod-cidr": "true"});
+    apply(maps.clone(), config(announced)).await;
 
     let (status, text) = audit(&case, "text");
     assert_eq!(status, 1, "{text}");
@@ -176,6 +178,13 @@ async fn the_command_prints_every_finding_with_what_breaks_and_what_to_do() {
     let reasons: Vec<&str> =
         page["findings"].as_array().unwrap().iter().map(|one| one["reason"].as_str().unwrap()).collect();
     assert_eq!(reasons, ["StrayAddress", "NoNodeRange", "NothingAnnounced"]);
+
+    // A setting that lets the next start of cilium-agent fail.
+    apply(maps, config(json!({"ipam": "crd", interfaces: ""}))).await;
+    let (status, text) = audit(&case, "text");
+    assert!(status == 1 && text.contains("fatal: MasqueradeNeedsInterfaces"), "{text}");
+    let page: Value = serde_json::from_str(&audit(&case, "json").1).unwrap();
+    assert_eq!(page["settings"][0]["reason"], "MasqueradeNeedsInterfaces", "{page}");
 }
 
 #[tokio::test]

@@ -1,29 +1,38 @@
 //! `sticky-ipam-controller adopt`: from Cilium's `cluster-pool` or `kubernetes` mode into `crd`, and back,
 //! under running pods.
 //!
-//! It writes pools; a person sets Cilium's mode and restarts its agents. Must never restart a pod, never take
-//! a key out of a pool, and never say "go on" while a live pod's address is missing.
+//! It writes pools, and settings for single nodes where those need them; a person sets Cilium's mode and
+//! restarts its agents. Must never restart a pod, never take a key out of a pool, and never say "go on" while
+//! a live pod's address is missing.
 
+pub(crate) mod follow;
 pub mod plan;
+mod report;
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch};
+use kube::api::{Api, Patch, PostParams};
 use kube::core::PartialObjectMeta;
 use serde_json::json;
 
 use crate::alloc::join;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::objects::cilium::{CiliumNode, PoolEntry, pool_patch};
-use crate::cluster::writer::{apply::patch_params, write::Precondition};
+use crate::cluster::objects::cilium_node_config::CiliumNodeConfig;
+use crate::cluster::writer::apply::{FIELD_MANAGER, patch_params};
+use crate::cluster::writer::write::Precondition;
+use crate::controller::cilium_config::{CiliumConfig, NAMESPACE};
+use crate::controller::commands::list_once::list_cluster;
 use crate::controller::flags::{AdoptOptions, BackTo, ControllerSettings};
-use crate::controller::{cilium_config::CiliumConfig, commands::list_once::list_cluster, writer::Writer};
-use plan::{NodePlan, Obstacle, back, into_crd, missing, starting};
+use crate::controller::installation::Installation;
+use crate::controller::writer::Writer;
+use crate::policy::preflight::{check_settings, check_switch};
+pub use follow::follow;
+use plan::{
+    ConfigWrite, NodePlan, Obstacle, Wish, back, facts_after, into_crd, missing, starting, written_by_us,
+};
 
-/// Between two looks of `--follow`.
-const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 /// Keys a patch: a request has an end.
 const ENTRIES_PER_PATCH: usize = 500;
 /// How often everything is read and planned again because a CiliumNode changed meanwhile. Cilium writes one a
@@ -37,6 +46,19 @@ pub struct AdoptReport {
     pub clear: bool,
 }
 
+impl AdoptReport {
+    /// The last line is the answer.
+    fn end(mut text: String, stops: usize, next: &str) -> Self {
+        let clear = stops == 0;
+        let _ = match stops {
+            0 => writeln!(text, "GO. {next}"),
+            1 => writeln!(text, "NO-GO: 1 thing stands in the way. {next}"),
+            many => writeln!(text, "NO-GO: {many} things stand in the way. {next}"),
+        };
+        Self { text, clear }
+    }
+}
+
 /// Reads, writes if asked to, reads again, and reports. Does not follow.
 /// Errors: the API server did not answer, or refused. What was written stays, and does no harm.
 pub async fn adopt(
@@ -45,38 +67,50 @@ pub async fn adopt(
     options: AdoptOptions,
 ) -> Result<AdoptReport, ApiError> {
     let config = CiliumConfig::read(writer, settings).await;
-    let (index, skipped) = list_cluster(writer).await?;
+    let mut installation = Installation::read(writer, &config).await;
+    let (mut index, skipped) = list_cluster(writer).await?;
     let mut text = String::new();
-    for remark in config.remarks.iter().cloned().chain(skipped.iter().map(ToString::to_string)) {
+    let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+    for remark in config.remarks.iter().chain(&installation.remarks).chain(&skipped) {
         let _ = writeln!(text, "note: {remark}");
     }
     if let Some(to) = options.back {
         let obstacles = back(&index, to);
-        text += &back_report(&obstacles);
+        text += &report::obstacles(&obstacles, "Do not go back yet. Away from home:");
         if to == BackTo::ClusterPool && back(&index, BackTo::Kubernetes) != obstacles {
-            text += NOT_KUBERNETES;
+            text += report::NOT_KUBERNETES;
         }
-        return Ok(AdoptReport { text, clear: obstacles.is_empty() });
+        let may_remove = options.apply && obstacles.is_empty();
+        text += &remove_configs(writer, &config, &installation, may_remove).await?;
+        let next = if obstacles.is_empty() { report::MAY_GO_BACK } else { report::NOT_YET };
+        return Ok(AdoptReport::end(text, obstacles.len(), next));
     }
-    let offers = offers(&config, options);
-    let (mut plans, mut obstacles) = into_crd(&index, offers);
+    let canary = options.canary.as_deref();
+    let wish = Wish { installation: &installation, mode: config.mode, free: options.free, canary };
+    let (mut plans, mut obstacles) = into_crd(&index, &wish);
+    let facts = facts_after(&index, &wish, &plans);
+    let findings = [check_settings(&facts), check_switch(&facts)].concat();
     let now = config.mode.as_str();
     if !config.mode.can_be_adopted() {
         obstacles.push(Obstacle::Mode { mode: now.to_owned() });
     }
     let _ = writeln!(text, "Adoption into Cilium's crd mode (ipam is {now} now)");
-    text += &table(&plans);
-    if !options.apply || !obstacles.is_empty() {
-        text += &obstacle_list(&obstacles, "In the way:");
-        text += match (options.apply, obstacles.is_empty()) {
-            (true, _) => "Nothing was written.\n",
-            (false, true) if plans.iter().all(NodePlan::is_done) => "Dry run: there is nothing to write.\n",
-            (false, true) => "Dry run: nothing was written. Run it again with --apply.\n",
-            (false, false) => "Dry run: nothing was written.\n",
+    text += &report::findings(&findings, &options.accept);
+    text += &report::table(&plans);
+    text += &report::obstacles(&obstacles, "In the way:");
+    let stopping = findings.iter().filter(|finding| finding.stops(&options.accept)).count();
+    let stops = stopping + obstacles.len();
+    // Where Cilium uses the pools already, an address that is missing does more harm than any finding.
+    let too_late = installation.uses_pools(&index, config.mode);
+    if !options.apply || !obstacles.is_empty() || (stopping > 0 && !too_late) {
+        let next = match (options.apply, stops) {
+            (false, 0) if plans.iter().all(NodePlan::is_done) => "Dry run: there is nothing to write.",
+            (false, 0) => "Dry run: nothing was written. Run it again with --apply.",
+            (true, _) => "Nothing was written.",
+            (false, _) => "Dry run: nothing was written.",
         };
-        return Ok(AdoptReport { text, clear: obstacles.is_empty() });
+        return Ok(AdoptReport::end(text, stops, next));
     }
-    let mut after;
     let mut looks = 1;
     loop {
         let mut conflicts = Vec::new();
@@ -85,28 +119,27 @@ pub async fn adopt(
                 conflicts.push(plan.node.clone());
             }
         }
-        (after, _) = list_cluster(writer).await?;
+        (index, _) = list_cluster(writer).await?;
         if conflicts.is_empty() {
             break;
         }
         let nodes = conflicts.join(", ");
         tracing::info!(nodes, "CiliumNodes changed meanwhile; planning again");
-        (plans, obstacles) = into_crd(&after, offers);
+        installation = Installation::read(writer, &config).await;
+        let wish = Wish { installation: &installation, mode: config.mode, free: options.free, canary };
+        (plans, obstacles) = into_crd(&index, &wish);
         if looks == MAX_PLANS || !obstacles.is_empty() {
-            let _ = writeln!(
-                text,
-                "Do not go on. Others wrote the CiliumNodes of {nodes} meanwhile; run it again."
-            );
-            text += &obstacle_list(&obstacles, "In the way:");
-            return Ok(AdoptReport { text, clear: false });
+            text += &report::obstacles(&obstacles, "In the way:");
+            let next = format!("Do not go on. Others wrote the objects of {nodes} meanwhile; run it again.");
+            return Ok(AdoptReport::end(text, obstacles.len().max(1), &next));
         }
         looks += 1;
     }
-    let left = missing(&after);
-    text += &obstacle_list(&left, "Do not go on. Still missing:");
+    let left = missing(&index);
+    text += &report::obstacles(&left, "Do not go on. Still missing:");
     if left.is_empty() {
         text += "Every live pod's address is in the pool of its node.\n";
-        let starting = starting(&after);
+        let starting = starting(&index);
         if starting > 0 {
             let _ = writeln!(
                 text,
@@ -114,51 +147,38 @@ pub async fn adopt(
                  agents are restarted."
             );
         }
-        text += NEXT;
     }
-    Ok(AdoptReport { text, clear: left.is_empty() })
+    let stops = left.len() + stopping;
+    let next = match (stops, canary) {
+        (0, Some(node)) => report::next_of_canary(node),
+        (0, None) => report::NEXT.to_owned(),
+        _ => "Do not restart any cilium-agent now.".to_owned(),
+    };
+    Ok(AdoptReport::end(text, stops, &next))
 }
 
-const NOT_KUBERNETES: &str = "This is for cluster-pool mode. In kubernetes mode more is in the way: \
-    sticky-ipam-controller adopt --back=kubernetes\n";
-
-const NEXT: &str = "Next: set ipam: crd and cni-exclusive: \"false\" in Cilium's ConfigMap, restart its \
-    operator, then its agents node by node (pods keep running), with this command under --follow meanwhile, \
-    so that pods which start in between are not left out. Then start sticky-ipam's agents. The way back: \
-    sticky-ipam-controller adopt --back\n";
-
-const MAY_GO_BACK: &str = "Every pod has an address of its own node's blocks, and no single address is \
-    routed elsewhere.\nNext: stop sticky-ipam's controller and agents, remove their conflist, and run this \
-    again. Then set Cilium's ipam back in its ConfigMap, and restart its operator, then its agents node by \
-    node (pods keep running). The pools may stay: other modes do not read them.\n";
-
-/// Goes on putting in what is missing until dropped, for the time in which agents are restarted.
-pub async fn follow(writer: &Writer, settings: &ControllerSettings, options: AdoptOptions) {
-    loop {
-        tokio::time::sleep(FOLLOW_INTERVAL).await;
-        let config = CiliumConfig::read(writer, settings).await;
-        let index = match list_cluster(writer).await {
-            Ok((index, _)) => index,
-            Err(error) => {
-                tracing::warn!(%error, "cannot list the objects; trying again");
-                continue;
-            }
-        };
-        let (plans, _) = into_crd(&index, offers(&config, options));
-        for plan in plans.iter().filter(|plan| !plan.is_done()) {
-            let node = &plan.node;
-            match write(writer, plan).await {
-                Ok(true) => tracing::info!(node, entries = plan.put.len(), "added addresses to the pool"),
-                Ok(false) => tracing::info!(node, "write conflict on the CiliumNode; trying again"),
-                Err(error) => tracing::warn!(node, %error, "cannot write the pool; trying again"),
-            }
-        }
+/// Removes the settings per node on the way back, once the ConfigMap names the old mode: until then an agent
+/// that restarts needs them.
+async fn remove_configs(
+    writer: &Writer,
+    config: &CiliumConfig,
+    installation: &Installation,
+    may_remove: bool,
+) -> Result<String, ApiError> {
+    let ours = written_by_us(&installation.node_configs);
+    let names: Vec<&str> = ours.iter().map(|(name, _)| name.as_str()).collect();
+    let names = names.join(", ");
+    if ours.is_empty() {
+        return Ok(String::new());
     }
-}
-
-/// In crd mode agents may go by the pools already: what is offered now may be another's by then.
-fn offers(config: &CiliumConfig, options: AdoptOptions) -> Option<usize> {
-    (!config.mode.publishes_pool_entries()).then_some(options.free)
+    if config.mode.publishes_pool_entries() || !may_remove {
+        return Ok(format!("Settings per node: {names}. {}\n", report::REMOVE_LATER));
+    }
+    let api: Api<CiliumNodeConfig> = Api::namespaced(writer.client(), NAMESPACE);
+    for (name, at) in &ours {
+        writer.delete(&format!("delete CiliumNodeConfig {name}"), &api, name, at).await?;
+    }
+    Ok(format!("Removed the settings per node: {names}.\n"))
 }
 
 /// One node's writes, on the CiliumNode as it was planned from. Ranges first: a pool is of no use without
@@ -167,6 +187,11 @@ async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
     let node = plan.node.as_str();
     if let Some(ranges) = &plan.node_cidrs {
         let nodes: Api<Node> = Api::all(writer.client());
+        tracing::warn!(
+            node,
+            ranges = join(ranges),
+            "writing spec.podCIDRs of the Node; this cannot be undone"
+        );
         // The server takes them only while the Node has none.
         let body = Patch::Merge(json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}}));
         writer.write(&format!("patch Node {node}"), nodes.patch(node, &patch_params(), &body)).await?;
@@ -184,55 +209,30 @@ async fn write(writer: &Writer, plan: &NodePlan) -> Result<bool, ApiError> {
         let Some(written) = writer.patch(&what, &cilium, node, &at, patch).await? else { return Ok(false) };
         at = Precondition::of(&written);
     }
-    Ok(true)
+    // Last: it may be what lets cilium-agent use the pool.
+    match &plan.config {
+        Some(config) => write_config(writer, config).await,
+        None => Ok(true),
+    }
 }
 
-fn table(plans: &[NodePlan]) -> String {
-    let mut text = String::new();
-    let width = plans.iter().map(|plan| plan.node.len()).max().unwrap_or(4).max(4);
-    let _ = writeln!(text, "{:width$}   pods  sticky  cilium   free  to write  blocks", "node");
-    for plan in plans {
-        let NodePlan { node, pods, sticky, own, free, .. } = plan;
-        let (put, blocks) = (plan.put.len(), join(&plan.blocks));
-        let _ =
-            writeln!(text, "{node:width$}  {pods:>5}  {sticky:>6}  {own:>6}  {free:>5}  {put:>8}  {blocks}");
-    }
-    for plan in plans {
-        let node = &plan.node;
-        if let Some(ranges) = &plan.node_cidrs {
-            let _ = writeln!(
-                text,
-                "node {node}: spec.podCIDRs of the Node becomes {}: without it Cilium invents a range in crd \
-                 mode, and it cannot be changed afterwards",
-                join(ranges)
-            );
+/// False if the CiliumNodeConfig changed since, or is there by now.
+async fn write_config(writer: &Writer, config: &ConfigWrite) -> Result<bool, ApiError> {
+    let api: Api<CiliumNodeConfig> = Api::namespaced(writer.client(), NAMESPACE);
+    let name = config.name.as_str();
+    match &config.at {
+        Some(at) if config.defaults.is_empty() => {
+            writer.delete(&format!("delete CiliumNodeConfig {name}"), &api, name, at).await
         }
-        if let Some(ranges) = &plan.pod_cidrs {
-            let ranges = join(ranges);
-            let _ = writeln!(text, "node {node}: spec.ipam.podCIDRs of the CiliumNode becomes {ranges}");
+        Some(at) => {
+            let what = format!("patch CiliumNodeConfig {name}");
+            Ok(writer.patch(&what, &api, name, at, config.patch()).await?.is_some())
         }
-        if plan.own == 0 {
-            let _ = writeln!(
-                text,
-                "node {node}: its CiliumNode names no address of Cilium's own (spec.addresses, \
-                 CiliumInternalIP); the router may get another one"
-            );
+        None => {
+            let what = format!("create CiliumNodeConfig {name}");
+            let params =
+                PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+            Ok(writer.write(&what, api.create(&params, &config.written())).await?.is_some())
         }
     }
-    text
-}
-
-fn obstacle_list(obstacles: &[Obstacle], heading: &str) -> String {
-    if obstacles.is_empty() {
-        return String::new();
-    }
-    let lines = obstacles.iter().map(|obstacle| format!("  {obstacle}\n"));
-    format!("{heading}\n{}", lines.collect::<String>())
-}
-
-fn back_report(obstacles: &[Obstacle]) -> String {
-    if obstacles.is_empty() {
-        return MAY_GO_BACK.to_owned();
-    }
-    obstacle_list(obstacles, "Do not go back yet. Away from home:")
 }

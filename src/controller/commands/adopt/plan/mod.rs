@@ -2,6 +2,8 @@
 //! blocks again. Pure. Must never offer an address that is in use or claimed, and never give one pod's
 //! address to another.
 
+mod ranges;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -13,7 +15,35 @@ use crate::cluster::cilium::pool::resource;
 use crate::cluster::objects::cilium::PoolEntry;
 use crate::cluster::writer::write::Precondition;
 use crate::controller::index::objects::{IndexedCiliumNode, IndexedNode, IndexedPod};
-use crate::controller::{flags::BackTo, index::ClusterIndex};
+use crate::controller::{flags::BackTo, index::ClusterIndex, installation::Installation};
+use crate::policy::mode::CiliumMode;
+use crate::policy::preflight::{CiliumOptions, PreflightFacts};
+pub(crate) use ranges::{ConfigWrite, written_by_us};
+
+/// No node needs more free addresses than this until the agent fills its pool.
+const LEAST_FREE: usize = 16;
+
+/// What the operator asks for, and how Cilium is installed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    pub installation: &'a Installation,
+    /// Of the whole cluster, by its ConfigMap.
+    pub mode: CiliumMode,
+    /// How many addresses of a node and family any pod may have.
+    pub free: usize,
+    /// The node that switches first.
+    pub canary: Option<&'a str>,
+}
+
+impl Wish<'_> {
+    /// None is offered while the agent may use the pool already: what is offered late may be another's by
+    /// then.
+    fn free_on(&self, node: Option<&IndexedNode>) -> Option<usize> {
+        let labels = node.map(|node| node.labels.clone()).unwrap_or_default();
+        let mode = self.installation.mode_on(&labels, self.mode);
+        (!mode.publishes_pool_entries()).then_some(self.free)
+    }
+}
 
 /// What must be written on one node's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -30,17 +60,21 @@ pub(crate) struct NodePlan {
     pub own: usize,
     /// Addresses that any pod may have, after the write.
     pub free: usize,
+    /// The same of the family that has the fewest; none if no more are offered.
+    pub least_free: Option<usize>,
     pub put: BTreeMap<IpAddr, PoolEntry>,
     /// The CiliumNode's ranges, if it names no block.
     pub pod_cidrs: Option<Vec<IpNet>>,
     /// The Node's ranges, if it names none: in `crd` mode Cilium would invent some.
     pub node_cidrs: Option<Vec<IpNet>>,
+    /// Settings of Cilium for this node alone.
+    pub config: Option<ConfigWrite>,
 }
 
 impl NodePlan {
     /// There is nothing to write.
     pub(crate) fn is_done(&self) -> bool {
-        self.put.is_empty() && self.pod_cidrs.is_none() && self.node_cidrs.is_none()
+        self.put.is_empty() && self.pod_cidrs.is_none() && self.node_cidrs.is_none() && self.config.is_none()
     }
 }
 
@@ -96,6 +130,17 @@ pub enum Obstacle {
     /// There is no way to `crd` from how Cilium gets its addresses.
     #[error("Cilium gets its addresses by ipam: {mode}; the way leads from cluster-pool or kubernetes only")]
     Mode { mode: String },
+    #[error("node {node}, which is to switch first, has no Node or no CiliumNode; name another by --canary")]
+    NoCanary { node: String },
+    #[error(
+        "node {node}: no other Node may have its label kubernetes.io/hostname, by which a CiliumNodeConfig \
+         selects it; correct the label"
+    )]
+    NoHostname { node: String },
+    #[error(
+        "CiliumNodeConfig kube-system/{name} was not written by sticky-ipam, which needs this name; rename it"
+    )]
+    ForeignConfig { name: String },
 }
 
 /// The objects that would say which addresses are kept or shown, and cannot be read.
@@ -107,14 +152,18 @@ fn unreadable(index: &ClusterIndex) -> Vec<Obstacle> {
     all.map(|(kind, name)| Obstacle::Unreadable { kind: kind.to_owned(), name: name.clone() }).collect()
 }
 
-/// Plans the way into `crd` mode. `free` addresses a node are offered to any pod; none are while agents may
-/// go by the pools already, because an address that is offered late may be another's by then.
-pub(crate) fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obstacle>) {
+/// Plans the way into `crd` mode.
+pub(crate) fn into_crd(index: &ClusterIndex, wish: &Wish<'_>) -> (Vec<NodePlan>, Vec<Obstacle>) {
     let kept: BTreeSet<IpAddr> = index.claims.values().map(|claim| claim.spec.address).collect();
     let live = live(index);
     let shown: BTreeSet<IpAddr> = live.values().flatten().map(|(_, _, address)| *address).collect();
     let mut obstacles = unreadable(index);
-    let free = free.filter(|_| obstacles.is_empty());
+    let all_known = obstacles.is_empty();
+    if let Some(canary) = wish.canary
+        && (index.nodes.get(canary).is_none() || index.cilium_nodes.get(canary).is_none())
+    {
+        obstacles.push(Obstacle::NoCanary { node: canary.to_owned() });
+    }
     for (node, pods) in &live {
         if index.cilium_nodes.get(node).is_none()
             && let Some((pod, ..)) = pods.first()
@@ -166,26 +215,59 @@ pub(crate) fn into_crd(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePl
         let offered: BTreeSet<IpAddr> =
             cilium.unowned.iter().filter(|address| !taken(address)).copied().collect();
         plan.free = offered.len();
+        let free = wish.free_on(index.nodes.get(name)).filter(|_| all_known);
         for (family, free) in free.iter().flat_map(|free| [(Family::V4, free), (Family::V6, free)]) {
-            let there = offered.iter().filter(|address| Family::of(**address) == family).count();
-            let of_family = blocks.iter().filter(|block| Family::of(block.addr()) == family);
+            let mut there = offered.iter().filter(|address| Family::of(**address) == family).count();
+            let mut of_family = blocks.iter().filter(|block| Family::of(block.addr()) == family).peekable();
+            if of_family.peek().is_none() {
+                continue;
+            }
             let next =
                 of_family.flat_map(hosts).filter(|address| !taken(address) && !offered.contains(address));
             for address in next.take(free.saturating_sub(there)) {
                 plan.put.insert(address, PoolEntry::default());
                 plan.free += 1;
+                there += 1;
             }
+            plan.least_free = Some(plan.least_free.map_or(there, |least| least.min(there)));
         }
         // Single addresses that are routed there stay.
         let with_routes = || blocks.iter().chain(&cilium.pod_cidrs).copied().collect();
         plan.pod_cidrs = cilium.blocks().next().is_none().then(with_routes);
         plan.node_cidrs =
             index.nodes.get(name).filter(|node| node.pod_cidrs.is_empty()).map(|_| first(&blocks));
+        let named = index.nodes.get(name).map(|node| node.pod_cidrs.as_slice()).unwrap_or_default();
+        let ranges = plan.node_cidrs.as_deref().unwrap_or(named);
+        match ranges::config_write(wish, index, name, ranges, &blocks) {
+            Ok(config) => plan.config = config,
+            Err(obstacle) => obstacles.push(obstacle),
+        }
         plan.blocks = blocks;
         plans.push(plan);
     }
     obstacles.sort();
     (plans, obstacles)
+}
+
+/// The facts of the preflight as they will be after these writes.
+pub(crate) fn facts_after(index: &ClusterIndex, wish: &Wish<'_>, plans: &[NodePlan]) -> PreflightFacts {
+    let mut facts = wish.installation.facts(index);
+    let writes = plans.iter().filter_map(|plan| plan.config.as_ref());
+    let configs = ranges::after(&wish.installation.node_configs, writes);
+    for node in &mut facts.nodes {
+        let Some(plan) = plans.iter().find(|plan| plan.node == node.name) else { continue };
+        if let Some(ranges) = &plan.node_cidrs {
+            node.node = ranges.clone();
+        }
+        if let Some(seen) = index.nodes.get(&node.name) {
+            let settings = wish.installation.settings_on(&seen.labels, &configs);
+            node.configured = CiliumOptions::read(&settings).ranges;
+        }
+        node.blocks = plan.blocks.clone();
+        node.free = plan.least_free;
+    }
+    facts.least_free = wish.free.min(LEAST_FREE);
+    facts
 }
 
 /// Every address of a live pod, or of Cilium, that is not in its node's pool.

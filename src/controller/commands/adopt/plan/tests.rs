@@ -4,6 +4,13 @@ use crate::controller::index::objects::IndexedNode;
 use crate::runtime::cache::CacheEvent;
 use serde_json::{Value, json};
 
+/// Plans with so many free addresses, or for a cluster that is in crd mode already.
+fn into(index: &ClusterIndex, free: Option<usize>) -> (Vec<NodePlan>, Vec<Obstacle>) {
+    let mode = if free.is_some() { CiliumMode::ClusterPool } else { CiliumMode::Crd };
+    let installation = Installation::default();
+    into_crd(index, &Wish { installation: &installation, mode, free: free.unwrap_or(3), canary: None })
+}
+
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
@@ -76,7 +83,7 @@ fn a_pool_holds_live_pods_cilium_itself_and_free_addresses_and_nothing_that_is_k
     let claim = json!({"metadata": {"name": "10.1.0.2"}, "spec": {"address": "10.1.0.2", "phase": "Granted",
         "stickyRef": {"namespace": "db", "name": "mysql-1"}}});
     index.claims.apply(CacheEvent::Applied(("10.1.0.2".into(), serde_json::from_value(claim).unwrap())));
-    let (plans, obstacles) = into_crd(&index, Some(3));
+    let (plans, obstacles) = into(&index, Some(3));
     assert_eq!(obstacles, []);
     let plan = &plans[0];
     let put: Vec<String> = plan.put.keys().map(ToString::to_string).collect();
@@ -87,7 +94,7 @@ fn a_pool_holds_live_pods_cilium_itself_and_free_addresses_and_nothing_that_is_k
     assert_eq!((plan.pods, plan.sticky, plan.own, plan.free), (2, 1, 2, 3));
     assert_eq!((&plan.pod_cidrs, &plan.node_cidrs), (&None, &None));
     // Agents that may go by the pool already are offered nothing.
-    assert_eq!(into_crd(&index, None).0[0].put.len(), 4);
+    assert_eq!(into(&index, None).0[0].put.len(), 4);
     assert_eq!(missing(&index).len(), 4);
 }
 
@@ -101,7 +108,7 @@ fn what_stands_is_left_and_only_the_rest_is_put() {
         vec![pod("mysql-0", "n1", &["10.1.0.5"]), pod("web", "n1", &["10.1.0.1"])],
     );
     sticky(&mut index, "mysql-0", "10.1.0.5");
-    let (plans, _) = into_crd(&index, Some(2));
+    let (plans, _) = into(&index, Some(2));
     // The sticky pod's own key gets its owner: the pod has it.
     assert_eq!(plans[0].put.keys().collect::<Vec<_>>(), [&ip("10.1.0.5")]);
     assert_eq!(missing(&index), []);
@@ -117,7 +124,7 @@ fn a_pod_whose_address_another_is_to_have_is_in_the_way_and_missing() {
         vec![pod("mysql-0", "n1", &["10.1.0.5"])],
     );
     assert!(
-        matches!(&into_crd(&index, Some(0)).1[..], [Obstacle::Contested { owner, .. }] if owner == "db/other")
+        matches!(&into(&index, Some(0)).1[..], [Obstacle::Contested { owner, .. }] if owner == "db/other")
     );
     assert!(matches!(&missing(&index)[..], [Obstacle::Missing { .. }]));
 }
@@ -125,18 +132,18 @@ fn a_pod_whose_address_another_is_to_have_is_in_the_way_and_missing() {
 #[test]
 fn ranges_come_from_the_node_where_the_ciliumnode_has_none_and_the_other_way_round() {
     let from_node = index(vec![node("n1", &["10.1.0.0/28"])], vec![cilium("n1", json!({}))], vec![]);
-    let (plans, _) = into_crd(&from_node, Some(0));
+    let (plans, _) = into(&from_node, Some(0));
     assert_eq!(plans[0].pod_cidrs, Some(vec!["10.1.0.0/28".parse().unwrap()]));
     assert_eq!(plans[0].node_cidrs, None);
     let blocks = json!({"ipam": {"podCIDRs": ["fd00::/112", "10.1.0.0/28", "10.2.0.0/28"]}});
     let from_cilium = index(vec![node("n1", &[])], vec![cilium("n1", blocks)], vec![]);
-    let (plans, _) = into_crd(&from_cilium, Some(0));
+    let (plans, _) = into(&from_cilium, Some(0));
     assert_eq!(plans[0].pod_cidrs, None);
     let expected: Vec<IpNet> = vec!["10.1.0.0/28".parse().unwrap(), "fd00::/112".parse().unwrap()];
     assert_eq!(plans[0].node_cidrs, Some(expected));
     let neither =
         index(vec![node("n1", &[])], vec![cilium("n1", json!({}))], vec![pod("a", "n2", &["10.9.0.1"])]);
-    let (_, obstacles) = into_crd(&neither, Some(0));
+    let (_, obstacles) = into(&neither, Some(0));
     assert!(
         matches!(&obstacles[..], [Obstacle::NoCiliumNode { .. }, Obstacle::NoBlock { .. }]),
         "{obstacles:?}"
@@ -191,14 +198,14 @@ fn while_a_claim_cannot_be_read_nothing_is_offered_and_one_may_not_go_on() {
         vec![cilium("n1", json!({"ipam": {"podCIDRs": ["10.1.0.0/28"]}}))],
         vec![pod("web", "n1", &["10.1.0.1"])],
     );
-    assert!(into_crd(&index, Some(3)).0[0].free > 0);
+    assert!(into(&index, Some(3)).0[0].free > 0);
     index.claims.apply(CacheEvent::Unreadable("10.1.0.2".into()));
-    let (plans, obstacles) = into_crd(&index, Some(3));
+    let (plans, obstacles) = into(&index, Some(3));
     assert_eq!(plans[0].put.keys().collect::<Vec<_>>(), [&ip("10.1.0.1")]);
     let unread = |kind: &str, name: &str| Obstacle::Unreadable { kind: kind.into(), name: name.into() };
     assert_eq!(obstacles, [unread("AddressClaim", "10.1.0.2")]);
     assert!(obstacles[0].to_string().contains("AddressClaim 10.1.0.2"), "{}", obstacles[0]);
     index.claims.apply(CacheEvent::Deleted("10.1.0.2".into()));
     index.cilium_nodes.apply(CacheEvent::Unreadable("n2".into()));
-    assert_eq!(into_crd(&index, Some(3)).1, [unread("CiliumNode", "n2")]);
+    assert_eq!(into(&index, Some(3)).1, [unread("CiliumNode", "n2")]);
 }
