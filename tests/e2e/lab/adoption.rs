@@ -6,21 +6,31 @@ use std::process::{Child, Stdio};
 use crate::support::lab::{Flavour, Lab, command, eventually, folder, pod_spec};
 
 const NAMESPACE: &str = "adopted";
+const REBOOTED: &str = "rebooted";
 /// Between two pings.
 const PING_SECONDS: &str = "0.1";
 
-/// `sticky-ipam-controller adopt` with these arguments, in the fabric, where the API server is.
+/// `sticky-ipam-controller adopt` with these arguments, in the fabric, where the API server is. No pod of
+/// Cilium's agent is there to be seen: they are processes.
 fn adopt(lab: &Lab, arguments: &[&str]) -> Result<String, String> {
     let kubeconfig = folder().join("admin.kubeconfig").display().to_string();
     let program = env!("CARGO_BIN_EXE_sticky-ipam-controller");
     let begin = ["on", "fabric", program, "--kubeconfig", kubeconfig.as_str(), "adopt"];
-    lab.attempt(&[&begin, arguments].concat())
+    lab.attempt(&[&begin, arguments, &["--accept=CiliumAgentsNotSeen"]].concat())
 }
 
+/// The ConfigMap that `adopt` reads, with the settings that the lab gives to the agents as flags.
 fn set_mode(lab: &Lab, mode: &str) {
-    let literal = format!("--from-literal=ipam={mode}");
+    let ipam = format!("--from-literal=ipam={mode}");
+    let settings = [
+        "--from-literal=routing-mode=tunnel",
+        "--from-literal=enable-ipv6=false",
+        "--from-literal=enable-ipv4-masquerade=false",
+        "--from-literal=cni-exclusive=false",
+    ];
     let _ = lab.attempt(&["kubectl", "delete", "configmap", "-n", "kube-system", "cilium-config"]);
-    lab.kubectl(&["create", "configmap", "-n", "kube-system", "cilium-config", &literal]);
+    let create = ["create", "configmap", "-n", "kube-system", "cilium-config", ipam.as_str()];
+    lab.kubectl(&[&create[..], &settings[..]].concat());
 }
 
 /// A process in a pod that goes on while other things happen.
@@ -170,6 +180,23 @@ fn serves_sticky_pods(lab: &Lab, mode: &str, two: &str) {
     lab.pings(NAMESPACE, "one", two);
 }
 
+/// The settings of single nodes.
+fn node_configs(lab: &Lab) -> String {
+    let path = "jsonpath={.items[*].metadata.name}";
+    lab.kubectl(&["get", "ciliumnodeconfigs", "-n", "kube-system", "-o", path])
+}
+
+/// A pod that kubelet probes over TCP; its address once it is ready.
+fn probed_pod(lab: &Lab, name: &str, node: &str) -> String {
+    let mut spec = pod_spec(node);
+    spec["containers"][0]["readinessProbe"] =
+        serde_json::json!({"tcpSocket": {"port": 8080}, "periodSeconds": 1});
+    lab.create(&serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": REBOOTED, "name": name}, "spec": spec,
+    }));
+    lab.address(REBOOTED, name)
+}
+
 /// Pings and a connection between running pods lose nothing on the way from `mode` into `crd`, and back.
 fn there_and_back(flavour: Flavour, mode: &str) {
     let lab = Lab::of(flavour);
@@ -208,6 +235,8 @@ fn there_and_back(flavour: Flavour, mode: &str) {
     let back = adopt(&lab, &[&format!("--back={mode}")]).unwrap_or_else(|why| panic!("{why}"));
     assert!(back.contains("Every pod has an address of its own node's blocks"), "{back}");
     loses_nothing(&lab, &two, || switch(&lab, mode, &one, &two));
+    adopt(&lab, &[&format!("--back={mode}"), "--apply"]).unwrap_or_else(|why| panic!("{why}"));
+    assert_eq!(node_configs(&lab), "", "nothing of it is left");
     assert_eq!(after(), before, "the routers keep their addresses, and no pod started anew");
     // New pods come out of the block again, and get nothing that another has.
     lab.pod(NAMESPACE, "four", "node-1");
@@ -221,7 +250,56 @@ fn there_and_back(flavour: Flavour, mode: &str) {
 
 /// The tests of a mode share its lab.
 mod cluster_pool {
-    use super::{Flavour, Lab, there_and_back};
+    use super::{
+        Flavour, Lab, REBOOTED, adopt, is_in_mode, node_configs, probed_pod, set_mode, there_and_back,
+    };
+
+    /// The ranges of the Nodes are not the blocks of their CiliumNodes. One node first, and back again; then
+    /// all of them, and a machine that forgets every route.
+    #[test]
+    fn after_adoption_and_a_reboot_hosts_reach_their_own_pods() {
+        let lab = Lab::of(Flavour::ClusterPool);
+        lab.namespace(REBOOTED);
+        set_mode(&lab, "cluster-pool");
+        let adopt = |arguments: &[&str]| adopt(&lab, arguments).unwrap_or_else(|why| panic!("{why}"));
+        let switch = |node: &str, mode: &str| {
+            lab.must(&["set-ipam", node, mode]);
+            is_in_mode(&lab, node, mode);
+        };
+        let report = adopt(&[]);
+        assert!(report.contains("sticky-ipam-node-1 becomes ipv4-range: 10.200."), "{report}");
+
+        assert!(adopt(&["--apply", "--canary=node-1"]).contains("GO. Next: restart cilium-agent on node-1"));
+        switch("node-1", "crd");
+        let first = probed_pod(&lab, "first", "node-1");
+        let back = adopt(&["--back", "--apply"]);
+        assert!(back.contains("Removed the settings per node: sticky-ipam-node-1"), "{back}");
+        switch("node-1", "cluster-pool");
+        lab.answers("node-1", &first);
+
+        assert!(adopt(&["--apply"]).contains("GO. Next: set ipam: crd"));
+        set_mode(&lab, "crd");
+        for node in ["node-1", "node-2"] {
+            switch(node, "crd");
+        }
+        lab.answers("node-1", &first);
+        for node in ["node-1", "node-2"] {
+            lab.must(&["reboot", node]);
+            let address = probed_pod(&lab, &format!("after-{node}"), node);
+            for from in ["node-1", "node-2"] {
+                lab.answers(from, &address);
+            }
+        }
+
+        lab.kubectl(&["delete", "namespace", REBOOTED]);
+        adopt(&["--back"]);
+        set_mode(&lab, "cluster-pool");
+        for node in ["node-1", "node-2"] {
+            switch(node, "cluster-pool");
+        }
+        adopt(&["--back", "--apply"]);
+        assert_eq!(node_configs(&lab), "", "nothing of it is left");
+    }
 
     /// Cilium's own operator, which the others start from.
     #[test]

@@ -109,6 +109,19 @@ cilium_define() {
     define "cilium@$node" "$node" env "K8S_NODE_NAME=$node" "PATH=$LAB_DIR/path:$PATH" "$cilium_bin/cilium-agent" "${flags[@]}"
 }
 
+# cilium_own_range NODE: the range that CiliumNodeConfigs name for a node, as Cilium's own program reads them
+# before cilium-agent starts; nothing where none does.
+cilium_own_range() {
+    local settings=$LAB_DIR/$1-settings
+    rm -rf "$settings"
+    enter "$1" "$cilium_bin/cilium-dbg" build-config "--k8s-kubeconfig-path=$ADMIN_KUBECONFIG" "--node-name=$1" "--dest=$settings" \
+        --source=cilium-node-config:kube-system >"$LAB_DIR/log/settings@$1.log" 2>&1 || {
+        tail -n 5 "$LAB_DIR/log/settings@$1.log" >&2
+        die "cilium-dbg cannot read the CiliumNodeConfigs"
+    }
+    cat "$settings/ipv4-range" 2>/dev/null || true
+}
+
 cilium_healthy() { enter "$1" curl -sf --max-time 5 -H 'brief: true' http://127.0.0.1:9879/healthz; }
 
 operator_define() {

@@ -77,7 +77,10 @@ command_set_ipam() {
     crd | cluster-pool | kubernetes) ;;
     *) bad_usage "set-ipam takes a node and a mode: crd, cluster-pool or kubernetes" ;;
     esac
-    sed -i "s/--ipam=[a-z-]*/--ipam=$2/" "$LAB_DIR/run/cilium@$1.command"
+    local range
+    range=$(cilium_own_range "$1")
+    sed -i "s/--ipam=[a-z-]*/--ipam=$2/; s/ --ipv4-range=[0-9.]*[^ ]*//" "$LAB_DIR/run/cilium@$1.command"
+    [[ -z $range ]] || sed -i "s|--ipam=$2|& --ipv4-range=$range|" "$LAB_DIR/run/cilium@$1.command"
     command_restart_cilium "$1"
 }
 

@@ -4,6 +4,7 @@
 
 // Beside the module `crd` by their names, whose lab they share.
 mod crd_blast;
+mod crd_host_routes;
 mod crd_mac;
 mod cut_off;
 mod dual_stack;
