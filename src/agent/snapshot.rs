@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub decisions: Vec<Decision>,
     /// The pending updates, with the names of their files.
     pub pending_updates: Vec<(String, PendingUpdate)>,
+    /// Whether every claim on an address of this node is reserved in the store.
+    pub is_seeded: bool,
     pub now: NodeTime,
 }
 
@@ -54,6 +56,7 @@ impl Snapshot {
             records,
             decisions: store.decisions()?,
             pending_updates: store.pending_updates()?,
+            is_seeded: store.is_seeded()?,
             now: store.now().clone(),
         })
     }

@@ -98,6 +98,7 @@ impl<D: Disk> Store<D> {
                     first_opened_at: self.now.clone(),
                     cursors: self.host_local_cursors(),
                     directory: changed()?,
+                    seeded: None,
                     change: None,
                 };
                 (state, Some(ReconcileDepth::Everything))

@@ -270,6 +270,17 @@ impl TestNode {
         Some(answer.map(|document| address_of(&document["ips"][0])))
     }
 
+    /// A first ordinary pod comes and goes: from then on the store knows what is claimed.
+    pub async fn seed(&self, case: &Case<'_>) {
+        let first = sandbox(&case.pod(&format!("first-of-{}", self.name), &[], Some(&self.name)).await);
+        self.add(&first).await.unwrap();
+        self.del(&first).await;
+        delete_pod(case, &first.pod).await;
+        // As the agent does once the pod is gone.
+        let decision = self.store().root().join(".sticky/decisions").join(&first.uid);
+        let _ = std::fs::remove_file(decision);
+    }
+
     /// DEL; the sandbox's namespace is gone then.
     pub async fn del(&self, sandbox: &Sandbox) {
         self.del_before(sandbox, Arc::new(NoObserver)).await.unwrap();

@@ -62,36 +62,18 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         if view.phase == ClaimPhase::Refused || !ours || !contains(&self.options.shape.ranges, address) {
             return not_needed("it is answered already");
         }
-        if self.keep_beside_current(address, key)? {
-            return done(format!(
-                "{address} is kept for StickyIP {key}, which a sandbox of this node has with another address"
-            ));
-        }
-        match self.reserve_for(address, key, None)? {
-            ClaimAnswer::Grant => done(format!("{address} is kept for StickyIP {key} again")),
-            ClaimAnswer::Refuse(reason) => {
-                needs_attention(format!("{address} is claimed for StickyIP {key}, and {reason}"))
-            }
-        }
-    }
-
-    /// Reserves an address that is claimed for a StickyIP which a sandbox of this node has with other
-    /// addresses: as if an earlier sandbox had had it here.
-    fn keep_beside_current(&self, address: IpAddr, key: &StickyKey) -> Performed<bool> {
         let store = self.store()?;
         let mut locked = store.lock()?;
-        let claimant = bound(key)?;
-        let is_current = |kept: &StoredRecord| {
-            kept.record.is_attached(store.now()) && !kept.record.addresses.contains(&address)
-        };
-        let Some(current) = locked.find_by_claimant(&claimant)?.filter(is_current) else { return Ok(false) };
-        if locked.find_by_address(address)?.is_some() {
-            return Ok(false);
-        }
-        let record = Record::superseded(address, &claimant, &current.record.attachment, store.now());
-        locked.put(&record, None)?;
+        let granted = Attachment::of_node(interface()?);
+        let in_use = locked.reserve_claimed(address, &bound(key)?, &granted)?;
         locked.commit()?;
-        Ok(true)
+        match in_use {
+            None => done(format!("{address} is kept for StickyIP {key} again")),
+            Some(there) => needs_attention(format!(
+                "{address} is claimed for StickyIP {key}, and {} has it",
+                there.record.holder()
+            )),
+        }
     }
 
     fn reserve_for(

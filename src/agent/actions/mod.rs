@@ -26,6 +26,7 @@ mod reevaluate;
 mod refill;
 mod release_record;
 mod remove_barriers;
+mod seed;
 mod send_update;
 mod unowned;
 mod unpublish;
@@ -45,6 +46,7 @@ use crate::store::Disk;
 pub async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, action: &Action) -> Performed {
     let performed = match action {
         Action::SendUpdate { name, update } => send_update::perform(context, name, update).await,
+        Action::Seed => seed::perform(context).await,
         Action::Prepare { pod, uid } => prepare::perform(context, pod, uid).await,
         Action::DecideRunning { pod, uid } => decide_running::perform(context, pod, uid).await,
         Action::Withdraw { uid } => withdraw::perform(context, uid).await,

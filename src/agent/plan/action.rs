@@ -9,6 +9,8 @@ use crate::store::{PendingUpdate, Record};
 pub enum Action {
     /// Send the update in the file of this name, which a verb could not send, to the API server.
     SendUpdate { name: String, update: PendingUpdate },
+    /// Reserve what is claimed in a store that is new or was restored.
+    Seed,
     /// Decide about a pod (namespace/name) before its ADD comes.
     Prepare { pod: String, uid: String },
     /// Decide about a running pod (namespace/name) that is not sticky, for its next sandbox.
@@ -65,7 +67,7 @@ impl Action {
             Self::EndAttachment { record } | Self::ReleaseRecord { record } => {
                 record.addresses.first().map(ToString::to_string).unwrap_or_default()
             }
-            Self::RecordUnowned { .. } | Self::Refill | Self::RemoveBarriers => String::new(),
+            Self::Seed | Self::RecordUnowned { .. } | Self::Refill | Self::RemoveBarriers => String::new(),
         }
     }
 
@@ -89,6 +91,7 @@ impl Action {
             | Self::RecordMac { .. }
             | Self::ReleaseRecord { .. }
             | Self::RecordUnowned { .. }
+            | Self::Seed
             | Self::Refill => false,
         }
     }
@@ -97,6 +100,7 @@ impl Action {
     pub fn name(&self) -> &'static str {
         match self {
             Self::SendUpdate { .. } => "send_update",
+            Self::Seed => "seed",
             Self::Prepare { .. } => "prepare",
             Self::DecideRunning { .. } => "decide_running",
             Self::Withdraw { .. } => "withdraw",

@@ -1,4 +1,5 @@
-//! Which claims on addresses of this node to grant or refuse, and which adoptions are over. Must never read
+//! Whether the store must learn what is claimed, which claims on addresses of this node to grant or refuse,
+//! and which adoptions are over. Must never read
 //! anything itself.
 
 use super::action::Action;
@@ -6,6 +7,14 @@ use super::debounce::{Debounce, LONG, SHORT};
 use super::input::{PlanInput, contains};
 use crate::agent::snapshot::uid_of;
 use crate::cluster::objects::ClaimPhase;
+
+/// At once, and before the watches have listed: until then no pod that is not sticky gets an address. Where
+/// Cilium picks the addresses, nothing depends on it.
+pub(super) fn seed(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
+    if !input.store.is_seeded && !input.options.shape.mode.cilium_picks_the_address() {
+        actions.push(Action::Seed);
+    }
+}
 
 pub(super) fn grant(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
     let PlanInput { options, index, store, now } = input;
@@ -15,7 +24,7 @@ pub(super) fn grant(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mu
         let due = match claim.phase {
             ClaimPhase::Requested => true,
             ClaimPhase::Refused => false,
-            // The store was lost: a program that picks by it alone would give the address to any pod.
+            // The claim was made by hand, or the record was lost and the store has not noticed.
             ClaimPhase::Granted | ClaimPhase::Bound | ClaimPhase::Quarantined => {
                 !known
                     && contains(&options.shape.ranges, claim.address)

@@ -24,6 +24,7 @@ use debounce::Debounce;
 /// them are synced.
 pub fn plan(input: &PlanInput<'_>, debounce: &mut Debounce) -> Vec<Action> {
     let mut actions = Vec::new();
+    claims::seed(input, &mut actions);
     pending_updates::send(input, &mut actions);
     if input.index.is_synced() {
         claims::grant(input, debounce, &mut actions);

@@ -48,7 +48,13 @@ fn listed() -> NodeIndex {
 }
 
 fn store() -> Snapshot {
-    Snapshot { records: Vec::new(), decisions: Vec::new(), pending_updates: Vec::new(), now: now() }
+    Snapshot {
+        records: Vec::new(),
+        decisions: Vec::new(),
+        pending_updates: Vec::new(),
+        is_seeded: true,
+        now: now(),
+    }
 }
 
 fn now() -> NodeTime {

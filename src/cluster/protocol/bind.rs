@@ -23,7 +23,7 @@ use crate::policy::handover::{Attached, NodeState, OldPod, OldSandbox, WaitReaso
 use crate::policy::lifetime::retention::Retention;
 
 pub(crate) use crate::cluster::protocol::local_node::{BindError, LocalNode};
-pub(crate) use crate::cluster::protocol::read::{is_any_claimed, read_sticky};
+pub(crate) use crate::cluster::protocol::read::{is_any_claimed, list_claims, read_sticky};
 pub(crate) use crate::cluster::view::ClaimsByAddress;
 
 /// Between two reads while waiting, at first: most old pods are gone soon.

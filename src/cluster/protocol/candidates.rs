@@ -16,6 +16,7 @@ use crate::cluster::cilium::pool::{home_blocks, list_nodes};
 use crate::cluster::objects::ip_pool::overlaps;
 use crate::cluster::objects::{AddressClaim, ClaimName, ClaimPhase, IPPool, PoolUse, Validate, labels};
 use crate::cluster::protocol::local_node::{BindError, LocalNode};
+use crate::cluster::protocol::read::list_claims;
 use crate::cluster::protocol::step::Candidate;
 use crate::cluster::view::Origin;
 use crate::names::StickyKey;
@@ -39,14 +40,10 @@ impl CandidateSources {
     /// Reads the Sticky pools and the claims of the claimant's earlier attempts.
     pub(crate) async fn read(api: &Connection, key: &StickyKey, node: &str) -> Result<Self, BindError> {
         let pools: Api<IPPool> = Api::all(api.client());
-        let claims: Api<AddressClaim> = Api::all(api.client());
-        let of_key = ListParams::default()
-            .fields(&format!("spec.stickyRef.namespace={},spec.stickyRef.name={}", key.namespace, key.name));
+        let of_key = format!("spec.stickyRef.namespace={},spec.stickyRef.name={}", key.namespace, key.name);
         let every = ListParams::default();
-        let (pools, own) = tokio::try_join!(
-            api.read("list IPPools", || pools.list(&every)),
-            api.read("list AddressClaims", || claims.list(&of_key)),
-        )?;
+        let (pools, own) =
+            tokio::try_join!(api.read("list IPPools", || pools.list(&every)), list_claims(api, &of_key),)?;
         let pools = usable(pools.items);
         let mut labels = BTreeMap::new();
         if pools.iter().any(|pool| pool.spec.node_selector.is_some()) {
@@ -54,7 +51,7 @@ impl CandidateSources {
             let found = api.read(&format!("get Node {node}"), || nodes.get_metadata_opt(node)).await?;
             labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
         }
-        Ok(Self { pools, labels, own: own.items, blocks: None })
+        Ok(Self { pools, labels, own, blocks: None })
     }
 
     /// The sources for a claimant of which nothing exists, from these pools alone. For a pin alone, of which

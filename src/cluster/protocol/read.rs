@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use futures_util::future::try_join_all;
-use kube::api::Api;
+use kube::api::{Api, ListParams};
 
-use crate::cluster::api::client::ApiError;
+use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
 use crate::cluster::protocol::local_node::BindError;
 use crate::cluster::view::{ClaimView, ClaimsByAddress};
@@ -19,6 +19,13 @@ pub(crate) async fn read_sticky(
 ) -> Result<Option<StickyIP>, ApiError> {
     let api: Api<StickyIP> = Api::namespaced(writer.api().client(), &key.namespace);
     writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
+}
+
+/// The claims that these fields select.
+pub(crate) async fn list_claims(api: &Connection, fields: &str) -> Result<Vec<AddressClaim>, ApiError> {
+    let claims: Api<AddressClaim> = Api::all(api.client());
+    let selected = ListParams::default().fields(fields);
+    Ok(api.read("list AddressClaims", || claims.list(&selected)).await?.items)
 }
 
 /// Whether any of these addresses is claimed, for any StickyIP.

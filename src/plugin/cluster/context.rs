@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::IpAddr;
+use std::pin::Pin;
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cni::{ClusterConf, CniError};
@@ -56,11 +57,20 @@ pub(crate) struct LastKnown {
 
 /// Waits for the API server, in this one thread.
 pub(crate) fn block_on<T, E: From<CniError>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    match runtime {
-        Ok(runtime) => runtime.block_on(work),
-        Err(error) => Err(CniError::io(format!("cannot wait for the API server: {error}")).into()),
+    let mut outcome = None;
+    // The runtime is in the program once, and not once per kind of work.
+    let waited = drive(Box::pin(async { outcome = Some(work.await) }));
+    match (waited, outcome) {
+        (Ok(()), Some(outcome)) => outcome,
+        (Err(error), _) => Err(CniError::io(format!("cannot wait for the API server: {error}")).into()),
+        (Ok(()), None) => Err(CniError::internal("the work ended early").into()),
     }
+}
+
+fn drive(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(work);
+    Ok(())
 }
 
 /// Connects to the API server, and returns while the handshake is on its way: the store can be read

@@ -10,3 +10,4 @@ pub(crate) mod draft;
 pub(crate) mod optimistic;
 pub(crate) mod reads;
 pub(crate) mod record;
+pub(crate) mod seed;

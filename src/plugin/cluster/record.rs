@@ -8,6 +8,7 @@ use crate::cni::{CniError, code};
 use crate::names::AttachmentId;
 use crate::node::addresses::NodeAddresses;
 use crate::plugin::cluster::context::AddContext;
+use crate::plugin::cluster::seed;
 use crate::policy::lifetime::retention::Retention;
 use crate::store::{Decision, Disk, Draft, LockedStore, Record, RecordState, StickyBinding, StoredRecord};
 
@@ -43,13 +44,18 @@ pub(crate) fn attached_record<D: Disk>(
 ///
 /// The store's lock protects it: what the claimant has is found under it, and the record of a sandbox that
 /// may run is not replaced. On the disk when this returns.
-pub(crate) fn write_record<D: Disk>(
-    context: &AddContext<'_, D>,
+pub(crate) fn write_record<'a, D: Disk>(
+    context: &AddContext<'a, D>,
     node: &NodeAddresses<'_, D>,
-    mut locked: LockedStore<'_, D>,
+    mut locked: LockedStore<'a, D>,
     addresses: &[IpAddr],
     sources: RecordSources<'_>,
 ) -> Result<Vec<IpAddr>, CniError> {
+    let cilium_picks = node.source.publish.mode.cilium_picks_the_address();
+    let is_served = || serving(&node.source.sets, addresses).iter().all(Option::is_some);
+    if !cilium_picks && !is_served() && seed::is_unseeded(context.verb, &locked)? {
+        locked = seed::seed(context.verb, locked)?;
+    }
     let kept = node.kept(&mut locked).map_err(|error| CniError::try_again(error.to_string()))?;
     let mut superseded: Vec<StoredRecord> = Vec::new();
     for address in addresses {
@@ -66,10 +72,7 @@ pub(crate) fn write_record<D: Disk>(
             return Err(CniError::try_again(message));
         }
     }
-    let all = match node.source.publish.mode.cilium_picks_the_address() {
-        true => addresses.to_vec(),
-        false => by_set(node, &mut locked, addresses)?,
-    };
+    let all = if cilium_picks { addresses.to_vec() } else { by_set(node, &mut locked, addresses)? };
     let RecordSources { decision, draft } = sources;
     let prepared = decision.and_then(|decision| decision.sticky.as_ref());
     let id = prepared.map_or_else(|| node.attachment.id(), |prepared| prepared.attachment_id.clone());

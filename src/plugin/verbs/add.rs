@@ -11,6 +11,7 @@ use crate::node::list;
 use crate::plugin::cluster::add::{self, Resolved};
 use crate::plugin::cluster::context::AddContext;
 use crate::plugin::cluster::record::serving;
+use crate::plugin::cluster::seed;
 use crate::plugin::verbs::wait::OldPodWait;
 use crate::plugin::{VerbContext, VerbLog};
 use crate::store::{ClaimantKey, Disk, LockedStore, Record, RecordState, StoreError, StoredRecord};
@@ -63,7 +64,12 @@ fn reserve<D: Disk>(
     let mut old_pod = OldPodWait::new(verb.sticky.wait_for_old_pod);
     loop {
         let mut locked = verb.store.lock()?;
-        if let Some(held) = locked.find_by_attachment(attachment)? {
+        let mut held = locked.find_by_attachment(attachment)?;
+        if held.is_none() && seed::is_unseeded(verb, &locked)? {
+            locked = seed::seed(verb, locked)?;
+            held = locked.find_by_attachment(attachment)?;
+        }
+        if let Some(held) = held {
             let addresses = repeated_addresses(&held.record, verb.ipam, wanted)?;
             // The process that reserved it may have ended before it was on the disk.
             locked.sync_existing(&held)?;

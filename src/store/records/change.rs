@@ -79,6 +79,7 @@ impl<D: Disk> LockedStore<'_, D> {
             self.store.disk.sync(&file).map_err(cannot("sync", &path))?;
         }
         // What is left is host-local's and becomes ours: a loss of power may tear it, and frees it anyway.
+        self.renew_mark(record, olds, &change)?;
         self.execute(change)
     }
 

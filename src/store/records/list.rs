@@ -78,7 +78,7 @@ impl<D: Disk> Store<D> {
         self.page_of_this_boot().map(|state| state.first_opened_at)
     }
 
-    fn page_of_this_boot(&self) -> Option<StatePage> {
+    pub(crate) fn page_of_this_boot(&self) -> Option<StatePage> {
         let (_, state) = self.page(false).ok()?;
         state.filter(|state| state.first_opened_at.boot() == self.now.boot())
     }

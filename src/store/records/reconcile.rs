@@ -42,6 +42,10 @@ impl<D: Disk> LockedStore<'_, D> {
         }
         for (group, bitmap) in taken {
             let before = self.occupied.bitmap(self.store, group)?.unwrap_or_default();
+            // Not by a change of ours, which the bitmap follows: what was claimed may be gone with it.
+            if before.taken().any(|at| !bitmap.get(at)) {
+                self.state.seeded = None;
+            }
             for at in before.taken().chain(bitmap.taken()) {
                 self.occupied.mark(self.store, group.address(at), bitmap.get(at))?;
             }

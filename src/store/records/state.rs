@@ -35,6 +35,9 @@ pub(crate) struct StatePage {
     pub(crate) cursors: BTreeMap<usize, IpAddr>,
     /// When the directory was last changed by us. Another time means that another program changed it.
     pub(crate) directory: DirectoryTime,
+    /// The mark that all claims on this node's addresses are reserved here, if that is so in this boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) seeded: Option<SeedMark>,
     /// The change that is under way, for the next one who comes if this one does not end it.
     #[serde(default)]
     pub(crate) change: Option<PendingChange>,
@@ -48,6 +51,20 @@ impl DirectoryTime {
     pub(crate) fn of(directory: &Path) -> io::Result<Self> {
         let meta = fs::metadata(directory)?;
         Ok(Self(meta.mtime(), meta.mtime_nsec()))
+    }
+}
+
+/// The file of the mark that all claims are reserved, as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SeedMark {
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl SeedMark {
+    pub(crate) fn of(path: &Path) -> io::Result<Option<Self>> {
+        let meta = if_there(fs::symlink_metadata(path))?;
+        Ok(meta.map(|meta| Self { inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) }))
     }
 }
 
@@ -154,6 +171,7 @@ mod tests {
             first_opened_at: now,
             cursors: BTreeMap::new(),
             directory: DirectoryTime(1, 2),
+            seeded: None,
             change: Some(PendingChange { remove: vec![removal], ..PendingChange::default() }),
         };
         page(&state).unwrap()

@@ -17,7 +17,7 @@ use crate::store::{Disk, LockedStore, Read, Record, Result, Store, StoredRecord}
 /// The names that a network's directory has beside its addresses. host-local's cursors start with the last.
 const OTHER_NAMES: [&str; 3] = ["lock", DERIVED, "last_reserved_ip."];
 /// The names under `.sticky`; anything else was left by a process that ended, or put there by hand.
-const DERIVED_NAMES: [&str; 10] = [
+const DERIVED_NAMES: [&str; 11] = [
     "attachments",
     "claimants",
     "bitmaps",
@@ -28,6 +28,7 @@ const DERIVED_NAMES: [&str; 10] = [
     "decisions",
     "drafts",
     "detached",
+    "seeded",
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +62,7 @@ impl<D: Disk> LockedStore<'_, D> {
     /// Errors: the disk fails; the next one who opens the store starts again.
     pub(crate) fn rebuild_derived(&mut self) -> Result<()> {
         self.state.reconciled = false;
+        self.state.seeded = None;
         self.write_page()?;
         self.reconcile(ReconcileDepth::Everything)
     }

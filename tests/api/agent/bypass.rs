@@ -24,6 +24,10 @@ async fn node_of(case: &Case<'_>, mode: &str, part: usize) -> (TestNode, PathBuf
         "crd" => TestNode::ready_crd(case, &name, parts(case)[part]).await,
         _ => TestNode::ready(case, &name, parts(case)[part]).await,
     };
+    if mode == "delegated" {
+        // Nothing is given out from a store that does not know what is claimed.
+        node.seed(case).await;
+    }
     let folder = node.folder().join("credentials");
     fs::create_dir(&folder).unwrap();
     fs::copy(node.kubeconfig(), folder.join("kubeconfig")).unwrap();

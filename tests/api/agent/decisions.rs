@@ -35,7 +35,7 @@ async fn a_pod_that_is_bound_here_is_decided_before_its_add_which_needs_no_api_s
                       "containers": [{"name": "main", "image": "none"}]}});
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(case.client(), case.namespace());
     pods.create(&PostParams::default(), &serde_json::from_value(host).unwrap()).await.unwrap();
-    assert_eq!(agent.step().await.done, 2);
+    assert_eq!(agent.step().await.done, 3, "it reserves what is claimed, and decides twice");
     let decisions = node.store().decisions().unwrap();
     assert_eq!(decisions.len(), 2, "{decisions:?}");
     assert_eq!(attached(&case).await, Some(format!("prepared-{}", sticky.uid)));

@@ -406,6 +406,7 @@ async fn with_the_server_away_a_pod_restarts_with_its_address_and_others_fail_or
     let mut node = TestNode::ready(&case, "n1", one).await;
     let access = case.admin().through(&proxy);
     node.by(&access);
+    node.seed(&case).await;
     let pod = sticky_pod(&case, "db-0", &node.name, json!({})).await;
     let first = sandbox(&pod);
     let address = node.add(&first).await.unwrap();

@@ -312,6 +312,7 @@ async fn a_prepared_decision_needs_no_api_server_and_is_used_once_where_this_plu
     let case = case().await;
     let range = case.range().subnets(26).unwrap().next().unwrap();
     let n1 = TestNode::ready(&case, "n1", range).await;
+    n1.seed(&case).await;
     a_prepared_decision(case, n1).await;
 }
 

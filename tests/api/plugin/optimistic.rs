@@ -310,6 +310,7 @@ async fn a_late_add_of_a_deleted_pod_takes_nothing_from_its_successor_on_another
 #[tokio::test]
 async fn with_no_server_to_talk_to_nothing_is_sent_ahead_and_who_may_allocate_does() {
     let mut stage = Stage::new(false).await;
+    stage.n1.seed(&stage.case).await;
     for (name, refused) in [("away", false), ("refused", true)] {
         let address = stage.had(name).await;
         let next = stage.pod(name, &stage.n1, json!({})).await;
@@ -414,6 +415,7 @@ async fn a_server_of_no_help_is_in_doubt_once_and_then_one_that_was_not_asked() 
     let bound = stage.case.bound_to(&stage.n1.name).await;
     let access = stage.case.token(&format!("plugin-{}", stage.n1.name), Some(bound)).await;
     let own = stage.n1.kubeconfig();
+    stage.n1.seed(&stage.case).await;
     // It is not ready, however often it is asked; or it fails at all that is asked first, and is well again
     // for the look at what came of it.
     for (status, to) in [(503, usize::MAX), (500, 4)] {

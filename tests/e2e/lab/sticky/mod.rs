@@ -8,6 +8,7 @@ mod crd_host_routes;
 mod crd_mac;
 mod cut_off;
 mod dual_stack;
+mod lost_store;
 mod moves;
 mod native;
 mod outages;
@@ -20,7 +21,7 @@ use crate::support::lab::stage::Stage;
 macro_rules! proofs_in {
     ($name:ident, $mode:expr) => {
         mod $name {
-            use super::{Mode, Stage, cut_off, moves, outages, restarts, storm};
+            use super::{Mode, Stage, cut_off, lost_store, moves, outages, restarts, storm};
 
             #[test]
             fn every_kind_of_restart_keeps_the_addresses() {
@@ -45,6 +46,11 @@ macro_rules! proofs_in {
             #[test]
             fn a_pod_that_still_runs_on_a_cut_off_node_keeps_its_address_from_its_successor() {
                 cut_off::still_runs(&Stage::of($mode));
+            }
+
+            #[test]
+            fn a_node_that_lost_its_store_gives_no_address_away() {
+                lost_store::gives_nothing_away(&Stage::of($mode));
             }
 
             #[test]

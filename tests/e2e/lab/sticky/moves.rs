@@ -15,7 +15,7 @@ pub fn other(node: &str) -> &'static str {
 }
 
 /// Taints and cordons end with the test, also with one that fails.
-struct Cordoned<'a>(&'a Stage, String);
+pub struct Cordoned<'a>(pub &'a Stage, pub String);
 
 impl Drop for Cordoned<'_> {
     fn drop(&mut self) {

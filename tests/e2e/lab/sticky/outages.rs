@@ -6,11 +6,11 @@ use crate::support::lab::reach::NODES;
 use crate::support::lab::stage::Stage;
 use crate::support::lab::workloads::{spec, stateful_set};
 
-/// The API server is up again after the test.
-struct Stopped<'a>(&'a Stage, Vec<String>);
+/// These components are up again after the test.
+pub struct Stopped<'a>(&'a Stage, Vec<String>);
 
 impl Stopped<'_> {
-    fn all<'a>(stage: &'a Stage, how: &str, components: &[&str]) -> Stopped<'a> {
+    pub fn all<'a>(stage: &'a Stage, how: &str, components: &[&str]) -> Stopped<'a> {
         for component in components {
             stage.lab.must(&[how, component]);
         }
