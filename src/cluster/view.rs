@@ -73,12 +73,19 @@ pub struct ClaimView {
     pub pod: Option<ClaimedPod>,
     /// It is quarantined, and its former claimant does not get it back.
     pub released: bool,
+    /// Who has the address on its home node although it is claimed for another.
+    pub in_use_by: Option<String>,
 }
 
 impl ClaimView {
     /// Sealed to no StickyIP: the address cannot be used through it yet.
     pub(crate) fn unsealed(&self) -> bool {
         matches!(self.phase, ClaimPhase::Requested | ClaimPhase::Refused | ClaimPhase::Granted)
+    }
+
+    /// Its home node, if it has one, has reserved the address.
+    pub(crate) fn is_granted(&self) -> bool {
+        !matches!(self.phase, ClaimPhase::Requested | ClaimPhase::Refused)
     }
 
     /// Another pod than this had the address before it was claimed, and may have it still.
@@ -104,6 +111,7 @@ impl From<&AddressClaim> for ClaimView {
             reason: object.spec.reason.clone(),
             pod: object.spec.pod.clone(),
             released: object.spec.phase == ClaimPhase::Quarantined && object.spec.released == Some(true),
+            in_use_by: object.spec.in_use_by.clone(),
         }
     }
 }

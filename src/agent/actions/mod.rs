@@ -26,6 +26,7 @@ mod reevaluate;
 mod refill;
 mod release_record;
 mod remove_barriers;
+mod report_use;
 mod seed;
 mod send_update;
 mod unowned;
@@ -52,6 +53,7 @@ pub async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, action: &A
         Action::Withdraw { uid } => withdraw::perform(context, uid).await,
         Action::Reevaluate { pod, uid, .. } => reevaluate::perform(context, pod, uid).await,
         Action::Grant { address, .. } => grant::perform(context, *address).await,
+        Action::ReportUse { address } => report_use::perform(context, *address).await,
         Action::FinishAdoption { address } => finish_adoption::perform(context, *address).await,
         Action::Publish { key } => publish::perform(context, key).await,
         Action::Unpublish { address } => unpublish::perform(context, *address).await,

@@ -24,6 +24,9 @@ pub enum Action {
     /// Grant or refuse a claim on an address of this node. Once the pod that is said to have it is gone, what
     /// was put off as long as it lived is due at once.
     Grant { address: IpAddr, pod_is_gone: bool },
+    /// Say on a claim who has the address on this node although it is claimed for another, or that this is
+    /// over.
+    ReportUse { address: IpAddr },
     /// Remove from a claim the pod that its address was adopted from, and that is gone.
     FinishAdoption { address: IpAddr },
     /// Publish an attached StickyIP in the CiliumNode.
@@ -58,9 +61,10 @@ impl Action {
             Self::Withdraw { uid } => uid.clone(),
             Self::Reevaluate { pod, uid, said } => format!("{pod} {uid}: {said}"),
             Self::Grant { address, pod_is_gone: true } => format!("{address}, whose pod is gone"),
-            Self::Grant { address, .. } | Self::FinishAdoption { address } | Self::Unpublish { address } => {
-                address.to_string()
-            }
+            Self::Grant { address, .. }
+            | Self::ReportUse { address }
+            | Self::FinishAdoption { address }
+            | Self::Unpublish { address } => address.to_string(),
             Self::Publish { key } | Self::RecordMac { key } => key.to_string(),
             Self::Attach { key, attachment } => format!("{key} {attachment}"),
             Self::Detach { key, id } => format!("{key} {id}"),
@@ -92,6 +96,7 @@ impl Action {
             | Self::ReleaseRecord { .. }
             | Self::RecordUnowned { .. }
             | Self::Seed
+            | Self::ReportUse { .. }
             | Self::Refill => false,
         }
     }
@@ -106,6 +111,7 @@ impl Action {
             Self::Withdraw { .. } => "withdraw",
             Self::Reevaluate { .. } => "reevaluate",
             Self::Grant { .. } => "grant",
+            Self::ReportUse { .. } => "report_use",
             Self::FinishAdoption { .. } => "finish_adoption",
             Self::Publish { .. } => "publish",
             Self::Unpublish { .. } => "unpublish",

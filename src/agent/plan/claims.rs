@@ -1,11 +1,10 @@
 //! Whether the store must learn what is claimed, which claims on addresses of this node to grant or refuse,
-//! and which adoptions are over. Must never read
-//! anything itself.
+//! and which adoptions are over. Must never read anything itself.
 
 use super::action::Action;
 use super::debounce::{Debounce, LONG, SHORT};
 use super::input::{PlanInput, contains};
-use crate::agent::snapshot::uid_of;
+use crate::agent::snapshot::{is_bound_to, uid_of};
 use crate::cluster::objects::ClaimPhase;
 
 /// At once, and before the watches have listed: until then no pod that is not sticky gets an address. Where
@@ -35,8 +34,17 @@ pub(super) fn grant(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mu
             let pod_is_gone = claim.pod.as_ref().is_some_and(|pod| index.pod_of(&pod.uid).is_none());
             actions.push(Action::Grant { address: claim.address, pod_is_gone });
         }
-        let granted = !matches!(claim.phase, ClaimPhase::Requested | ClaimPhase::Refused);
-        if let Some(pod) = claim.pod.as_ref().filter(|_| granted)
+        let user = store.attached().find(|found| {
+            found.record.addresses.contains(&claim.address) && !is_bound_to(&found.record, &claim.sticky_ref)
+        });
+        let user = user.map(|found| found.record.holder());
+        if claim.is_granted()
+            && user != claim.in_use_by
+            && debounce.stable_for(format!("used {name}"), user.unwrap_or_default(), SHORT, *now)
+        {
+            actions.push(Action::ReportUse { address: claim.address });
+        }
+        if let Some(pod) = claim.pod.as_ref().filter(|_| claim.is_granted())
             && index.pod_of(&pod.uid).is_none()
             && !store.attached().any(|found| {
                 found.record.addresses.contains(&claim.address) && uid_of(&found.record) == Some(&pod.uid)

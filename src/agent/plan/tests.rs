@@ -336,6 +336,7 @@ fn put_claim(index: &mut NodeIndex, address: &str) {
         reason: None,
         pod: None,
         released: false,
+        in_use_by: None,
     };
     index.apply(IndexUpdate::Claim(CacheEvent::Applied((address.into(), claim))));
 }
@@ -401,4 +402,17 @@ fn an_attached_stickyip_is_published_once_its_sandbox_exists() {
     let record = record("10.0.0.5", "c1", "u1", RecordState::Attached, Some("db-0"));
     running.records.push(NodeRecord { record, netns: Netns::MayExist });
     assert_eq!(twice(&options, &index, &running), (vec![], vec!["publish"]));
+}
+
+#[test]
+fn a_store_without_its_mark_is_seeded_at_once_and_where_cilium_picks_never() {
+    let unseeded = Snapshot { is_seeded: false, ..store() };
+    let first = |mode| {
+        let (index, options) = (NodeIndex::default(), options(mode));
+        let input = PlanInput { options: &options, index: &index, store: &unseeded, now: Duration::ZERO };
+        plan(&input, &mut Debounce::default())
+    };
+    assert_eq!(first(PluginMode::Delegated), [Action::Seed]);
+    assert_eq!(first(PluginMode::Chained), [Action::Seed]);
+    assert!(first(PluginMode::Crd).is_empty());
 }

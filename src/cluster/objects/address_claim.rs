@@ -57,6 +57,8 @@ use crate::names::StickyKey;
         .message("only a Quarantined claim is released"),
     validation = Rule::new("!has(self.pod) || has(self.homeNode)")
         .message("only the home node knows whether a pod has the address"),
+    validation = Rule::new("!has(self.inUseBy) || has(self.homeNode)")
+        .message("only the home node knows who has the address"),
     validation = Rule::new("!has(self.pod) || (has(oldSelf.pod) && self.pod == oldSelf.pod)")
         .message("pod cannot change: it is set at creation, and removed when the pod is gone"),
     validation = Rule::new(
@@ -109,6 +111,11 @@ pub struct AddressClaimSpec {
     /// except by a pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<bool>,
+    /// Who has the address on the home node although it is claimed for another. As long as this is set, the
+    /// StickyIP is not attached again. The home node sets it, and removes it when that sandbox is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub in_use_by: Option<String>,
 }
 
 /// A running pod whose address is claimed for it.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 
 use crate::cluster::api::client::ApiError;
@@ -14,7 +14,9 @@ use crate::cluster::objects::{ClaimantRef, ClaimedPod, StickyIP, Validate, Workl
 use crate::cluster::pod;
 use crate::cluster::protocol::stale_nodes::StaleNodeCheck;
 use crate::cluster::protocol::step::{self, BindInput, Candidate, LiveState, NextStep, Waiting};
-use crate::cluster::protocol::{candidates::CandidateSources, local_node::MAX_STEPS, read::read_claims};
+use crate::cluster::protocol::{
+    candidates::CandidateSources, local_node::MAX_STEPS, read::read_claims, read::read_node_state,
+};
 use crate::cluster::view::{ClaimView, Origin, StickyView};
 use crate::cluster::writer::apply::{ApiWriter, Applied};
 use crate::cluster::writer::write::Write;
@@ -169,7 +171,8 @@ impl Binder {
     ) -> bool {
         let Ok(Some(view)) = valid_view(Some(sticky)) else { return false };
         let (old_node, old_pod, old_sandbox) = NOT_READ;
-        let seen = LiveState { sticky: Some(&view), claims, old_node, old_pod, old_sandbox };
+        let home_node = NodeState::Unknown;
+        let seen = LiveState { sticky: Some(&view), claims, old_node, old_pod, old_sandbox, home_node };
         step::next(&self.input(false), &seen) == NextStep::Do(write.clone())
     }
 
@@ -239,7 +242,9 @@ impl<'a, 'w> Run<'a, 'w> {
             }
             let old = self.attachment(view.as_ref(), &claims);
             let (old_node, old_pod, old_sandbox) = self.read_old_state(old.as_ref()).await?;
-            let seen = LiveState { sticky: view.as_ref(), claims: &claims, old_node, old_pod, old_sandbox };
+            let home_node = self.read_home_node(&claims).await?;
+            let (sticky, claims_read) = (view.as_ref(), &claims);
+            let seen = LiveState { sticky, claims: claims_read, old_node, old_pod, old_sandbox, home_node };
             let (step, node) = (step::next(&input, &seen), self.local_node.node());
             let step = self.stale_nodes.before(step, &seen, self.writer.api(), node).await?;
             match step {
@@ -327,19 +332,25 @@ impl<'a, 'w> Run<'a, 'w> {
         let Some((Attached { node, pod_uid, attachment_id }, pod)) = of_another else { return Ok(NOT_READ) };
         let api = self.writer.api();
         let pods: Api<Pod> = Api::namespaced(api.client(), namespace);
-        let nodes: Api<Node> = Api::all(api.client());
-        let (what_pod, what_node) = (format!("get Pod {namespace}/{pod}"), format!("get Node {node}"));
-        let (found_pod, found_node) = tokio::try_join!(
-            api.read(&what_pod, || pods.get_opt(pod)),
-            api.read(&what_node, || nodes.get_opt(node)),
-        )?;
+        let what = format!("get Pod {namespace}/{pod}");
+        let (found_pod, node_state) =
+            tokio::try_join!(api.read(&what, || pods.get_opt(pod)), read_node_state(api, node))?;
         let old_pod = pod::old_pod(found_pod.as_ref(), pod_uid);
         let sandbox = if *node == asker.node {
             self.local_node.old_sandbox(attachment_id, old_pod)?
         } else {
             OldSandbox::MayLive
         };
-        Ok((pod::node_state(found_node.as_ref()), old_pod, sandbox))
+        Ok((node_state, old_pod, sandbox))
+    }
+
+    /// Reads the state of the home node live, if one of these claims says that another has its address there.
+    async fn read_home_node(&self, claims: &ClaimsByAddress) -> Result<NodeState, BindError> {
+        let in_use = claims.values().find(|claim| claim.in_use_by.is_some());
+        let Some(home) = in_use.and_then(|claim| claim.home_node.as_ref()) else {
+            return Ok(NodeState::Unknown);
+        };
+        Ok(read_node_state(self.writer.api(), home).await?)
     }
 
     /// Waits a little, or fails if the time is over.
@@ -351,7 +362,7 @@ impl<'a, 'w> Run<'a, 'w> {
         }
         self.writer.api_mut().restart_time();
         // A pod that is not being deleted is not gone soon.
-        let is_soon = self.started.elapsed() < SOON && !matches!(waiting, Waiting::StillPublished { .. });
+        let is_soon = self.started.elapsed() < SOON && !is_long(waiting);
         tokio::time::sleep(if is_soon { PAUSE } else { LONG_PAUSE }).await;
         self.writer.api_mut().restart_time();
         Ok(())
@@ -408,6 +419,11 @@ fn preparing_node(waiting: &Waiting, old: Option<&Attached>) -> Option<String> {
     prepared.map(|old| old.node.clone())
 }
 
+/// What a person has to end.
+fn is_long(waiting: &Waiting) -> bool {
+    matches!(waiting, Waiting::StillPublished { .. } | Waiting::InUse { .. })
+}
+
 fn describe(waiting: &Waiting, old: Option<&Attached>) -> String {
     if let (Some(node), Some(old)) = (preparing_node(waiting, old), old) {
         let uid = &old.pod_uid;
@@ -421,6 +437,11 @@ fn describe(waiting: &Waiting, old: Option<&Attached>) -> String {
         Waiting::Deletion => "a StickyIP that is being deleted".to_owned(),
         Waiting::StillPublished { address, node } => {
             format!("node {node}, which still publishes {address} although its StickyIP was deleted")
+        }
+        Waiting::InUse { address, home, by } => {
+            format!(
+                "node {home}, where {by} has {address} although it is claimed for this pod; delete that pod"
+            )
         }
         Waiting::Handover(why) => {
             let (node, uid) = old.map_or(("", ""), |old| (old.node.as_str(), old.pod_uid.as_str()));

@@ -81,6 +81,7 @@ impl ModelServer {
                     reason: None,
                     pod: pod.clone(),
                     released: false,
+                    in_use_by: None,
                 };
                 self.claims.insert(*address, claim);
             }
@@ -108,6 +109,11 @@ impl ModelServer {
             Write::ClearPod { address, .. } => {
                 let claim = self.claim_at(*address, write)?;
                 claim.pod = None;
+                bump(&mut claim.resource_version);
+            }
+            Write::ReportUse { address, in_use_by, .. } => {
+                let claim = self.claim_at(*address, write)?;
+                claim.in_use_by.clone_from(in_use_by);
                 bump(&mut claim.resource_version);
             }
             Write::DeleteClaim { address, .. } => {
@@ -168,6 +174,7 @@ fn precondition(write: &Write) -> Option<&Precondition> {
         | Write::SealClaim { at, .. }
         | Write::QuarantineClaim { at, .. }
         | Write::ClearPod { at, .. }
+        | Write::ReportUse { at, .. }
         | Write::DeleteClaim { at, .. }
         | Write::DeleteSticky { at, .. }
         | Write::Attach { at, .. }
@@ -609,6 +616,7 @@ fn seen<'a>(sticky: Option<&'a StickyView>, claims: &'a BTreeMap<IpAddr, ClaimVi
         old_node: NodeState::Ready,
         old_pod: OldPod::Terminating,
         old_sandbox: OldSandbox::MayLive,
+        home_node: NodeState::Ready,
     }
 }
 

@@ -4,14 +4,17 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use futures_util::future::try_join_all;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::objects::{AddressClaim, ClaimName, StickyIP, Validate};
+use crate::cluster::pod;
 use crate::cluster::protocol::local_node::BindError;
 use crate::cluster::view::{ClaimView, ClaimsByAddress};
 use crate::cluster::writer::apply::ApiWriter;
 use crate::names::StickyKey;
+use crate::policy::handover::NodeState;
 
 pub(crate) async fn read_sticky(
     writer: &ApiWriter<'_>,
@@ -19,6 +22,13 @@ pub(crate) async fn read_sticky(
 ) -> Result<Option<StickyIP>, ApiError> {
     let api: Api<StickyIP> = Api::namespaced(writer.api().client(), &key.namespace);
     writer.api().read(&format!("get StickyIP {key}"), || api.get_opt(&key.name)).await
+}
+
+/// The state of a node.
+pub(crate) async fn read_node_state(api: &Connection, node: &str) -> Result<NodeState, ApiError> {
+    let nodes: Api<Node> = Api::all(api.client());
+    let found = api.read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
+    Ok(pod::node_state(found.as_ref()))
 }
 
 /// The claims that these fields select.

@@ -124,6 +124,7 @@ mod tests {
             reason: None,
             pod: None,
             released: false,
+            in_use_by: None,
         }
     }
 

@@ -7,14 +7,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Node;
-use kube::api::Api;
-
 use crate::cluster::api::client::{ApiError, Connection};
 use crate::cluster::cilium::pool::{list_nodes, read_node, single_routes};
 use crate::cluster::objects::ClaimPhase;
 use crate::cluster::objects::cilium::CiliumNode;
-use crate::cluster::pod;
+use crate::cluster::protocol::read::read_node_state;
 use crate::cluster::protocol::step::{LiveState, NextStep, Waiting};
 use crate::cluster::writer::write::Write;
 
@@ -107,9 +104,7 @@ async fn still_shows(api: &Connection, node: &str, address: IpAddr) -> Result<bo
 
 /// Whether the pods of a node may be alive.
 async fn may_live(api: &Connection, node: &str) -> Result<bool, ApiError> {
-    let nodes: Api<Node> = Api::all(api.client());
-    let found = api.read(&format!("get Node {node}"), || nodes.get_opt(node)).await?;
-    Ok(pod::node_state(found.as_ref()).proof_of_death().is_none())
+    Ok(read_node_state(api, node).await?.proof_of_death().is_none())
 }
 
 fn shows(node: &CiliumNode, address: IpAddr) -> bool {
@@ -149,7 +144,8 @@ mod tests {
 
     fn seen<'a>(sticky: &'a StickyView, claims: &'a BTreeMap<IpAddr, ClaimView>) -> LiveState<'a> {
         let (old_node, old_pod) = (NodeState::Unknown, OldPod::Unknown);
-        LiveState { sticky: Some(sticky), claims, old_node, old_pod, old_sandbox: OldSandbox::MayLive }
+        let (old_sandbox, home_node) = (OldSandbox::MayLive, NodeState::Ready);
+        LiveState { sticky: Some(sticky), claims, old_node, old_pod, old_sandbox, home_node }
     }
 
     fn at() -> Precondition {

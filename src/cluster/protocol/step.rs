@@ -59,6 +59,8 @@ pub struct LiveState<'a> {
     pub(crate) old_pod: OldPod,
     /// What our node knows of the attachment, if it names our node.
     pub old_sandbox: OldSandbox,
+    /// The home node of a claim that says who else has the address.
+    pub home_node: NodeState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +85,8 @@ pub enum Waiting {
     Deletion,
     /// The end of a pod whose StickyIP is gone, and whose address another node still publishes.
     StillPublished { address: IpAddr, node: String },
+    /// The end of a sandbox that has the address on its home node although it is claimed for another.
+    InUse { address: IpAddr, home: String, by: String },
     /// The old pod.
     Handover(WaitReason),
 }
@@ -100,6 +104,8 @@ pub enum Refusal {
     HeldByAnother { address: IpAddr, sticky_ref: StickyKey },
     #[error("{address} was refused by its home node {home}: {reason}")]
     HomeRefused { address: IpAddr, home: String, reason: String },
+    #[error("{by} of node {home} has {address} although it is claimed for this pod; delete that pod")]
+    InUse { address: IpAddr, home: String, by: String },
     /// The address of an attached StickyIP is claimed for another: it needs manual action.
     #[error(
         "StickyIP {key} is attached and its address {address} is claimed for {sticky_ref}; delete one of the \
@@ -159,7 +165,13 @@ fn with_sticky(ask: &BindInput, seen: &LiveState<'_>, sticky: &StickyView) -> Ne
         old_sandbox: seen.old_sandbox,
     };
     let attach = |takeover| NextStep::Do(attach(sticky, &ask.asker, takeover));
-    match handover::decide(&situation) {
+    let decision = handover::decide(&situation);
+    if matches!(decision, Handover::Attach | Handover::TakeOver(_))
+        && let Some(step) = while_in_use(seen, sticky)
+    {
+        return step;
+    }
+    match decision {
         Handover::AlreadyAttached => NextStep::Done(sticky.addresses.clone()),
         Handover::Attach => attach(None),
         Handover::TakeOver(reason) => attach(Some(reason)),
@@ -199,6 +211,18 @@ pub fn awaited<'a>(
         let (node, pod) = (claim.home_node.clone()?, claim.pod.as_ref()?);
         let (pod_uid, attachment_id) = (pod.uid.clone(), AttachmentId::Adopted(pod.uid.clone()));
         Some((Attached { node, pod_uid, attachment_id }, pod))
+    })
+}
+
+/// What comes before an attachment while a sandbox of the home node has an address of the StickyIP, which is
+/// none of its own: the home node ends that, or is dead.
+fn while_in_use(seen: &LiveState<'_>, sticky: &StickyView) -> Option<NextStep> {
+    let mut claims = sticky.addresses.iter().filter_map(|address| seen.claims.get(address));
+    let (claim, by) = claims.find_map(|claim| Some((claim, claim.in_use_by.clone()?)))?;
+    let address = claim.address;
+    Some(match seen.home_node.proof_of_death() {
+        Some(_) => NextStep::Do(Write::ReportUse { address, at: at_claim(claim), in_use_by: None }),
+        None => NextStep::Wait(Waiting::InUse { address, home: home(claim), by }),
     })
 }
 
@@ -257,6 +281,11 @@ fn without_sticky(ask: &BindInput, seen: &LiveState<'_>) -> NextStep {
                 avoid.insert(address);
                 let sticky_ref = claim.sticky_ref.clone();
                 refusal = refusal.or(Some(Refusal::HeldByAnother { address, sticky_ref }));
+            }
+            Some(ClaimView { in_use_by: Some(by), home_node, .. }) => {
+                avoid.insert(address);
+                let home = home_node.clone().unwrap_or_default();
+                refusal = refusal.or(Some(Refusal::InUse { address, home, by: by.clone() }));
             }
             Some(claim) => match claim.phase {
                 ClaimPhase::Refused => {

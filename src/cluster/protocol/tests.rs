@@ -113,7 +113,9 @@ mod single_steps {
 
     use crate::cluster::objects::{ClaimPhase, ClaimantKind};
     use crate::cluster::protocol::model::{ModelServer, address, ask, sticky_pool};
-    use crate::cluster::protocol::step::{BindInput, LiveState, NextStep, Refusal, answer, detach, next};
+    use crate::cluster::protocol::step::{
+        BindInput, LiveState, NextStep, Refusal, Waiting, answer, detach, next,
+    };
     use crate::cluster::view::Origin;
     use crate::cluster::writer::write::Write;
     use crate::names::StickyKey;
@@ -124,14 +126,18 @@ mod single_steps {
     }
 
     fn step(ask: &BindInput, server: &ModelServer) -> NextStep {
-        let seen = LiveState {
+        next(ask, &live(ask, server))
+    }
+
+    fn live<'a>(ask: &BindInput, server: &'a ModelServer) -> LiveState<'a> {
+        LiveState {
             sticky: server.stickies.get(&ask.key),
             claims: &server.claims,
             old_node: NodeState::Ready,
             old_pod: OldPod::Gone,
             old_sandbox: OldSandbox::MayLive,
-        };
-        next(ask, &seen)
+            home_node: NodeState::Ready,
+        }
     }
 
     /// Runs to the end and names each write, in order.
@@ -257,6 +263,46 @@ mod single_steps {
         assert!(matches!(step(&slot, &server), NextStep::Refuse { why: Refusal::NameTaken { .. }, .. }));
         let moved = ask("p", &key("web-0"), &[2], true, &sticky_pool());
         assert!(matches!(step(&moved, &server), NextStep::Refuse { why: Refusal::PinDiffers { .. }, .. }));
+    }
+
+    #[test]
+    fn an_address_in_use_on_its_home_node_is_attached_only_once_that_is_over() {
+        let mut server = ModelServer::default();
+        let first = ask("p", &key("db-0"), &[1], false, &own_block());
+        assert_eq!(run(&first, &mut server).0, ["claim", "bind", "seal", "attach"]);
+        let use_it = |server: &mut ModelServer| {
+            server.claims.get_mut(&address(1)).unwrap().in_use_by = Some("pod shop/cart".into());
+        };
+        use_it(&mut server);
+        assert!(
+            matches!(run(&first, &mut server), (none, NextStep::Done(_)) if none.is_empty()),
+            "it has it"
+        );
+        let sticky = server.stickies.get_mut(&key("db-0")).unwrap();
+        (sticky.attached, sticky.was_attached) = (None, true);
+        let asker = ask("q", &key("db-0"), &[1], false, &own_block());
+        let (writes, end) = run(&asker, &mut server);
+        assert!(writes.is_empty(), "{writes:?}");
+        let waits = NextStep::Wait(Waiting::InUse {
+            address: address(1),
+            home: "n1".into(),
+            by: "pod shop/cart".into(),
+        });
+        assert_eq!(end, waits);
+        // The home node is dead, and with it what runs there.
+        let mut seen = live(&asker, &server);
+        seen.home_node = NodeState::Gone;
+        let NextStep::Do(write) = self::next(&asker, &seen) else { panic!("it waits") };
+        assert!(matches!(&write, Write::ReportUse { in_use_by: None, .. }), "{write:?}");
+        server.apply(&write).unwrap();
+        assert_eq!(run(&asker, &mut server).0, ["attach"]);
+        // Before there is a StickyIP, another address is tried.
+        let mut server = ModelServer::default();
+        let NextStep::Do(write) = step(&first, &server) else { panic!("nothing to claim") };
+        server.apply(&write).unwrap();
+        use_it(&mut server);
+        let NextStep::TryAnother { undo, avoid } = step(&first, &server) else { panic!("not avoided") };
+        assert_eq!((undo.len(), avoid), (1, [address(1)].into()));
     }
 
     #[test]

@@ -173,6 +173,7 @@ impl<'a> ApiWriter<'a> {
                     reason: None,
                     pod: pod.clone(),
                     released: None,
+                    in_use_by: None,
                 };
                 let mut claim = AddressClaim::new(&ClaimName::of(*address).to_string(), spec);
                 if let Some(block) = block {
@@ -205,6 +206,10 @@ impl<'a> ApiWriter<'a> {
                 self.patch_claim(*address, at, spec).await
             }
             Write::ClearPod { address, at } => self.patch_claim(*address, at, json!({"pod": null})).await,
+            Write::ReportUse { address, at, in_use_by } => {
+                let by = in_use_by.as_ref().map(|by| &by[..by.floor_char_boundary(LONGEST_REASON)]);
+                self.patch_claim(*address, at, json!({"inUseBy": by})).await
+            }
             Write::DeleteClaim { address, at } => {
                 let name = ClaimName::of(*address).to_string();
                 let what = format!("delete AddressClaim {address}");

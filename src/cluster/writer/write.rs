@@ -74,6 +74,9 @@ pub enum Write {
     },
     /// The pod that had the address before it was claimed is gone: written by the home node, which has proof.
     ClearPod { address: IpAddr, at: Precondition },
+    /// Say on a claim who has the address on its home node although it is claimed for another, or that this
+    /// is over: written by the home node, or with the proof that it is dead.
+    ReportUse { address: IpAddr, at: Precondition, in_use_by: Option<String> },
     /// Delete a claim that is unsealed, or whose quarantine is over.
     DeleteClaim { address: IpAddr, at: Precondition },
     /// Create a StickyIP: bind a claimant's name to addresses whose claims it has, or will have before a
@@ -138,6 +141,7 @@ impl Write {
             Self::SealClaim { .. } => "seal claim",
             Self::QuarantineClaim { .. } => "quarantine claim",
             Self::ClearPod { .. } => "clear pod",
+            Self::ReportUse { .. } => "report use",
             Self::DeleteClaim { .. } => "delete claim",
             Self::CreateSticky { .. } => "create StickyIP",
             Self::DeleteSticky { .. } => "delete StickyIP",

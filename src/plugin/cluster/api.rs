@@ -231,7 +231,9 @@ impl From<BindPodError> for AddError {
 
 fn code_of(error: &BindError) -> u32 {
     match error {
-        BindError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. }) => code::TRY_AGAIN,
+        BindError::Refused(Refusal::Handover { .. } | Refusal::Conflict { .. } | Refusal::InUse { .. }) => {
+            code::TRY_AGAIN
+        }
         BindError::Refused(_) | BindError::HeldOnNode { .. } => code::REQUEST_REFUSED,
         BindError::Exhausted { .. } => code::EXHAUSTED,
         BindError::LocalNode(_) => code::IO_FAILURE,

@@ -6,11 +6,15 @@ use std::path::Path;
 use std::process::Command;
 
 use ipnet::Ipv6Net;
+use k8s_openapi::api::core::v1::{Event, Node};
+use kube::api::{Api, DeleteParams};
 use serde_json::json;
+use sticky_ipam::names::{Attachment, ContainerId, IfName, PodIdentity};
+use sticky_ipam::store::{Record, RecordState};
 
 use crate::support::agent::{Stepped, case, cut_off, fill, parts};
 use crate::support::api_server::case::Case;
-use crate::support::node::{Sandbox, TestNode, delete_pod, sandbox, sticky_pod};
+use crate::support::node::{Sandbox, TestNode, claims, delete_pod, sandbox, sticky_pod};
 
 /// An address of n1's range that db-0 has on n2, and n1's own copy of its store from before that.
 struct Away {
@@ -164,4 +168,100 @@ async fn a_sticky_pod_gets_no_claimed_address_of_a_family_that_it_does_not_keep(
     let other = sandbox(&sticky_pod(&case, "cache-0", &n1.name, pins).await);
     let given = n1.add_all(&other).await.unwrap();
     assert!(given.contains(&pinned) && !given.contains(&its_six), "{given:?}, and db-0 has {its_six}");
+}
+
+/// An ordinary pod of the node has this address, as if a store that was lost had given it out.
+async fn give_by_mistake(case: &Case<'_>, node: &TestNode, address: IpAddr) -> Sandbox {
+    wipe(node);
+    let pod = sandbox(&case.pod("web", &[], Some(&node.name)).await);
+    let store = node.store();
+    let container = ContainerId::new(&pod.container).unwrap();
+    let record = Record {
+        addresses: vec![address],
+        attachment: Attachment { container, interface: IfName::new("eth0").unwrap() },
+        state: RecordState::Attached,
+        netns: None,
+        pod: Some(PodIdentity::new(&pod.namespace, &pod.pod, Some(&pod.uid)).unwrap()),
+        retention: None,
+        binding: None,
+        since: store.now().clone(),
+    };
+    let mut locked = store.lock().unwrap();
+    locked.put(&record, None).unwrap();
+    locked.commit().unwrap();
+    pod
+}
+
+async fn in_use_by(case: &Case<'_>) -> Option<String> {
+    claims(case).await.remove(0).spec.in_use_by
+}
+
+/// The pods and StickyIPs that have an event of this reason.
+async fn told(case: &Case<'_>, reason: &str) -> Vec<String> {
+    let events: Api<Event> = Api::namespaced(case.client(), case.namespace());
+    let events = events.list(&Default::default()).await.unwrap().items.into_iter();
+    let mut told: Vec<String> = events
+        .filter(|event| event.reason.as_deref() == Some(reason))
+        .map(|event| {
+            let about = event.involved_object;
+            format!("{} {}", about.kind.unwrap_or_default(), about.name.unwrap_or_default())
+        })
+        .collect();
+    told.sort();
+    told
+}
+
+#[tokio::test]
+async fn an_address_that_an_ordinary_pod_of_its_home_has_is_not_attached_again() {
+    let case = case().await;
+    let away = away(&case).await;
+    let mut agent = Stepped::new(&case, &away.n1, "delegated", &[]).await;
+    let web = give_by_mistake(&case, &away.n1, away.address).await;
+    for _ in 0..3 {
+        agent.step().await;
+        agent.later();
+    }
+    let by = in_use_by(&case).await.expect("the claim says who has the address");
+    assert!(by.contains(&format!("{}/web", case.namespace())), "{by}");
+    assert_eq!(told(&case, "AddressInUse").await, ["Pod db-0", "Pod web", "StickyIP db-0"]);
+    assert!(!is_seeded(&away.n1), "its next ADD looks again");
+    // The pod that has it keeps it; its successor waits, wherever it is.
+    delete_pod(&case, "db-0").await;
+    away.n2.del(&away.moved).await;
+    for node in [&away.n1, &away.n2] {
+        let next = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+        let error = node.add(&next).await.unwrap_err();
+        let message = error["msg"].as_str().unwrap();
+        assert_eq!(error["code"], 11, "{error}");
+        assert!(message.contains("/web") && message.contains("delete that pod"), "{message}");
+        node.del(&next).await;
+    }
+    // Neither does another ordinary pod get it, with the mistake gone and the agent away.
+    delete_pod(&case, "web").await;
+    away.n1.del(&web).await;
+    all_but(&case, &away, "next").await;
+    agent.settle().await;
+    assert_eq!(in_use_by(&case).await, None);
+    let back = sandbox(&sticky_pod(&case, "db-0", &away.n2.name, json!({})).await);
+    assert_eq!(away.n2.add(&back).await.unwrap(), away.address);
+}
+
+#[tokio::test]
+async fn an_address_that_was_in_use_on_a_node_that_is_gone_is_attached() {
+    let case = case().await;
+    let away = away(&case).await;
+    let mut agent = Stepped::new(&case, &away.n1, "delegated", &[]).await;
+    give_by_mistake(&case, &away.n1, away.address).await;
+    for _ in 0..3 {
+        agent.step().await;
+        agent.later();
+    }
+    assert!(in_use_by(&case).await.is_some());
+    delete_pod(&case, "db-0").await;
+    away.n2.del(&away.moved).await;
+    let nodes: Api<Node> = Api::all(case.client());
+    nodes.delete(&away.n1.name, &DeleteParams::default()).await.unwrap();
+    let next = sandbox(&sticky_pod(&case, "db-0", &away.n2.name, json!({})).await);
+    assert_eq!(away.n2.add(&next).await.unwrap(), away.address);
+    assert_eq!(in_use_by(&case).await, None);
 }
