@@ -170,7 +170,7 @@ impl AgentSettings {
 
     /// What the node's CiliumNode shows. `ranges` are those of the node's own configuration.
     pub fn shape(&self, ranges: Vec<ipnet::IpNet>) -> PublishConfig {
-        PublishConfig { mode: self.mode, ranges }
+        PublishConfig { mode: self.mode, ranges, known_blocks: Vec::new() }
     }
 
     pub fn install(&self) -> InstallSettings {

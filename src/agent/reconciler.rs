@@ -108,6 +108,7 @@ impl<D: Disk + Clone> Reconciler<D> {
         self.report_pool();
         let store = open_store(&self.settings, self.disk.clone())?;
         let snapshot = Snapshot::take(&store, |path| self.settings.on_host(path))?;
+        self.options.shape.known_blocks.clone_from(&snapshot.blocks);
         let input = PlanInput { options: &self.options, index: &self.index, store: &snapshot, now };
         let mut planned = plan::plan(&input, &mut self.debounce);
         planned.retain(|action| self.scope == Scope::Everything || action.is_ending());

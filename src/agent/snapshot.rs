@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
+
 use crate::names::StickyKey;
 use crate::store::{Decision, Disk, NodeTime, PendingUpdate, Record, Store, StoreError};
 
@@ -32,6 +34,8 @@ pub struct Snapshot {
     pub pending_updates: Vec<(String, PendingUpdate)>,
     /// Whether every claim on an address of this node is reserved in the store.
     pub is_seeded: bool,
+    /// The blocks that the CiliumNode had last, as far as the store knows.
+    pub blocks: Vec<IpNet>,
     pub now: NodeTime,
 }
 
@@ -57,6 +61,7 @@ impl Snapshot {
             decisions: store.decisions()?,
             pending_updates: store.pending_updates()?,
             is_seeded: store.is_seeded()?,
+            blocks: store.known_blocks()?,
             now: store.now().clone(),
         })
     }

@@ -39,7 +39,7 @@ impl AddressSource {
     /// The ranges of the node's configuration: the plugin picks, and every range set gives an address.
     pub(crate) fn of_ranges(mode: PluginMode, sets: &[RangeSet]) -> Self {
         let ranges = sets.iter().flat_map(|set| set.ranges()).map(Range::subnet).collect();
-        let publish = PublishConfig { mode, ranges };
+        let publish = PublishConfig { mode, ranges, known_blocks: Vec::new() };
         Self { sets: sets.to_vec(), barred: Some(BTreeSet::new()), publish }
     }
 
@@ -55,7 +55,7 @@ impl AddressSource {
     }
 
     fn without_ranges(mode: PluginMode) -> Self {
-        let publish = PublishConfig { mode, ranges: Vec::new() };
+        let publish = PublishConfig { mode, ranges: Vec::new(), known_blocks: Vec::new() };
         Self { sets: Vec::new(), barred: Some(BTreeSet::new()), publish }
     }
 }

@@ -51,6 +51,7 @@ const CLAIMANTS: &str = ".sticky/claimants";
 const BITMAPS: &str = ".sticky/bitmaps";
 const ASIDE: &str = ".sticky/aside";
 const STATE: &str = ".sticky/state";
+const KNOWN_BLOCKS: &str = ".sticky/blocks";
 const SEEDED: &str = ".sticky/seeded";
 const DRAFTS: &str = ".sticky/drafts";
 const DETACHED_SNAPSHOTS: &str = ".sticky/detached";

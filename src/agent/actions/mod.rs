@@ -20,6 +20,7 @@ mod live;
 mod outcome;
 mod prepare;
 mod publish;
+mod record_blocks;
 mod record_mac;
 mod record_unowned;
 mod reevaluate;
@@ -27,6 +28,7 @@ mod refill;
 mod release_record;
 mod remove_barriers;
 mod report_use;
+mod restore_unowned;
 mod seed;
 mod send_update;
 mod unowned;
@@ -65,6 +67,8 @@ pub async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, action: &A
         Action::ReleaseRecord { record } => release_record::perform(context, record).await,
         Action::RecordUnowned { addresses } => record_unowned::perform(context, addresses),
         Action::Refill => refill::perform(context).await,
+        Action::RestoreUnowned { addresses } => restore_unowned::perform(context, addresses).await,
+        Action::RecordBlocks { blocks } => record_blocks::perform(context, blocks),
     };
     match performed {
         Err(ActionError::Postponed(reason)) => Ok(ActionOutcome::Postponed(reason)),

@@ -4,7 +4,7 @@
 //! it. Must never write an entry for an address that is claimed, and never remove an unowned one: Cilium may
 //! have given it to a pod.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -13,8 +13,7 @@ use kube::api::{Api, ListParams};
 use super::{ActionContext, Performed, done, postponed};
 use crate::agent::plan::{PoolCount, contains, count_pool, families_of};
 use crate::alloc::{Family, RangeSet};
-use crate::cluster::cilium::pool::{self, NodePatch, home_blocks};
-use crate::cluster::objects::cilium::PoolEntry;
+use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::{AddressClaim, ClaimName, IPPool, PoolUse, labels};
 use crate::node::list;
 use crate::store::{Disk, Record};
@@ -54,14 +53,7 @@ pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>) -> 
     if added.is_empty() {
         return postponed("no address of the blocks is free");
     }
-    let keys: BTreeMap<String, Option<PoolEntry>> =
-        added.iter().map(|address| (address.to_string(), Some(PoolEntry::default()))).collect();
-    pool::change(&mut api_writer, &context.settings.node, Some(node), |object| {
-        let mut missing = keys.clone();
-        missing.retain(|key, _| !object.spec.ipam.pool.contains_key(key));
-        (!missing.is_empty()).then(|| NodePatch::of_keys(object, missing))
-    })
-    .await?;
+    context.add_unowned(&mut api_writer, node, &added).await?;
     context.metrics.pool_writes.inc(["refill"]);
     done(format!("added unowned entries: {}", list(&added)))
 }

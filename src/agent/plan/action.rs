@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::store::{PendingUpdate, Record};
 
@@ -50,6 +52,10 @@ pub enum Action {
     RecordUnowned { addresses: Vec<IpAddr> },
     /// Refill the pool with unowned entries.
     Refill,
+    /// Write unowned entries again that the pool had and that are in none of the node's blocks any more.
+    RestoreUnowned { addresses: Vec<IpAddr> },
+    /// Record the blocks that the CiliumNode has.
+    RecordBlocks { blocks: Vec<IpNet> },
 }
 
 impl Action {
@@ -71,7 +77,12 @@ impl Action {
             Self::EndAttachment { record } | Self::ReleaseRecord { record } => {
                 record.addresses.first().map(ToString::to_string).unwrap_or_default()
             }
-            Self::Seed | Self::RecordUnowned { .. } | Self::Refill | Self::RemoveBarriers => String::new(),
+            Self::Seed
+            | Self::RecordUnowned { .. }
+            | Self::Refill
+            | Self::RestoreUnowned { .. }
+            | Self::RecordBlocks { .. }
+            | Self::RemoveBarriers => String::new(),
         }
     }
 
@@ -97,6 +108,8 @@ impl Action {
             | Self::RecordUnowned { .. }
             | Self::Seed
             | Self::ReportUse { .. }
+            | Self::RestoreUnowned { .. }
+            | Self::RecordBlocks { .. }
             | Self::Refill => false,
         }
     }
@@ -123,6 +136,8 @@ impl Action {
             Self::ReleaseRecord { .. } => "release_record",
             Self::RecordUnowned { .. } => "record_unowned",
             Self::Refill => "refill",
+            Self::RestoreUnowned { .. } => "restore_unowned",
+            Self::RecordBlocks { .. } => "record_blocks",
         }
     }
 }

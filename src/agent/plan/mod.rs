@@ -30,7 +30,7 @@ pub fn plan(input: &PlanInput<'_>, debounce: &mut Debounce) -> Vec<Action> {
         claims::grant(input, debounce, &mut actions);
         decisions::prepare(input, &mut actions);
         decisions::withdraw(input, debounce, &mut actions);
-        pool::refill(input, &mut actions);
+        pool::refill(input, debounce, &mut actions);
         pool::publish(input, debounce, &mut actions);
         attachments::attach_and_detach(input, debounce, &mut actions);
         records::end_and_release(input, debounce, &mut actions);

@@ -41,12 +41,15 @@ pub(crate) fn families_of(blocks: &[IpNet]) -> BTreeSet<Family> {
     blocks.iter().map(|block| Family::of(block.addr())).collect()
 }
 
-pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
-    let PlanInput { options, index, store, .. } = input;
+pub(super) fn refill(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
+    let PlanInput { options, index, store, now } = input;
     let Some(node) = index.cilium_node().filter(|_| options.shape.mode.publishes_pool_entries()) else {
         return;
     };
     let blocks = index.blocks();
+    if !blocks.is_empty() && blocks != store.blocks {
+        actions.push(Action::RecordBlocks { blocks: blocks.clone() });
+    }
     let known = |address: &IpAddr| store.records.iter().any(|found| found.record.addresses.contains(address));
     let unowned = node.spec.ipam.pool.iter().filter(|(_, entry)| entry.owner.is_empty());
     let addresses: Vec<IpAddr> = unowned
@@ -56,17 +59,23 @@ pub(super) fn refill(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
     if !addresses.is_empty() {
         actions.push(Action::RecordUnowned { addresses });
     }
-    let lost = store.records.iter().filter(|found| found.record.is_unowned()).any(|found| {
-        found.record.addresses.iter().any(|address| {
-            contains(&blocks, *address) && !node.spec.ipam.pool.contains_key(&address.to_string())
-        })
-    });
+    let records = store.records.iter().map(|found| &found.record).filter(|record| record.is_unowned());
+    let mut lost: Vec<IpAddr> = records.flat_map(|record| record.addresses.iter().copied()).collect();
+    lost.retain(|address| !node.spec.ipam.pool.contains_key(&address.to_string()));
+    // What is recorded as unowned was in the pool, and a pod may live with it, whatever the blocks are now: a
+    // CiliumNode that was created again has none.
+    let (lost, elsewhere): (Vec<IpAddr>, Vec<IpAddr>) =
+        lost.into_iter().partition(|address| contains(&blocks, *address));
+    let state = crate::node::list(&elsewhere);
+    if !elsewhere.is_empty() && debounce.stable_for("unowned entries".to_owned(), state, SHORT, *now) {
+        actions.push(Action::RestoreUnowned { addresses: elsewhere });
+    }
     let counts = count_pool(node);
     let few = families_of(&blocks).into_iter().any(|family| {
         let PoolCount { total, free } = counts.get(&family).copied().unwrap_or_default();
         free < options.min_free && total < options.max_entries
     });
-    if lost || few {
+    if !lost.is_empty() || few {
         actions.push(Action::Refill);
     }
 }

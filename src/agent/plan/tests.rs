@@ -22,7 +22,8 @@ use crate::store::{Decision, PendingUpdate, PendingUpdateKind, Record};
 use crate::store::{NodeTime, PreparedSticky, RecordState, StickyBinding};
 
 fn options(mode: PluginMode) -> PlanOptions {
-    let shape = PublishConfig { mode, ranges: vec!["10.0.0.0/24".parse().unwrap()] };
+    let (ranges, known_blocks) = (vec!["10.0.0.0/24".parse().unwrap()], Vec::new());
+    let shape = PublishConfig { mode, ranges, known_blocks };
     PlanOptions {
         node: "n1".into(),
         shape,
@@ -53,6 +54,7 @@ fn store() -> Snapshot {
         decisions: Vec::new(),
         pending_updates: Vec::new(),
         is_seeded: true,
+        blocks: vec!["10.0.0.0/24".parse().unwrap()],
         now: now(),
     }
 }
@@ -388,6 +390,13 @@ fn the_pool_is_filled_owned_and_cleared() {
     let stale = json!({"10.0.0.5": {}, "10.0.0.6": {}, "10.0.0.9": {"owner": "db/db-0"}});
     put_node(&mut index, stale, json!(["10.0.0.0/24", "10.9.0.1/32"]));
     assert_eq!(twice(&options(PluginMode::Crd), &index, &unowned), (vec![], vec!["unpublish", "unpublish"]));
+    // As cilium-agent makes it, with neither; then with another block.
+    put_node(&mut index, json!({}), json!([]));
+    assert_eq!(twice(&options(PluginMode::Crd), &index, &unowned), (vec![], vec!["restore_unowned"]));
+    put_node(&mut index, json!({}), json!(["10.8.0.0/24"]));
+    let (once, again) = twice(&options(PluginMode::Crd), &index, &unowned);
+    assert_eq!(once, ["record_blocks", "refill"]);
+    assert_eq!(again, ["record_blocks", "restore_unowned", "refill"]);
 }
 
 #[test]

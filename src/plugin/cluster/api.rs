@@ -141,10 +141,13 @@ async fn bind_pod<D: Disk>(
         let missing = PublishError::Missing { node: conf.node.clone() };
         return Err(CniError::try_again(missing.to_string()).into());
     }
-    let source = match &node {
+    let mut source = match &node {
         Some(node) => AddressSource::of_cilium_node(verb.mode, node, &own_key.to_string()),
         None => AddressSource::of_ranges(verb.mode, &verb.ipam.sets),
     };
+    if source.sets.is_empty() {
+        source.publish.known_blocks = verb.store.known_blocks().map_err(CniError::from)?;
+    }
     // The uid that the runtime knows is the one that later DELs and other nodes can compare.
     let uid = pod.uid().unwrap_or(&facts.uid);
     let identity = PodIdentity::new(pod.namespace(), pod.name(), Some(uid))

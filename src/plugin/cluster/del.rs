@@ -24,7 +24,7 @@ use crate::store::{ClaimantKey, Disk, StickyBinding, StoreError};
 
 fn publish_config<D: Disk>(verb: &VerbContext<'_, D>) -> PublishConfig {
     let ranges = verb.ipam.sets.iter().flat_map(|set| set.ranges()).map(Range::subnet).collect();
-    PublishConfig { mode: verb.mode, ranges }
+    PublishConfig { mode: verb.mode, ranges, known_blocks: Vec::new() }
 }
 
 /// Why a sandbox that has ended is still attached in the API server.

@@ -17,7 +17,7 @@ use crate::store::{Disk, LockedStore, Read, Record, Result, Store, StoredRecord}
 /// The names that a network's directory has beside its addresses. host-local's cursors start with the last.
 const OTHER_NAMES: [&str; 3] = ["lock", DERIVED, "last_reserved_ip."];
 /// The names under `.sticky`; anything else was left by a process that ended, or put there by hand.
-const DERIVED_NAMES: [&str; 11] = [
+const DERIVED_NAMES: [&str; 12] = [
     "attachments",
     "claimants",
     "bitmaps",
@@ -29,6 +29,7 @@ const DERIVED_NAMES: [&str; 11] = [
     "drafts",
     "detached",
     "seeded",
+    "blocks",
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use sticky_ipam::cluster::objects::{AddressClaim, ClaimPhase};
 use crate::support::agent::Stepped;
 use crate::support::agent::{attached, case, cut_off, parts};
 use crate::support::api_server::case::Case;
-use crate::support::cilium::{assert_in_one_pool, cilium_nodes, owned};
+use crate::support::cilium::{assert_in_one_pool, cilium_node, cilium_nodes, owned};
 use crate::support::node::{
     Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod, sticky_pool,
 };
@@ -155,6 +155,60 @@ async fn a_ciliumnode_emptied_by_hand_gets_its_owned_and_unowned_entries_again()
     patch_node(&case, &node.name, json!({"spec": {"ipam": {"pool": empty}}})).await;
     agent.settle().await;
     assert_eq!(cilium_node_of(&case, &node).await.spec.ipam.pool, before);
+}
+
+/// Deletes the CiliumNode and makes it as cilium-agent does: with neither pool nor ranges.
+async fn create_again(case: &Case<'_>, node: &TestNode) {
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    nodes.delete(&node.name, &Default::default()).await.unwrap();
+    cilium_node(case, &node.name, &[], json!({})).await;
+}
+
+#[tokio::test]
+async fn a_ciliumnode_created_again_gets_its_entries_back_and_no_route_to_what_is_home() {
+    let case = case().await;
+    let node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
+    let first = pod(&case, "db-0", &node).await;
+    let address = node.add(&first).await.unwrap();
+    agent.settle().await;
+    let before = cilium_node_of(&case, &node).await.spec.ipam.pool;
+    assert!(before.contains_key(&address.to_string()) && before.len() == 5, "{before:?}");
+    create_again(&case, &node).await;
+    agent.settle().await;
+    let ipam = cilium_node_of(&case, &node).await.spec.ipam;
+    assert_eq!(ipam.pool, before, "live ordinary pods may have the unowned ones");
+    assert_eq!(ipam.pod_cidrs, [""; 0], "the address was home a moment ago");
+    // Neither does the plugin, whose pod starts again.
+    node.del(&first).await;
+    let again = pod(&case, "db-0", &node).await;
+    assert_eq!(node.add(&again).await.unwrap(), address);
+    assert_eq!(cilium_node_of(&case, &node).await.spec.ipam.pod_cidrs, [""; 0]);
+}
+
+#[tokio::test]
+async fn an_entry_is_not_written_again_once_it_is_claimed_or_another_nodes() {
+    let case = case().await;
+    let [one, two, ..] = parts(&case);
+    let node = TestNode::ready_crd(&case, "n1", one).await;
+    let other = TestNode::ready_crd(&case, "n2", two).await;
+    let mut agent = Stepped::new(&case, &node, "crd", FEW).await;
+    agent.settle().await;
+    let recorded: Vec<IpAddr> = unowned_records(&node).into_iter().collect();
+    assert_eq!(recorded.len(), 4);
+    create_again(&case, &node).await;
+    let claim = json!({"metadata": {"name": recorded[0].to_string()},
+        "spec": {"address": recorded[0], "phase": "Granted", "homeNode": node.name,
+                 "stickyRef": {"namespace": case.namespace(), "name": "x"}}});
+    let claims: Api<AddressClaim> = Api::all(case.client());
+    claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+    let routes = [two.to_string(), format!("{}/31", recorded[1])];
+    let pool = json!({recorded[3].to_string(): {}});
+    patch_node(&case, &other.name, json!({"spec": {"ipam": {"podCIDRs": routes, "pool": pool}}})).await;
+    agent.settle().await;
+    let of_block: ipnet::IpNet = routes[1].parse().unwrap();
+    let left = recorded[1..3].iter().filter(|address| !of_block.contains(*address));
+    assert_eq!(unowned(&case, &node).await, left.copied().collect());
 }
 
 #[tokio::test]

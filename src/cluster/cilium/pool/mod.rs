@@ -37,9 +37,18 @@ pub struct PublishConfig {
     /// Ranges of the node's own configuration (`delegated`, `chained`), which count as home besides its
     /// blocks.
     pub ranges: Vec<IpNet>,
+    /// The blocks that the CiliumNode had last. They are home as long as it names none: one that was
+    /// created again says nothing of what was home a moment ago.
+    pub known_blocks: Vec<IpNet>,
 }
 
 impl PublishConfig {
+    /// What is home on this CiliumNode.
+    fn home(&self, node: &CiliumNode) -> Vec<IpNet> {
+        let blocks = Some(home_blocks(node)).filter(|blocks| !blocks.is_empty());
+        [blocks.unwrap_or_else(|| self.known_blocks.clone()), self.ranges.clone()].concat()
+    }
+
     /// Whether nothing is published for these addresses: no pool, and all at home.
     pub(crate) fn is_silent_about(&self, addresses: &[IpAddr]) -> bool {
         !self.mode.publishes_pool_entries()
@@ -98,7 +107,7 @@ pub(crate) fn publish_patch(
     let keys =
         shown.addresses.iter().filter(|_| shape.mode.publishes_pool_entries()).map(ToString::to_string);
     let pool = keys.filter(is_other).map(|key| (key, Some(wanted.clone()))).collect();
-    let home = [home_blocks(node), shape.ranges.clone()].concat();
+    let home = shape.home(node);
     let mut routes = node.spec.ipam.pod_cidrs.clone();
     for address in &shown.addresses {
         if contains(&home, *address) {

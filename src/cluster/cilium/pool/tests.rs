@@ -19,11 +19,15 @@ fn shown(addresses: &[&str]) -> Publication {
 }
 
 fn crd() -> PublishConfig {
-    PublishConfig { mode: PluginMode::Crd, ranges: Vec::new() }
+    PublishConfig { mode: PluginMode::Crd, ranges: Vec::new(), known_blocks: Vec::new() }
 }
 
 fn routes(range: &str) -> PublishConfig {
-    PublishConfig { mode: PluginMode::Delegated, ranges: vec![range.parse().unwrap()] }
+    PublishConfig {
+        mode: PluginMode::Delegated,
+        ranges: vec![range.parse().unwrap()],
+        known_blocks: Vec::new(),
+    }
 }
 
 const ENTRY: &str = r#"{"owner": "db/mysql-0", "resource": "db/StatefulSet/mysql"}"#;
