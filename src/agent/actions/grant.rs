@@ -6,11 +6,12 @@ use std::net::IpAddr;
 
 use super::claim_answer::{ClaimAnswer, refuse};
 use super::{ActionContext, Performed, bound, done, interface, needs_attention, not_needed, postponed};
+use crate::agent::index::attachment_of;
 use crate::agent::plan::contains;
-use crate::cluster::cilium::pool;
+use crate::cluster::cilium::pool::{self, Publication};
 use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{ClaimPhase, Validate};
-use crate::cluster::protocol::step;
+use crate::cluster::protocol::{bind, step};
 use crate::cluster::view::ClaimView;
 use crate::cluster::writer::apply::Applied;
 use crate::names::{Attachment, StickyKey};
@@ -32,7 +33,8 @@ pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, add
         Some(pod) => context.adopt(&mut api_writer, &view, pod).await?,
         None => {
             let node = pool::read_node(api_writer.api(), &context.settings.node).await?;
-            context.reserve_for(address, key, node.as_ref())?
+            let owners = context.owners_of(key).await?;
+            context.reserve_for(address, key, node.as_ref(), owners)?
         }
     };
     let (reserved, counted, outcome) = match answer {
@@ -76,27 +78,51 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         }
     }
 
+    /// The owners by which the pool entries of a StickyIP are its own: the pod of its name, and the one that
+    /// is attached here. A slot and a virtual machine are called otherwise than their pods.
+    async fn owners_of(&self, key: &StickyKey) -> Performed<Vec<String>> {
+        let mut owners = vec![key.to_string()];
+        if self.settings.mode.publishes_pool_entries() {
+            let sticky = bind::read_sticky(&self.api_writer(), key).await?;
+            let here = sticky
+                .filter(|sticky| attachment_of(sticky).is_some_and(|held| held.node == self.settings.node));
+            owners.extend(here.as_ref().and_then(Publication::of).map(|shown| shown.owner));
+        }
+        Ok(owners)
+    }
+
     fn reserve_for(
         &self,
         address: IpAddr,
         key: &StickyKey,
         node: Option<&CiliumNode>,
+        mut owners: Vec<String>,
     ) -> Performed<ClaimAnswer> {
         let sets = self.node_ranges(node);
-        let range = sets.iter().find_map(|set| set.contains(address));
-        if !range.is_some_and(|range| range.usable(address)) {
-            return refuse(format!("node {} has no such address for pods", self.settings.node));
-        }
-        let is_barred = |node: &CiliumNode| node.barred_to(&key.to_string()).contains(&address);
-        if self.settings.mode.publishes_pool_entries() && node.is_none_or(is_barred) {
-            return refuse("Cilium may give it to any pod of this node");
-        }
         let store = self.store()?;
         let mut locked = store.lock()?;
         let claimant = bound(key)?;
         let kept = locked.find_by_claimant(&claimant)?;
         let granted = Attachment::of_node(interface()?);
-        match locked.find_by_address(address)? {
+        let there = locked.find_by_address(address)?;
+        let own = there.as_ref().map(|there| &there.record).filter(|record| record.is_for(&claimant));
+        let pod = own.and_then(|record| record.pod.as_ref());
+        owners.extend(pod.map(|pod| format!("{}/{}", pod.namespace(), pod.name())));
+        if own.is_none() && sets.is_empty() && self.settings.mode.publishes_pool_entries() {
+            return postponed("the CiliumNode names no blocks of this node yet");
+        }
+        let range = sets.iter().find_map(|set| set.contains(address));
+        if own.is_none() && !range.is_some_and(|range| range.usable(address)) {
+            return refuse(format!("node {} has no such address for pods", self.settings.node));
+        }
+        // The record decides where a sandbox runs with it: Cilium gave the address to that one.
+        let runs_here = own.is_some_and(|record| record.is_attached(store.now()));
+        let is_barred =
+            |node: &CiliumNode| owners.iter().all(|owner| node.barred_to(owner).contains(&address));
+        if self.settings.mode.publishes_pool_entries() && !runs_here && node.is_none_or(is_barred) {
+            return refuse("Cilium may give it to any pod of this node");
+        }
+        match there {
             // Of this grant from now on: a refused binding of this node that reserved it, and read no claim,
             // must not release it.
             Some(there) if there.record.is_for(&claimant) => {
