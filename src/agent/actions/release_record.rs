@@ -2,7 +2,8 @@
 //! StickyIP neither has nor claims: they were for range sets that the StickyIP has no address of.
 //!
 //! Must never release on what the watches show alone: claims and StickyIP are read live, the record under the
-//! lock.
+//! lock. And never what a pod of another node may have: StickyIPs and claims may have been lost while it
+//! lives.
 
 use std::net::IpAddr;
 
@@ -41,6 +42,11 @@ pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, see
     let pod_is_there = uid_of(seen).is_some_and(|uid| context.index.pod_of(uid).is_some());
     if wanted.len() == seen.addresses.len() || (pod_is_there && !wanted.is_empty()) {
         return postponed(format!("StickyIP {key} has or claims {}", list(&wanted)));
+    }
+    for address in &unclaimed {
+        if let Some(user) = context.user_elsewhere(*address).await? {
+            return postponed(format!("{address} is claimed no more, and {user}"));
+        }
     }
     let store = context.store()?;
     let of_sticky = bound(key)?;

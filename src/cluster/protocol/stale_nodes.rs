@@ -52,7 +52,7 @@ impl StaleNodeCheck {
         let known = self.found.take().filter(|(_, address)| in_question.contains(address));
         self.found = match known {
             Some((known, address)) if still_shows(api, &known, address).await? => Some((known, address)),
-            _ => showing(api, node, &in_question).await?,
+            _ => publishing(api, node, &in_question).await?,
         };
         Ok(match self.found.clone() {
             Some((node, address)) => NextStep::Wait(Waiting::StillPublished { address, node }),
@@ -82,7 +82,7 @@ impl StaleNodeCheck {
 }
 
 /// Another node that publishes one of the addresses for a pod that may be alive.
-async fn showing(
+pub(crate) async fn publishing(
     api: &Connection,
     node: &str,
     addresses: &[IpAddr],

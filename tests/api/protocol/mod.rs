@@ -6,6 +6,7 @@ mod clocks;
 mod crashes;
 mod deleted_sticky_ip;
 mod disk_crashes;
+mod lost_objects;
 mod lost_store;
 mod objects;
 mod outages;
