@@ -99,7 +99,7 @@ pub struct AgentSettings {
     #[arg(long, env, help_heading = SELECTION)]
     pub keep_mac: bool,
 
-    /// Minimum number of free addresses per IP family in Cilium's pool (mode crd)
+    /// Free addresses per IP family in Cilium's pool, beside one for each pod that waits for it (mode crd)
     #[arg(long, env, alias = "ipRateNum", default_value_t = 8, help_heading = POOL)]
     pub ip_rate_num: usize,
     /// Maximum number of addresses per IP family in Cilium's pool (mode crd)

@@ -2,7 +2,7 @@
 //! its own CiliumNode. Synchronous, and without a clock, disk or network. Must never count as live: every
 //! write has a live read or a resourceVersion as its precondition.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -28,6 +28,8 @@ pub struct NodePod {
     pub is_waiting: bool,
     /// It is being deleted, or its containers have ended for good.
     pub is_ending: bool,
+    /// What its sandbox has, as the kubelet reported last; nothing once its containers have ended for good.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl From<&Pod> for NodePod {
@@ -36,11 +38,14 @@ impl From<&Pod> for NodePod {
         let status = object.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref());
         let address = status.and_then(|status| status.pod_ip.as_deref()).unwrap_or_default();
+        let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
+        let reported = status.iter().flat_map(|status| status.pod_ips.iter().flatten()).map(|ip| &*ip.ip);
+        let addresses = reported.chain([address]).filter(|_| !has_ended);
         Self {
             runtime_uid: pod::runtime_uid(object).to_owned(),
             is_waiting: matches!(phase, None | Some("Pending")) && address.is_empty(),
-            is_ending: object.metadata.deletion_timestamp.is_some()
-                || matches!(phase, Some("Succeeded" | "Failed")),
+            is_ending: object.metadata.deletion_timestamp.is_some() || has_ended,
+            addresses: addresses.filter_map(|address| address.parse().ok()).collect(),
             facts,
         }
     }
@@ -85,6 +90,11 @@ impl NodeIndex {
     /// The pod that the runtime knows by this uid.
     pub(crate) fn pod_of(&self, uid: &str) -> Option<&NodePod> {
         self.pods.values().find(|pod| pod.runtime_uid == uid || pod.facts.uid == uid)
+    }
+
+    /// The addresses that pods of this node have.
+    pub(crate) fn addresses_in_use(&self) -> BTreeSet<IpAddr> {
+        self.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect()
     }
 
     pub fn cilium_node(&self) -> Option<&CiliumNode> {
@@ -178,5 +188,20 @@ mod tests {
         assert!(!seen(json!({"phase": "Pending", "podIP": "10.0.0.1"})).is_waiting);
         assert!(!seen(json!({"phase": "Running"})).is_waiting);
         assert!(seen(json!({"phase": "Failed"})).is_ending);
+    }
+
+    #[test]
+    fn a_pod_has_its_addresses_until_it_has_ended_for_good() {
+        let seen = |phase: &str| {
+            let status = json!({"phase": phase, "podIP": "10.0.0.1",
+                "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]});
+            let meta = json!({"name": "p", "namespace": "n", "uid": "u"});
+            let pod = json!({"metadata": meta, "status": status});
+            let mut index = NodeIndex::default();
+            let pod = NodePod::from(&serde_json::from_value::<Pod>(pod).unwrap());
+            index.pods.apply(CacheEvent::Applied(("n/p".to_owned(), pod)));
+            index.addresses_in_use().len()
+        };
+        assert_eq!((seen("Running"), seen("Succeeded"), seen("Failed")), (2, 0, 0));
     }
 }

@@ -7,13 +7,16 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::agent::actions::{ActionContext, ActionError, ActionOutcome, Performed, open_store};
-use crate::agent::plan::{Action, PlanInput, PlanOptions, PoolCount, debounce::Debounce};
+use crate::agent::actions::{
+    ActionContext, ActionError, ActionOutcome, NamespaceReads, Performed, open_store,
+};
+use crate::agent::plan::{Action, PlanInput, PlanOptions, debounce::Debounce};
 use crate::agent::{
     actions, blocks, flags::AgentSettings, index::NodeIndex, metrics::AgentMetrics, plan, snapshot::Snapshot,
 };
 use crate::cluster::api::client::ApiError;
 use crate::cluster::writer::apply::WriteObserver;
+use crate::policy::pool_size::{PoolCount, PoolLimits};
 use crate::runtime::metrics::whole;
 use crate::store::Disk;
 
@@ -77,8 +80,10 @@ impl<D: Disk + Clone> Reconciler<D> {
             node: settings.node.clone(),
             shape: settings.shape(Vec::new()),
             ranges: Vec::new(),
-            min_free: settings.ip_rate_num,
-            max_entries: settings.max_allocated_ip,
+            pool_limits: PoolLimits {
+                min_free: settings.ip_rate_num,
+                max_entries: settings.max_allocated_ip,
+            },
             rules: settings.selection.rules(),
         };
         Self {
@@ -113,7 +118,7 @@ impl<D: Disk + Clone> Reconciler<D> {
         let mut planned = plan::plan(&input, &mut self.debounce);
         planned.retain(|action| self.scope == Scope::Everything || action.is_ending());
         self.forget_pauses(&planned);
-        let mut step = StepReport::default();
+        let (mut step, namespaces) = (StepReport::default(), NamespaceReads::default());
         for action in &planned {
             if self.pauses.get(&id(action)).is_some_and(|pause| pause.due > now) {
                 continue;
@@ -126,6 +131,7 @@ impl<D: Disk + Clone> Reconciler<D> {
                 disk: self.disk.clone(),
                 observer: &*self.observer,
                 metrics: &self.metrics,
+                namespaces: &namespaces,
             };
             let outcome = actions::perform(&context, action).await;
             match &outcome {
@@ -214,7 +220,7 @@ impl<D: Disk + Clone> Reconciler<D> {
 
     fn report_pool(&self) {
         let Some(node) = self.index.cilium_node() else { return };
-        for (family, PoolCount { total, free }) in plan::count_pool(node) {
+        for (family, PoolCount { total, free }) in plan::count_pool(node, &self.index.addresses_in_use()) {
             for (state, count) in [("Total", total), ("Free", free)] {
                 self.metrics.pool.with([&family.to_string(), state]).set(whole(count));
             }

@@ -13,11 +13,10 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::agent::index::{CacheEvent, NodeIndex};
 use crate::agent::install::{InstallError, Installer, bypass};
 use crate::agent::watch::{self, IndexUpdate};
-use crate::agent::{
-    flags::AgentSettings, host_routes, index::CacheEvent, metrics::AgentMetrics, reconciler::Reconciler,
-};
+use crate::agent::{flags::AgentSettings, host_routes, metrics::AgentMetrics, reconciler::Reconciler};
 use crate::cluster::api::client::Connection;
 use crate::cluster::cilium::pool;
 use crate::cluster::events::{self, NewEvent};
@@ -30,8 +29,11 @@ use crate::store::RealDisk;
 
 /// How many updates may wait during a step; then the watches wait, too.
 const MAX_UPDATES: usize = 512;
-/// Events come in groups: a step waits this long for the rest of one. Not with a pod, whose ADD comes next.
+/// Events come in groups: a step waits this long for the rest of one.
 const EVENT_GROUPING: Duration = Duration::from_millis(2);
+/// The same for what nothing waits for: that a pod runs, or has ended. While many pods start, every one of
+/// them changes several times, and a step reads the whole store.
+const POD_GROUPING: Duration = Duration::from_millis(100);
 /// A watch that keeps failing for one reason is logged this often: it tries every second, and would hide
 /// other logs.
 const REPEAT_LOG: Duration = Duration::from_secs(60);
@@ -158,20 +160,21 @@ async fn session(
     // Ready once: if the API server is away later, the node's pods start all the same.
     let mut stepped = false;
     loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
+        // When the next step is due.
+        let mut due = tokio::select! {
+            _ = ticks.tick() => Instant::now(),
             update = updates.recv() => {
                 let Some(update) = update else { return "the watches ended".into() };
-                let pod = matches!(update, IndexUpdate::Pod(CacheEvent::Applied(..)));
+                let due = Instant::now() + grouping(&reconciler.index, &update);
                 if let Some(reason) = apply(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
                     return reason;
                 }
-                if !pod {
-                    tokio::time::sleep(EVENT_GROUPING).await;
-                }
+                due
             }
-        }
-        while let Ok(update) = updates.try_recv() {
+        };
+        // The channel is empty when the time is over, or everything in it is applied first.
+        while let Some(update) = next_until(&mut updates, due).await {
+            due = due.min(Instant::now() + grouping(&reconciler.index, &update));
             if let Some(reason) = apply(&mut reconciler, metrics, update, &mut skipped, &mut broken) {
                 return reason;
             }
@@ -218,6 +221,29 @@ async fn session(
                 ready.set(vec![error.to_string()]);
             }
         }
+    }
+}
+
+/// How long the step for an update may wait for others. Not for a pod that is new or has changed before its
+/// ADD, which comes next.
+fn grouping(index: &NodeIndex, update: &IndexUpdate) -> Duration {
+    match update {
+        IndexUpdate::Pod(CacheEvent::Applied((name, pod))) => {
+            let known = index.pods.get(name);
+            let is_new = known.is_none_or(|known| {
+                known.runtime_uid != pod.runtime_uid || known.facts != pod.facts || !known.is_waiting
+            });
+            if pod.is_waiting && !pod.is_ending && is_new { Duration::ZERO } else { POD_GROUPING }
+        }
+        _ => EVENT_GROUPING,
+    }
+}
+
+/// The next update, if one comes before this time or waits already.
+async fn next_until(updates: &mut mpsc::Receiver<IndexUpdate>, due: Instant) -> Option<IndexUpdate> {
+    match updates.try_recv() {
+        Ok(update) => Some(update),
+        Err(_) => tokio::time::timeout_at(due, updates.recv()).await.ok().flatten(),
     }
 }
 

@@ -10,6 +10,7 @@ pub mod handover;
 pub mod lifetime;
 pub mod mode;
 pub mod node_blocks;
+pub mod pool_size;
 pub mod preflight;
 pub mod selection;
 

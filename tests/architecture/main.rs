@@ -41,6 +41,7 @@ const DECIDING: &[&str] = &[
     "agent/plan/claims.rs",
     "agent/plan/debounce.rs",
     "agent/plan/decisions.rs",
+    "agent/plan/demand.rs",
     "agent/plan/input.rs",
     "agent/plan/mac.rs",
     "agent/plan/mod.rs",

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::namespaces::NamespaceReads;
 use super::outcome::{ActionError, Performed, postponed};
 use crate::agent::plan::PlanOptions;
 use crate::agent::{flags::AgentSettings, index::NodeIndex, metrics::AgentMetrics};
@@ -35,6 +36,8 @@ pub struct ActionContext<'a, D: Disk + Clone> {
     /// Observes every write to the API server.
     pub observer: &'a dyn WriteObserver,
     pub metrics: &'a AgentMetrics,
+    /// What was read of namespaces in this step.
+    pub namespaces: &'a NamespaceReads,
 }
 
 impl<D: Disk + Clone> ActionContext<'_, D> {

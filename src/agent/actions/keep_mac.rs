@@ -122,12 +122,14 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::agent::actions::NamespaceReads;
     use crate::agent::flags::AgentCommandLine;
     use crate::agent::index::NodeIndex;
     use crate::agent::metrics::AgentMetrics;
     use crate::agent::plan::PlanOptions;
     use crate::cluster::api::canned::Canned;
     use crate::cluster::writer::apply::NoObserver;
+    use crate::policy::pool_size::PoolLimits;
     use crate::policy::selection::facts::fixture::pod;
     use crate::policy::selection::mac::KEEP_MAC;
     use crate::store::RealDisk;
@@ -145,8 +147,7 @@ mod tests {
             node: "n1".into(),
             shape: settings.shape(Vec::new()),
             ranges: Vec::new(),
-            min_free: 0,
-            max_entries: 0,
+            pool_limits: PoolLimits { min_free: 0, max_entries: 0 },
             rules: settings.selection.rules(),
         };
         let (index, metrics) = (NodeIndex::default(), AgentMetrics::default());
@@ -158,6 +159,7 @@ mod tests {
             disk: RealDisk,
             observer: &NoObserver,
             metrics: &metrics,
+            namespaces: &NamespaceReads::default(),
         };
         let word = |said: &str| BTreeMap::from([(KEEP_MAC.to_owned(), said.to_owned())]);
         let facts = pod("db-0");

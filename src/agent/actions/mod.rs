@@ -17,6 +17,7 @@ mod finish_adoption;
 mod grant;
 mod keep_mac;
 mod live;
+mod namespaces;
 mod outcome;
 mod prepare;
 mod publish;
@@ -38,6 +39,7 @@ mod withdraw;
 
 pub(crate) use context::{ActionContext, open_store};
 use context::{bound, interface, own_claimant, sandbox};
+pub(crate) use namespaces::NamespaceReads;
 pub(crate) use outcome::{ActionError, ActionOutcome, Performed};
 use outcome::{done, needs_attention, not_needed, postponed};
 
@@ -66,7 +68,7 @@ pub async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>, action: &A
         Action::EndAttachment { record } => end_attachment::perform(context, record).await,
         Action::ReleaseRecord { record } => release_record::perform(context, record).await,
         Action::RecordUnowned { addresses } => record_unowned::perform(context, addresses),
-        Action::Refill => refill::perform(context).await,
+        Action::Refill { demand } => refill::perform(context, demand).await,
         Action::RestoreUnowned { addresses } => restore_unowned::perform(context, addresses).await,
         Action::RecordBlocks { blocks } => record_blocks::perform(context, blocks),
     };

@@ -22,7 +22,7 @@ use crate::cluster::cilium::pool::{self, Publication};
 use crate::cluster::events;
 use crate::cluster::objects::StickyIP;
 use crate::cluster::protocol::bind::{ClaimsByAddress, StickyRead};
-use crate::cluster::protocol::sticky_identity::{self, Stickiness, StickyIdentityError};
+use crate::cluster::protocol::sticky_identity::{Stickiness, StickyIdentityError};
 use crate::names::{AttachmentId, PodIdentity, StickyKey};
 use crate::node::addresses::{AddressSource, ThisNode};
 use crate::node::bind::{BindPodError, PodToBind};
@@ -70,9 +70,7 @@ pub(super) async fn perform<D: Disk + Clone>(
         Some(sticky @ Stickiness::Sticky { .. }) => sticky,
         // That a pod is not sticky is never taken from the cache.
         _ => {
-            let api = context.connection();
-            let namespace = sticky_identity::of_namespace(&api, &seen.facts.namespace);
-            match context.judge(seen, namespace).await {
+            match context.judge(seen, context.namespace(&seen.facts.namespace)).await {
                 // The ADD reports it; an annotation that is corrected is a new event of the watch.
                 Err(StickyIdentityError::Policy(error)) => return postponed(error.to_string()),
                 judged => judged?,

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::{ActionContext, Performed, done, not_needed, own_claimant, postponed, waiting_pod};
 use crate::agent::index::NodePod;
 use crate::cluster::cilium::socket::{self, EndpointAnswer};
-use crate::cluster::protocol::sticky_identity::{self, Stickiness, StickyIdentityError};
+use crate::cluster::protocol::sticky_identity::{Stickiness, StickyIdentityError};
 use crate::store::{Disk, Store};
 
 pub(super) async fn perform<D: Disk + Clone>(
@@ -26,9 +26,7 @@ pub(super) async fn perform<D: Disk + Clone>(
     if context.has_sandbox(&store, seen).await? {
         return postponed("its ADD came first");
     }
-    let api = context.connection();
-    let namespace = sticky_identity::of_namespace(&api, &seen.facts.namespace);
-    let reason = match context.judge(seen, namespace).await {
+    let reason = match context.judge(seen, context.namespace(&seen.facts.namespace)).await {
         Ok(Stickiness::NotSticky { reason }) => {
             return postponed(format!("the pod is still not sticky: {reason}"));
         }

@@ -1,4 +1,5 @@
-//! `Refill`: unowned pool entries for pods that are not sticky (mode `crd`), between two watermarks.
+//! `Refill`: unowned pool entries for pods that are not sticky (mode `crd`), as many as
+//! [`PoolLimits`](crate::policy::pool_size::PoolLimits) asks for, in one write.
 //!
 //! An address is recorded in the store before its entry is written, so that nothing on this node can claim
 //! it. Must never write an entry for an address that is claimed, and never remove an unowned one: Cilium may
@@ -10,19 +11,23 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kube::api::{Api, ListParams};
 
-use super::{ActionContext, Performed, done, postponed};
-use crate::agent::plan::{PoolCount, contains, count_pool, families_of};
+use super::{ActionContext, Performed, done, not_needed, postponed};
+use crate::agent::plan::{PodDemand, contains, count_pool, families_of};
 use crate::alloc::{Family, RangeSet};
 use crate::cluster::cilium::pool::home_blocks;
 use crate::cluster::objects::{AddressClaim, ClaimName, IPPool, PoolUse, labels};
 use crate::node::list;
+use crate::policy::pool_size::PoolCount;
 use crate::store::{Disk, Record};
 
 /// How many addresses that others hold are skipped before the node counts as full.
 const MAX_SKIPPED: usize = 4096;
 
-/// Fills the pool up to the lower watermark, and writes again the unowned entries that are missing.
-pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>) -> Performed {
+/// Fills the pool for the pods that wait, and writes again the unowned entries that are missing.
+pub(super) async fn perform<D: Disk + Clone>(
+    context: &ActionContext<'_, D>,
+    demand: &PodDemand,
+) -> Performed {
     let mut api_writer = context.api_writer();
     let node = context.cilium_node(api_writer.api()).await?;
     let blocks = home_blocks(&node);
@@ -40,18 +45,29 @@ pub(super) async fn perform<D: Disk + Clone>(context: &ActionContext<'_, D>) -> 
         .into_iter()
         .filter(|address| contains(&blocks, *address) && !in_pool(address) && !claimed.contains(address))
         .collect();
-    let counts = count_pool(&node);
+    let (counts, limits) = (count_pool(&node, &demand.in_use), context.options.pool_limits);
+    let mut is_full = false;
     for family in families_of(&blocks) {
         let PoolCount { total, free } = counts.get(&family).copied().unwrap_or_default();
         let missing = added.iter().filter(|address| Family::of(**address) == family).count();
-        let wanted = context.options.min_free.saturating_sub(free + missing);
-        let room = context.options.max_entries.saturating_sub(total + missing);
-        added.extend(context.record_fresh(&blocks, family, wanted.min(room), |address| {
-            claimed.contains(&address) || in_pool(&address) || node.uses(&address.to_string())
-        })?);
+        let count = PoolCount { total: total + missing, free: free + missing };
+        if limits.urgency(count, demand.waiting).is_none() {
+            continue;
+        }
+        let fresh =
+            context.record_fresh(&blocks, family, limits.to_add(count, demand.waiting), |address| {
+                claimed.contains(&address)
+                    || in_pool(&address)
+                    || node.uses(&address.to_string())
+                    || demand.in_use.contains(&address)
+            })?;
+        is_full |= fresh.is_empty();
+        added.extend(fresh);
     }
-    if added.is_empty() {
+    if added.is_empty() && is_full {
         return postponed("no address of the blocks is free");
+    } else if added.is_empty() {
+        return not_needed("the pool was refilled before the watch showed it");
     }
     context.add_unowned(&mut api_writer, node, &added).await?;
     context.metrics.pool_writes.inc(["refill"]);

@@ -12,6 +12,16 @@ use crate::names::PodIdentity;
 use crate::store::{Disk, Store};
 
 impl<'a, D: Disk + Clone> ActionContext<'a, D> {
+    /// The annotations of a namespace. Of many pods that wait, only the first costs a request.
+    pub(super) async fn namespace(&self, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
+        if let Some(known) = self.namespaces.get(name) {
+            return Ok(known);
+        }
+        let annotations = sticky_identity::of_namespace(&self.connection(), name).await?;
+        self.namespaces.keep(name, &annotations);
+        Ok(annotations)
+    }
+
     /// The pod that the watch shows under this name, if it has this uid.
     pub(super) fn waiting_pod(&self, pod: &str, uid: &str) -> Option<&'a NodePod> {
         self.index.pods.get(pod).filter(|found| found.runtime_uid == uid)

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::demand::PodDemand;
 use crate::names::{Attachment, AttachmentId, StickyKey};
 use crate::store::{PendingUpdate, Record};
 
@@ -50,8 +51,8 @@ pub enum Action {
     ReleaseRecord { record: Record },
     /// Record the unowned pool entries of which the store does not know: Cilium may give them to any pod.
     RecordUnowned { addresses: Vec<IpAddr> },
-    /// Refill the pool with unowned entries.
-    Refill,
+    /// Refill the pool with unowned entries for these pods.
+    Refill { demand: PodDemand },
     /// Write unowned entries again that the pool had and that are in none of the node's blocks any more.
     RestoreUnowned { addresses: Vec<IpAddr> },
     /// Record the blocks that the CiliumNode has.
@@ -77,9 +78,10 @@ impl Action {
             Self::EndAttachment { record } | Self::ReleaseRecord { record } => {
                 record.addresses.first().map(ToString::to_string).unwrap_or_default()
             }
+            // A pause that was due to fewer pods does not hold up more.
+            Self::Refill { demand: PodDemand { waiting, .. } } => format!("{waiting} waiting pods"),
             Self::Seed
             | Self::RecordUnowned { .. }
-            | Self::Refill
             | Self::RestoreUnowned { .. }
             | Self::RecordBlocks { .. }
             | Self::RemoveBarriers => String::new(),
@@ -110,7 +112,7 @@ impl Action {
             | Self::ReportUse { .. }
             | Self::RestoreUnowned { .. }
             | Self::RecordBlocks { .. }
-            | Self::Refill => false,
+            | Self::Refill { .. } => false,
         }
     }
 
@@ -135,7 +137,7 @@ impl Action {
             Self::EndAttachment { .. } => "end_attachment",
             Self::ReleaseRecord { .. } => "release_record",
             Self::RecordUnowned { .. } => "record_unowned",
-            Self::Refill => "refill",
+            Self::Refill { .. } => "refill",
             Self::RestoreUnowned { .. } => "restore_unowned",
             Self::RecordBlocks { .. } => "record_blocks",
         }

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use crate::agent::{index::NodeIndex, snapshot::Snapshot};
 use crate::alloc::RangeSet;
 use crate::cluster::cilium::pool::PublishConfig;
+use crate::policy::pool_size::PoolLimits;
 use crate::policy::selection::rules::Rules;
 
 /// What the operator has set, as far as decisions need it.
@@ -18,10 +19,8 @@ pub struct PlanOptions {
     pub shape: PublishConfig,
     /// The ranges of the node's own configuration.
     pub ranges: Vec<RangeSet>,
-    /// Free unowned addresses per IP family, at least.
-    pub min_free: usize,
-    /// Pool entries per IP family, at most.
-    pub max_entries: usize,
+    /// How many entries the pool has, per IP family.
+    pub pool_limits: PoolLimits,
     /// Who is sticky.
     pub rules: Rules,
 }

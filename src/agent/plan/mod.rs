@@ -7,6 +7,7 @@ mod attachments;
 mod claims;
 pub mod debounce;
 mod decisions;
+mod demand;
 mod input;
 mod mac;
 mod pending_updates;
@@ -14,9 +15,10 @@ mod pool;
 mod records;
 
 pub use action::Action;
+pub use demand::PodDemand;
 pub use input::contains;
 pub(crate) use input::{PlanInput, PlanOptions};
-pub(crate) use pool::{PoolCount, count_pool, families_of};
+pub(crate) use pool::{count_pool, families_of};
 
 use debounce::Debounce;
 
@@ -28,9 +30,10 @@ pub fn plan(input: &PlanInput<'_>, debounce: &mut Debounce) -> Vec<Action> {
     pending_updates::send(input, &mut actions);
     if input.index.is_synced() {
         claims::grant(input, debounce, &mut actions);
+        pool::refill_now(input, &mut actions);
         decisions::prepare(input, &mut actions);
         decisions::withdraw(input, debounce, &mut actions);
-        pool::refill(input, debounce, &mut actions);
+        pool::refill_later(input, debounce, &mut actions);
         pool::publish(input, debounce, &mut actions);
         attachments::attach_and_detach(input, debounce, &mut actions);
         records::end_and_release(input, debounce, &mut actions);

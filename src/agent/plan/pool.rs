@@ -8,6 +8,7 @@ use ipnet::IpNet;
 
 use super::action::Action;
 use super::debounce::{Debounce, LONG, SHORT};
+use super::demand::PodDemand;
 use super::input::{PlanInput, contains};
 use crate::agent::index::key_of;
 use crate::alloc::Family;
@@ -16,23 +17,16 @@ use crate::cluster::cilium::pool::{self, Publication, single_routes};
 use crate::cluster::objects::ClaimPhase;
 use crate::cluster::objects::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::view::ClaimView;
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct PoolCount {
-    /// All entries, without barriers.
-    pub total: usize,
-    /// Those that Cilium can give to a new pod.
-    pub free: usize,
-}
+use crate::policy::pool_size::{PoolCount, RefillUrgency};
 
 /// How many entries a node's pool has, by family.
-pub(crate) fn count_pool(node: &CiliumNode) -> BTreeMap<Family, PoolCount> {
+pub(crate) fn count_pool(node: &CiliumNode, in_use: &BTreeSet<IpAddr>) -> BTreeMap<Family, PoolCount> {
     let mut counts: BTreeMap<Family, PoolCount> = BTreeMap::new();
     for (address, entry) in node.spec.ipam.pool.iter().filter(|(_, entry)| !barrier::is_barrier(entry)) {
         let Ok(ip) = address.parse::<IpAddr>() else { continue };
         let count = counts.entry(Family::of(ip)).or_default();
         count.total += 1;
-        count.free += usize::from(entry.owner.is_empty() && !node.uses(address));
+        count.free += usize::from(entry.owner.is_empty() && !node.uses(address) && !in_use.contains(&ip));
     }
     counts
 }
@@ -41,11 +35,34 @@ pub(crate) fn families_of(blocks: &[IpNet]) -> BTreeSet<Family> {
     blocks.iter().map(|block| Family::of(block.addr())).collect()
 }
 
-pub(super) fn refill(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
-    let PlanInput { options, index, store, now } = input;
-    let Some(node) = index.cilium_node().filter(|_| options.shape.mode.publishes_pool_entries()) else {
-        return;
-    };
+/// How soon the pool must be refilled, for the family that needs it most.
+fn urgency(input: &PlanInput<'_>, node: &CiliumNode, demand: &PodDemand) -> Option<RefillUrgency> {
+    let counts = count_pool(node, &demand.in_use);
+    let urgency = families_of(&input.index.blocks()).into_iter().filter_map(|family| {
+        let count = counts.get(&family).copied().unwrap_or_default();
+        input.options.pool_limits.urgency(count, demand.waiting)
+    });
+    urgency.max()
+}
+
+fn filled_node<'a>(input: &PlanInput<'a>) -> Option<&'a CiliumNode> {
+    input.index.cilium_node().filter(|_| input.options.shape.mode.publishes_pool_entries())
+}
+
+/// The entries that are needed at once: planned before the decisions about pods, which take longer the more
+/// pods wait.
+pub(super) fn refill_now(input: &PlanInput<'_>, actions: &mut Vec<Action>) {
+    let Some(node) = filled_node(input) else { return };
+    let demand = PodDemand::of(input, node);
+    if urgency(input, node, &demand) == Some(RefillUrgency::Now) {
+        actions.push(Action::Refill { demand });
+    }
+}
+
+/// What can wait does so for [`LONG`]: single pods cost one write in this time.
+pub(super) fn refill_later(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &mut Vec<Action>) {
+    let PlanInput { index, store, now, .. } = input;
+    let Some(node) = filled_node(input) else { return };
     let blocks = index.blocks();
     if !blocks.is_empty() && blocks != store.blocks {
         actions.push(Action::RecordBlocks { blocks: blocks.clone() });
@@ -70,13 +87,15 @@ pub(super) fn refill(input: &PlanInput<'_>, debounce: &mut Debounce, actions: &m
     if !elsewhere.is_empty() && debounce.stable_for("unowned entries".to_owned(), state, SHORT, *now) {
         actions.push(Action::RestoreUnowned { addresses: elsewhere });
     }
-    let counts = count_pool(node);
-    let few = families_of(&blocks).into_iter().any(|family| {
-        let PoolCount { total, free } = counts.get(&family).copied().unwrap_or_default();
-        free < options.min_free && total < options.max_entries
-    });
-    if !lost.is_empty() || few {
-        actions.push(Action::Refill);
+    let demand = PodDemand::of(input, node);
+    let due = match urgency(input, node, &demand) {
+        // Planned already.
+        Some(RefillUrgency::Now) => return,
+        Some(RefillUrgency::Later) => debounce.stable_for("pool".to_owned(), String::new(), LONG, *now),
+        None => false,
+    };
+    if due || !lost.is_empty() {
+        actions.push(Action::Refill { demand });
     }
 }
 

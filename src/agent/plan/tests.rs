@@ -13,9 +13,10 @@ use crate::agent::snapshot::{Netns, Snapshot};
 use crate::agent::watch::IndexUpdate;
 use crate::cluster::cilium::pool::PublishConfig;
 use crate::cluster::objects::ClaimPhase;
-use crate::names::{Attachment, ContainerId, IfName, PodIdentity, StickyKey};
+use crate::names::{Attachment, AttachmentId, ContainerId, IfName, PodIdentity, StickyKey};
 use crate::policy::lifetime::retention::Retention;
 use crate::policy::mode::PluginMode;
+use crate::policy::pool_size::PoolLimits;
 use crate::policy::selection::rules::Rules;
 use crate::policy::selection::selector::Selector;
 use crate::store::{Decision, PendingUpdate, PendingUpdateKind, Record};
@@ -28,8 +29,7 @@ fn options(mode: PluginMode) -> PlanOptions {
         node: "n1".into(),
         shape,
         ranges: Vec::new(),
-        min_free: 2,
-        max_entries: 4,
+        pool_limits: PoolLimits { min_free: 2, max_entries: 4 },
         rules: Rules::default(),
     }
 }
@@ -403,7 +403,8 @@ fn the_pool_is_filled_owned_and_cleared() {
 fn an_attached_stickyip_is_published_once_its_sandbox_exists() {
     let mut index = listed();
     put_node(&mut index, json!({}), json!(["10.0.0.0/24"]));
-    let options = PlanOptions { min_free: 0, ..options(PluginMode::Crd) };
+    let pool_limits = PoolLimits { min_free: 0, max_entries: 4 };
+    let options = PlanOptions { pool_limits, ..options(PluginMode::Crd) };
     put_pod(&mut index, "db-0", "u1", json!({"phase": "Running"}));
     put_sticky(&mut index, "db-0", "10.0.0.5", "u1", "c1");
     assert_eq!(twice(&options, &index, &store()), (vec![], vec![]), "an ADD or a DEL is on its way");
@@ -424,4 +425,109 @@ fn a_store_without_its_mark_is_seeded_at_once_and_where_cilium_picks_never() {
     assert_eq!(first(PluginMode::Delegated), [Action::Seed]);
     assert_eq!(first(PluginMode::Chained), [Action::Seed]);
     assert!(first(PluginMode::Crd).is_empty());
+}
+
+/// The pods that the plan refills the pool for, if it does: at a first look, and at one long after it.
+fn refills(options: &PlanOptions, index: &NodeIndex, store: &Snapshot) -> (Option<usize>, Option<usize>) {
+    let mut debounce = Debounce::default();
+    let mut look = |at: u64| {
+        let input = PlanInput { options, index, store, now: Duration::from_secs(at) };
+        let actions = plan(&input, &mut debounce);
+        let found = actions.iter().position(|action| matches!(action, Action::Refill { .. }))?;
+        let before = &actions[..found];
+        let is_urgent = before.iter().all(|action| !matches!(action, Action::Prepare { .. }));
+        assert!(is_urgent || at > 0, "the decisions about many pods take long");
+        match &actions[found] {
+            Action::Refill { demand } => Some(demand.waiting),
+            _ => None,
+        }
+    };
+    (look(0), look(60))
+}
+
+/// A node whose store knows the unowned entries of its pool.
+fn with_unowned(index: &mut NodeIndex, count: u8) -> Snapshot {
+    let mut store = store();
+    let mut pool = serde_json::Map::new();
+    for last in 1..=count {
+        let address = format!("10.0.0.{last}");
+        let record = Record::unowned(address.parse().unwrap(), &now());
+        store.records.push(NodeRecord { record, netns: Netns::MayExist });
+        pool.insert(address, json!({}));
+    }
+    put_node(index, pool.into(), json!(["10.0.0.0/24"]));
+    store
+}
+
+#[test]
+fn the_pool_follows_the_pods_that_wait_for_an_address_of_ciliums_choice() {
+    let pool_limits = PoolLimits { min_free: 4, max_entries: 100 };
+    let selector = Selector::parse(r#"{"matchLabels": {"sticky": "yes"}}"#).unwrap();
+    let rules = Rules { selector: Some(selector), ..Rules::default() };
+    let options = PlanOptions { pool_limits, rules, ..options(PluginMode::Crd) };
+    let mut index = listed();
+    let mut store = with_unowned(&mut index, 8);
+    assert_eq!(refills(&options, &index, &store), (None, None));
+    for pod in 0..6 {
+        put_pod(&mut index, &format!("web-{pod}"), &format!("u{pod}"), json!({"phase": "Pending"}));
+    }
+    assert_eq!(refills(&options, &index, &store), (None, Some(6)), "enough for those who wait");
+    put_pod(&mut index, "web-7", "u7", json!({}));
+    assert_eq!(refills(&options, &index, &store), (Some(7), Some(7)), "too few for the next");
+    put_pod(&mut index, "web-7", "u7", json!({"phase": "Running", "podIP": "10.0.0.1"}));
+    assert_eq!(refills(&options, &index, &store), (Some(6), Some(6)), "it has one of them");
+    put_pod(&mut index, "web-7", "u7", json!({"phase": "Succeeded", "podIP": "10.0.0.1"}));
+    assert_eq!(refills(&options, &index, &store), (None, Some(6)), "it has ended");
+
+    // Cilium's list is seconds old, and newer than what the kubelet says of a pod that still starts.
+    let mut listed_by_cilium = index.clone();
+    let mut node = index.cilium_node().unwrap().clone();
+    let used =
+        json!({"ipam": {"used": {"10.0.0.1": {"owner": "db/web-0"}, "10.0.0.2": {"owner": "db/web-1"}}}});
+    node.status = Some(serde_json::from_value(used).unwrap());
+    listed_by_cilium.apply(IndexUpdate::Node(CacheEvent::Applied(("n1".into(), node))));
+    assert_eq!(refills(&options, &listed_by_cilium, &store), (None, Some(4)), "six are free for four");
+
+    // Whoever has an entry of its own, or needs none.
+    let other = |index: &mut NodeIndex, name: &str, labels: Value, spec: Value| {
+        let meta = json!({"name": name, "namespace": "db", "uid": name, "labels": labels});
+        let pod = json!({"metadata": meta, "spec": spec});
+        let seen = super::super::index::NodePod::from(&serde_json::from_value(pod).unwrap());
+        index.apply(IndexUpdate::Pod(CacheEvent::Applied((format!("db/{name}"), seen))));
+    };
+    let containers = json!({"containers": []});
+    other(&mut index, "db-0", json!({"sticky": "yes"}), containers.clone());
+    other(&mut index, "host", json!({}), json!({"containers": [], "hostNetwork": true}));
+    other(&mut index, "db-1", json!({}), containers.clone());
+    other(&mut index, "db-2", json!({}), containers);
+    let sticky = PreparedSticky {
+        namespace: "db".into(),
+        name: "db-1".into(),
+        addresses: vec!["10.0.0.90".parse().unwrap()],
+        resource: "r".into(),
+        attachment_id: AttachmentId::Prepared("db-1".into()),
+    };
+    let pod = PodIdentity::new("db", "db-1", Some("db-1")).unwrap();
+    store.decisions.push(Decision::about(&pod, Some(sticky), "test", now()).unwrap());
+    let record = record("10.0.0.91", "c2", "db-2", RecordState::Attached, Some("db-2"));
+    store.records.push(NodeRecord { record, netns: Netns::MayExist });
+    assert_eq!(refills(&options, &index, &store), (None, Some(6)));
+}
+
+#[test]
+fn what_pods_have_counts_as_used_before_cilium_has_written_it() {
+    let mut index = listed();
+    let store = with_unowned(&mut index, 4);
+    let pool_limits = PoolLimits { min_free: 4, max_entries: 100 };
+    let options = PlanOptions { pool_limits, ..options(PluginMode::Crd) };
+    for pod in 1..=2 {
+        let status = json!({"phase": "Running", "podIP": format!("10.0.0.{pod}")});
+        put_pod(&mut index, &format!("web-{pod}"), &format!("u{pod}"), status);
+    }
+    assert_eq!(refills(&options, &index, &store), (None, Some(0)), "two are left");
+    for pod in 3..=4 {
+        let status = json!({"phase": "Running", "podIP": format!("10.0.0.{pod}")});
+        put_pod(&mut index, &format!("web-{pod}"), &format!("u{pod}"), status);
+    }
+    assert_eq!(refills(&options, &index, &store), (Some(0), Some(0)));
 }

@@ -86,6 +86,12 @@ impl CiliumNode {
         self.status.as_ref().is_some_and(|status| status.ipam.used.contains_key(address))
     }
 
+    /// The owners, `namespace/pod`, of the addresses that Cilium says are in use.
+    pub fn users(&self) -> BTreeSet<&str> {
+        let used = self.status.iter().flat_map(|status| status.ipam.used.values());
+        used.filter_map(|used| used.get("owner")?.as_str()).collect()
+    }
+
     /// The addresses that Cilium may have given to others than `owner`: pool entries of other owners, and
     /// used addresses. The status lags behind: the owner's own old sandbox may still be in it.
     pub fn barred_to(&self, owner: &str) -> BTreeSet<IpAddr> {

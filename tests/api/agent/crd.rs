@@ -102,6 +102,36 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
 }
 
 #[tokio::test]
+async fn many_pods_at_once_have_an_entry_each_by_one_write_before_their_add() {
+    const PODS: usize = 24;
+    let case = case().await;
+    let mut node = TestNode::ready_crd(&case, "n1", parts(&case)[0]).await;
+    let mut agent = Stepped::new(&case, &node, "crd", &[]).await;
+    agent.settle().await;
+    assert_eq!(unowned(&case, &node).await.len(), 8);
+    let mut waiting = Vec::new();
+    for number in 0..PODS {
+        waiting.push(sandbox(&case.pod(&format!("web-{number}"), &[], Some(&node.name)).await));
+    }
+    let before = cilium_node_of(&case, &node).await.metadata.generation.unwrap();
+    agent.step().await;
+    let written = cilium_node_of(&case, &node).await.metadata.generation.unwrap();
+    assert_eq!(written - before, 1, "every write goes to each cilium-agent of the cluster");
+    let offered = unowned(&case, &node).await;
+    assert_eq!(offered.len(), PODS + 8);
+    assert_eq!(unowned_records(&node), offered, "every unowned entry is recorded");
+    let _proxy = cut_off(&case, &mut node);
+    let mut given = BTreeSet::new();
+    for pod in &waiting {
+        given.insert(node.add(pod).await.unwrap());
+    }
+    assert!(given.len() == PODS && given.is_subset(&offered), "{given:?}");
+    // Cilium's status comes seconds later, and pods that do not get further are no more than before.
+    agent.settle().await;
+    assert_eq!(unowned(&case, &node).await, offered);
+}
+
+#[tokio::test]
 async fn a_pool_may_have_more_addresses_than_255() {
     let case = case().await;
     // A case's own range has no more than that.
