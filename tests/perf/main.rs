@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
+mod burst;
 mod controller;
 mod lab;
 mod local;
@@ -58,7 +59,8 @@ fn main() {
                 controller::rows(&path_from("STICKY_IPAM_CONTROLLER")),
             ),
             "lab" => (report::LAB, lab::ABOUT, lab::rows()),
-            other => panic!("there is no part {other}; there are: local, cluster, controller, lab"),
+            "burst" => (report::BURST, burst::ABOUT, burst::rows()),
+            other => panic!("there is no part {other}; there are: local, cluster, controller, lab, burst"),
         };
         report::print_and_write(&heading, about, &rows);
     }

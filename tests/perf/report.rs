@@ -26,13 +26,15 @@ pub const CLUSTER: Heading =
 pub const CONTROLLER: Heading = Heading { title: "The controller, with 12,000 bindings", peer: None };
 pub const LAB: Heading =
     Heading { title: "On the lab, against stock Cilium", peer: Some("Cilium v1.19.5 alone") };
+pub const BURST: Heading =
+    Heading { title: "Many pods at once, against stock Cilium", peer: Some("Cilium v1.19.5 alone") };
 
 const PAGE: &str = "docs/benchmarks.md";
 const INTRODUCTION: &str = "\
     # How fast is it?\n\n\
     Words are explained in the [glossary](glossary.md).\n\n\
-    `make bench` and `make bench-lab` write this page; each table is from the last run that was committed. A row\n\
-    shows its limit (bar). Both sides alternate on the same machine in the same run.\n";
+    `make bench`, `make bench-lab` and `make bench-burst` write this page; each table is from the last run that\n\
+    was committed. A row shows its limit (bar). Both sides alternate on the same machine in the same run.\n";
 
 /// Prints a table, and puts it in place of the one with this heading.
 pub fn print_and_write(heading: &Heading, about: &str, rows: &[Row]) {
@@ -72,7 +74,7 @@ fn with_section(page: &str, heading: &Heading, section: &str) -> String {
         let length = page[start + 1..].find("\n## ").map_or(page.len() - start, |next| next + 1);
         Some(&page[start..start + length])
     };
-    let sections = [&LOCAL, &CLUSTER, &CONTROLLER, &LAB].map(|one| {
+    let sections = [&LOCAL, &CLUSTER, &CONTROLLER, &LAB, &BURST].map(|one| {
         if one.title == heading.title { Some(section) } else { old(one.title) }.unwrap_or_default()
     });
     format!("{INTRODUCTION}{}", sections.concat())

@@ -10,7 +10,7 @@ LABS ?= 3
 
 LAB_BINARIES = STICKY_IPAM_BIN=$(abspath $(PLUGIN)) STICKY_IPAM_AGENT_BIN=$(abspath $(AGENT)) STICKY_IPAM_CONTROLLER_BIN=$(abspath $(CONTROLLER))
 
-.PHONY: tools lab lab-down e2e e2e-network e2e-lab bench-lab
+.PHONY: tools lab lab-down e2e e2e-network e2e-lab bench-lab bench-burst
 
 tools: ## Build the pinned third-party tools into the user's cache
 	tests/tools/debian --check test
@@ -38,9 +38,12 @@ e2e-network:
 e2e-lab:
 	@E2E_DIR=$(E2E_DIR) LABS=$(LABS) $(LAB_BINARIES) $(GO_MEMORY) LAB_ETCD_FLAGS=--unsafe-no-fsync tests/e2e/lab/prove $(T)
 
-bench-lab: binaries ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
+# A benchmark on the lab of its own: bench-lab has one part of the page, bench-burst another.
+bench-lab: ## Print how pods start and move beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
+bench-burst: ## Print how many pods at once start beside stock Cilium, and write docs/benchmarks.md (root, a quiet machine)
+bench-lab bench-burst: bench-%: binaries
 	tests/tools/debian e2e
 	tests/tools/build cni pod kubernetes cilium >/dev/null
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down
-	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) cargo bench --quiet --profile measuring --bench peers -- lab || status=$$?; \
+	@status=0; LAB_DIR=$(E2E_DIR) $(LAB_BINARIES) cargo bench --quiet --profile measuring --bench peers -- $* || status=$$?; \
 	LAB_DIR=$(E2E_DIR) tests/lab/lab down || status=1; exit $$status

@@ -8,11 +8,10 @@ MOST_NODES=9
 grow_note() { printf '%s\n' "${NODES[@]:2}" >"$LAB_DIR/more-nodes"; }
 
 command_add_node() {
-    help_for "add-node NODE [--without-range] [LABEL=VALUE…]   a further node (node-3 to node-$MOST_NODES) joins; in crd mode its block is the controller's to give; --without-range: its Node names none" "$@"
+    help_for "add-node NODE [--without-range] [LABEL=VALUE…]   a further node (node-3 to node-$MOST_NODES) joins; in crd mode its block is the controller's to give, in cluster-pool the operator's; --without-range: its Node names none" "$@"
     need_root
     need_lab
     [[ ${1-} =~ ^node-[3-$MOST_NODES]$ ]] || bad_usage "'${1-}' is no further node; there can be: node-3 to node-$MOST_NODES"
-    is_field || ! ciliums_own_blocks || bad_usage "add-node is there for crd, delegated and chained, and in every mode on the field profile"
     [[ ! -e $(node_folder "$1") ]] || bad_usage "$1 is there already"
     local node=$1 without_range=false
     shift

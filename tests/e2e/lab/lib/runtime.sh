@@ -121,6 +121,8 @@ resolvConf: ""
 nodeStatusUpdateFrequency: 4s
 nodeLeaseDurationSeconds: 12
 syncFrequency: 10s
+# A node's block has room for more than the usual 110, of which the node's own pods would take some.
+maxPods: 200
 YAML
     # Its shim is found on PATH.
     define "containerd@$node" "$node" env "PATH=${containerd_bin:+$containerd_bin:}$PATH" containerd --config "$folder/containerd.toml"
