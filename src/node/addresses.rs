@@ -173,19 +173,20 @@ impl<D: Disk> LocalNode for NodeAddresses<'_, D> {
         self.node.name
     }
 
-    fn families(&self) -> Vec<Family> {
+    fn families(&self) -> Result<Vec<Family>, BindError> {
         let mut families = Vec::new();
         for set in &self.source.sets {
             if !families.contains(&set.family()) {
                 families.push(set.family());
             }
         }
+        // A CiliumNode before its blocks were written. What a StickyIP has is not changed later, so a family
+        // that is guessed, or left out, stays so.
         if families.is_empty() {
-            // A CiliumNode without blocks: the entries of its pool name the families, or nothing does.
-            let barred = self.source.barred.iter().flatten().map(|address| Family::of(*address));
-            families.extend(barred.collect::<BTreeSet<_>>());
+            Err(BindError::NoBlocks { node: self.node().to_owned() })
+        } else {
+            Ok(families)
         }
-        if families.is_empty() { vec![Family::V4] } else { families }
     }
 
     fn is_own(&self, address: IpAddr) -> bool {

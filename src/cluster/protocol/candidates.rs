@@ -115,7 +115,7 @@ impl CandidateSources {
         local_node: &mut dyn LocalNode,
     ) -> Result<Vec<Candidate>, BindError> {
         let mut candidates = Vec::new();
-        for family in local_node.families() {
+        for family in local_node.families()? {
             let is_good = |address| Family::of(address) == family && !avoid.contains(&address);
             if let Some(kept) = kept.iter().find(|one| is_good(one.address)) {
                 candidates.push(kept.clone());

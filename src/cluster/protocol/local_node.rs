@@ -21,7 +21,8 @@ pub(crate) const MAX_STEPS: usize = 64;
 pub(crate) trait LocalNode {
     fn node(&self) -> &str;
     /// The IP families of the node's pods.
-    fn families(&self) -> Vec<Family>;
+    /// Errors: the node has no block yet, so they are not known.
+    fn families(&self) -> Result<Vec<Family>, BindError>;
     fn is_own(&self, address: IpAddr) -> bool;
     /// What is known of an old sandbox on this node, whose pod is in this state.
     fn old_sandbox(&mut self, id: &AttachmentId, pod: OldPod) -> Result<OldSandbox, BindError>;
@@ -56,6 +57,11 @@ pub enum BindError {
     TooManyConflicts { key: StickyKey },
     #[error("no {family} address is free, neither in a Sticky pool nor on this node; add a range to a pool")]
     Exhausted { family: Family },
+    #[error(
+        "CiliumNode {node} has no block for pods yet (spec.ipam.podCIDRs is empty), so the IP families of a \
+         new address are not known; the controller fills it, or fill it by hand (docs/agent.md)"
+    )]
+    NoBlocks { node: String },
     #[error("{what} {name} is invalid: {why}; correct or delete it")]
     InvalidObject { what: &'static str, name: String, why: String },
     #[error("{0}")]

@@ -240,7 +240,7 @@ fn code_of(error: &BindError) -> u32 {
         BindError::Refused(_) | BindError::HeldOnNode { .. } => code::REQUEST_REFUSED,
         BindError::Exhausted { .. } => code::EXHAUSTED,
         BindError::LocalNode(_) => code::IO_FAILURE,
-        BindError::Api(_) | BindError::Waited { .. } => code::TRY_AGAIN,
+        BindError::Api(_) | BindError::Waited { .. } | BindError::NoBlocks { .. } => code::TRY_AGAIN,
         BindError::TooManyConflicts { .. } | BindError::InvalidObject { .. } => code::TRY_AGAIN,
     }
 }

@@ -193,6 +193,35 @@ async fn a_missing_cilium_node_is_reported_and_nothing_is_claimed() {
 }
 
 #[tokio::test]
+async fn a_new_claimant_waits_for_the_nodes_blocks_and_a_known_one_does_not() {
+    let case = case().await;
+    let (n1, n2) = two_nodes(&case).await;
+    // With one of these the address would be of IPv4 alone, for good.
+    let pool: Vec<_> = case.range().subnets(26).unwrap().collect();
+    sticky_pool(&case, pool[2]).await;
+    let known = pod(&case, "db-0", &n2).await;
+    let address = n2.add(&known).await.unwrap();
+    n2.del(&known).await;
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let blocks = |blocks: Value| json!({"spec": {"ipam": {"podCIDRs": blocks}}});
+    let patch = Patch::Merge(blocks(json!([])));
+    nodes.patch(&n1.name, &PatchParams::default(), &patch).await.unwrap();
+
+    let new = pod(&case, "db-1", &n1).await;
+    let error = n1.add(&new).await.unwrap_err();
+    assert_eq!(code(&error), 11, "{error}");
+    assert!(message(&error).contains("podCIDRs is empty"), "{error}");
+    assert!(stickies(&case).await.iter().all(|sticky| sticky.metadata.name.as_deref() != Some("db-1")));
+    assert_eq!(claims(&case).await.len(), 1, "nothing is claimed for db-1");
+    let moved = pod(&case, "db-0", &n1).await;
+    assert_eq!(n1.add(&moved).await.unwrap(), address);
+
+    let patch = Patch::Merge(blocks(json!([n1.range().to_string()])));
+    nodes.patch(&n1.name, &PatchParams::default(), &patch).await.unwrap();
+    n1.add(&new).await.unwrap();
+}
+
+#[tokio::test]
 async fn an_unowned_address_is_never_claimed() {
     let case = case().await;
     let (n1, _) = two_nodes(&case).await;

@@ -131,8 +131,8 @@ impl LocalNode for RunningPodNode<'_> {
     fn node(&self) -> &str {
         &self.0.node
     }
-    fn families(&self) -> Vec<Family> {
-        self.0.addresses.iter().map(|address| Family::of(*address)).collect()
+    fn families(&self) -> Result<Vec<Family>, BindError> {
+        Ok(self.0.addresses.iter().map(|address| Family::of(*address)).collect())
     }
     fn is_own(&self, address: IpAddr) -> bool {
         self.0.blocks.iter().any(|block| block.contains(&address))
