@@ -8,11 +8,12 @@ use clap::ArgAction::Set;
 use clap::{Args, Parser, Subcommand, value_parser};
 
 use crate::agent::install::{
-    ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_HOURS,
+    self, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_HOURS,
     InstallSettings, ServiceAccountRef,
 };
 use crate::cluster::cilium::pool::PublishConfig;
-use crate::cni::{OnUnavailable, config::DEFAULT_DATA_DIR};
+use crate::cni::OnUnavailable;
+use crate::cni::config::{DEFAULT_DATA_DIR, sticky::DEFAULT_BOOT_ID_FILE};
 use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
 use crate::runtime::flags::{
@@ -85,6 +86,9 @@ pub struct AgentSettings {
     /// Socket of cilium-agent on the node
     #[arg(long, env, default_value = CILIUM_SOCKET, value_parser = absolute, help_heading = NODE)]
     pub cilium_socket: PathBuf,
+    /// File on the node whose content differs from boot to boot; set it where nodes are containers
+    #[arg(long, env, default_value = DEFAULT_BOOT_ID_FILE, value_parser = absolute, help_heading = NODE)]
+    pub boot_id_file: PathBuf,
     /// Seconds between two reads of the node's store
     #[arg(long, env, default_value_t = 5, value_parser = value_parser!(u64).range(1..=600), help_heading = NODE)]
     pub tick_seconds: u64,
@@ -195,8 +199,15 @@ impl AgentSettings {
             rules: self.selection.rules(),
             on_unavailable: self.on_unavailable,
             cilium_socket: Some(self.cilium_socket.clone()).filter(|path| *path != Path::new(CILIUM_SOCKET)),
+            boot_id_file: self.boot_id_file.clone(),
             ..InstallSettings::new(self.node.clone(), self.mode, self.network.clone())
         }
+    }
+
+    /// The file of the boot id as the agent sees it.
+    pub fn boot_id_path(&self) -> PathBuf {
+        let path = &self.boot_id_file;
+        if install::is_kernels(path) { path.clone() } else { self.on_host(path) }
     }
 
     /// Where a path of the node is found from here.

@@ -39,6 +39,7 @@ pub struct TestNode {
     on_unavailable: &'static str,
     also: Option<Ipv6Net>,
     clock: Option<&'static str>,
+    boot_id_file: Option<PathBuf>,
     excluded: &'static [&'static str],
     /// In `crd` mode.
     pub cilium: Option<FakeCilium>,
@@ -112,6 +113,7 @@ impl TestNode {
             on_unavailable: "fail",
             also: None,
             clock: None,
+            boot_id_file: None,
             excluded: &[],
             cilium: None,
         }
@@ -157,6 +159,11 @@ impl TestNode {
         self.clock = Some(off);
     }
 
+    /// Its plugin reads the boot id from this file, as where nodes are containers.
+    pub fn boots_by(&mut self, file: PathBuf) {
+        self.boot_id_file = Some(file);
+    }
+
     fn config(&self) -> Value {
         let mut sticky = json!({
             "waitForOldPod": self.patience, "logFile": self.dir.path().join("log"),
@@ -166,6 +173,9 @@ impl TestNode {
                 "selector": {"matchLabels": {"sticky": "yes"}}, "excludePrefixes": self.excluded,
             },
         });
+        if let Some(file) = &self.boot_id_file {
+            sticky["bootIDFile"] = json!(file);
+        }
         if let Some(cilium) = &self.cilium {
             sticky["dataDir"] = json!(self.dir.path());
             sticky["cluster"]["ciliumSocket"] = json!(cilium.socket);

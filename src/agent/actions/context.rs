@@ -21,8 +21,6 @@ const API_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait for a pool lock: a process that has it sends one or two requests.
 const POOL_PATIENCE: Duration = Duration::from_secs(1);
-/// Where the kernel names the boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The interface on which a pod has its address.
 const INTERFACE: &str = "eth0";
 
@@ -91,7 +89,7 @@ pub(super) fn try_pool_lock<D: Disk>(
 
 /// The node's store, now.
 pub(crate) fn open_store<D: Disk>(settings: &AgentSettings, disk: D) -> Result<Store<D>, StoreError> {
-    let now = NodeTime::now(Path::new(BOOT_ID))?;
+    let now = NodeTime::now(&settings.boot_id_path())?;
     let data_dir = settings.on_host(&settings.data_dir);
     Ok(Store::new(disk, &data_dir, &settings.network, now, LOCK_PATIENCE))
 }

@@ -36,7 +36,7 @@ use place::{Content, FileChange, Fingerprint};
 use render::Template;
 pub(crate) use settings::{
     CONFLIST, ConflistSource, DEFAULT_BIN_DIR, DEFAULT_CONF_DIR, DEFAULT_KUBECONFIG, DEFAULT_TOKEN_HOURS,
-    ServiceAccountRef,
+    ServiceAccountRef, is_kernels,
 };
 pub use settings::{InstallSettings, PLUGIN};
 pub use state::{InstallState, PartState};

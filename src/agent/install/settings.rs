@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::cni::OnUnavailable;
-use crate::cni::config::cluster::BYPASS_FILE;
+use crate::cni::config::{cluster::BYPASS_FILE, sticky::DEFAULT_BOOT_ID_FILE};
 use crate::names::NetworkName;
 use crate::policy::mode::PluginMode;
 use crate::policy::selection::rules::Rules;
@@ -89,6 +89,8 @@ pub struct InstallSettings {
     pub on_unavailable: Option<OnUnavailable>,
     /// The socket of cilium-agent on the host, if it is not at the plugin's default.
     pub cilium_socket: Option<PathBuf>,
+    /// Where plugin and agent read which boot of the host it is.
+    pub boot_id_file: PathBuf,
 }
 
 impl InstallSettings {
@@ -110,12 +112,22 @@ impl InstallSettings {
             rules: Rules::default(),
             on_unavailable: None,
             cilium_socket: None,
+            boot_id_file: PathBuf::from(DEFAULT_BOOT_ID_FILE),
         }
     }
 
     /// A path of the host as the agent sees it.
     pub fn on_host(&self, path: &Path) -> PathBuf {
         self.host_root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The file of the boot id as the agent sees it.
+    pub fn boot_id_path(&self) -> PathBuf {
+        if is_kernels(&self.boot_id_file) {
+            self.boot_id_file.clone()
+        } else {
+            self.on_host(&self.boot_id_file)
+        }
     }
 
     pub fn plugin_path(&self) -> PathBuf {
@@ -134,4 +146,9 @@ impl InstallSettings {
     pub fn bypass_path(&self) -> PathBuf {
         self.kubeconfig_path().with_file_name(BYPASS_FILE)
     }
+}
+
+/// Whether a file is the kernel's, and so the same wherever it is read.
+pub(crate) fn is_kernels(path: &Path) -> bool {
+    path.starts_with("/proc")
 }

@@ -8,12 +8,11 @@
 //! sandbox has that may live.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::agent::install::{error::InstallError, place, rivals, settings::InstallSettings};
 use crate::agent::snapshot::{Netns, Snapshot};
-use crate::cni::config::sticky::DEFAULT_BOOT_ID_FILE;
 use crate::node::end::{UpdateFirst, end_attachment};
 use crate::node::list;
 use crate::store::{NodeTime, RealDisk, Record, Store};
@@ -137,7 +136,7 @@ fn remove(path: PathBuf, done: &mut Removed) -> Result<bool, InstallError> {
 }
 
 fn store(settings: &InstallSettings) -> Result<Store<RealDisk>, InstallError> {
-    let now = NodeTime::now(Path::new(DEFAULT_BOOT_ID_FILE))?;
+    let now = NodeTime::now(&settings.boot_id_path())?;
     let data_dir = settings.on_host(&settings.data_dir);
     Ok(Store::new(RealDisk, &data_dir, &settings.network, now, LOCK_PATIENCE))
 }

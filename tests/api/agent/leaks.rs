@@ -213,3 +213,32 @@ async fn the_address_of_ciliums_ingress_is_asked_of_no_api_server_and_is_no_leak
     node.del(&ingress).await;
     assert!(node.in_use().is_empty() && node.pending_updates().is_empty());
 }
+
+#[tokio::test]
+async fn plugin_and_agent_by_one_boot_id_file_keep_each_others_records() {
+    let case = case().await;
+    let mut node = TestNode::ready(&case, "n1", parts(&case)[0]).await;
+    let file = node.folder().join("boot-id");
+    std::fs::write(&file, "a node in a container").unwrap();
+    node.boots_by(file.clone());
+    let flags = ["--boot-id-file", file.to_str().unwrap()];
+    let mut agent = Stepped::new(&case, &node, "delegated", &flags).await;
+    let sticky = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    let plain = sandbox(&case.pod("web", &[], Some(&node.name)).await);
+    let (kept, given) = (node.add(&sticky).await.unwrap(), node.add(&plain).await.unwrap());
+    let known = || -> Vec<IpAddr> {
+        node.store().address_files().unwrap().into_iter().map(|found| found.address).collect()
+    };
+    for _ in 0..2 {
+        agent.settle().await;
+        assert!(known().contains(&given), "{given} would be given to another pod");
+        let third = sandbox(&case.pod("third", &[], Some(&node.name)).await);
+        let other = node.add(&third).await.unwrap();
+        assert!(other != given && other != kept, "{other}");
+        node.del(&third).await;
+        delete_pod(&case, "third").await;
+    }
+    node.check(&sticky).await.unwrap();
+    node.check(&plain).await.unwrap();
+    assert_eq!(attached(&case).await, Some(sticky.container.clone()));
+}

@@ -9,7 +9,8 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use crate::agent::install::{error::InstallError, settings::InstallSettings};
-use crate::cni::{OnUnavailable, ParsedRequest, config::DEFAULT_DATA_DIR, read_request};
+use crate::cni::config::{DEFAULT_DATA_DIR, sticky::DEFAULT_BOOT_ID_FILE};
+use crate::cni::{OnUnavailable, ParsedRequest, read_request};
 use crate::policy::selection::rules::{DEFAULT_EXCLUDE_KEY, Rules};
 use crate::policy::selection::selector::Selector;
 
@@ -109,6 +110,9 @@ impl ConflistBuilder<'_> {
             self.data_dir(sticky, &path)?;
         }
         self.pods(sticky, &path)?;
+        // By another boot id each would find the other's records to be from before a reboot.
+        let (boot_id_file, default) = (json!(self.settings.boot_id_file), json!(DEFAULT_BOOT_ID_FILE));
+        self.same(sticky, &path, "bootIDFile", boot_id_file, &default, "--boot-id-file")?;
         let path = format!("{path}.cluster");
         let cluster = self.object(sticky, "cluster", &path)?;
         self.cluster(cluster, &path)

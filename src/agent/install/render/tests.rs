@@ -193,3 +193,17 @@ fn another_store_or_socket_is_named_in_the_conflist() {
         assert_eq!(list.pointer(&socket), Some(&json!("/run/site.sock")));
     }
 }
+
+#[test]
+fn plugin_and_agent_read_the_boot_id_from_one_file() {
+    let mut settings = settings(PluginMode::Delegated);
+    settings.boot_id_file = "/run/boot-id".into();
+    let list = built_in(&settings, &["10.9.1.0/24"]).unwrap();
+    assert_eq!(list["plugins"][0]["ipam"]["sticky"]["bootIDFile"], "/run/boot-id");
+    let mut template = delegated();
+    template["plugins"][0]["ipam"]["sticky"]["bootIDFile"] = json!("/run/other");
+    let error = from_text(&settings, &template).unwrap_err().to_string();
+    assert!(error.contains("bootIDFile") && error.contains("--boot-id-file"), "{error}");
+    template["plugins"][0]["ipam"]["sticky"]["bootIDFile"] = json!("/run/boot-id");
+    from_text(&settings, &template).unwrap();
+}
