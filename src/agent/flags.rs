@@ -199,6 +199,7 @@ impl AgentSettings {
             rules: self.selection.rules(),
             on_unavailable: self.on_unavailable,
             cilium_socket: Some(self.cilium_socket.clone()).filter(|path| *path != Path::new(CILIUM_SOCKET)),
+            awaited_cilium: Some(self.cilium_socket.clone()),
             boot_id_file: self.boot_id_file.clone(),
             ..InstallSettings::new(self.node.clone(), self.mode, self.network.clone())
         }

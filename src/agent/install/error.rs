@@ -24,6 +24,9 @@ pub enum InstallError {
          ranges into a conflist and name that with --conflist"
     )]
     NoBlocks { node: String },
+    /// It comes by itself; until then the runtime has no network, and starts no pod that would fail.
+    #[error("the conflist is not installed before Cilium runs on this node: {why}")]
+    CiliumAwaited { why: String },
     #[error("--plugin {}: {why}", path.display())]
     Plugin { path: PathBuf, why: String },
     #[error("cannot get a token of service account {account} for node {node}: {why}")]

@@ -43,8 +43,16 @@ pub use state::{InstallState, PartState};
 pub(crate) use uninstall::attached;
 pub use uninstall::{DelConflist, Removed, installed, uninstall};
 
+use crate::cluster::cilium::socket;
+
 /// How often the files of the host are checked. That sends no request.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether Cilium runs, before a host's first conflist. Once it does, the node's pods
+/// wait for nothing else; and a conflist that another program writes meanwhile must not stand alone.
+const CILIUM_CHECK_EVERY: Duration = Duration::from_millis(100);
+/// The plugin that every mode has before or behind ours.
+const CILIUM_CNI: &str = "cilium-cni";
 
 const EXECUTABLE: u32 = 0o755;
 const PRIVATE: u32 = 0o600;
@@ -135,14 +143,17 @@ impl Installer {
             #[expect(clippy::disallowed_methods, reason = "ages of files and tokens are wall-clock times")]
             let now = SystemTime::now();
             let stepped = self.step(&now_blocks, now, false).await;
+            let is_early = matches!(stepped, Err(InstallError::CiliumAwaited { .. }));
             let problem = stepped.err().map(|error| error.to_string()).unwrap_or_default();
-            if problem != logged && !problem.is_empty() {
+            if problem != logged && is_early {
+                tracing::info!(reason = problem, "waiting for Cilium");
+            } else if problem != logged && !problem.is_empty() {
                 tracing::error!(reason = problem, "cannot install; trying again");
             }
             logged = problem;
             tokio::select! {
                 () = &mut stop => return,
-                () = tokio::time::sleep(CHECK_EVERY) => {}
+                () = tokio::time::sleep(if is_early { CILIUM_CHECK_EVERY } else { CHECK_EVERY }) => {}
                 changed = blocks.changed(), if !blocks_end => blocks_end = changed.is_err(),
             }
         }
@@ -153,7 +164,8 @@ impl Installer {
         let mut state = self.state.borrow().clone();
         let plugin = self.keep_plugin(&mut state);
         let kubeconfig = self.keep_credentials(&mut state, now, asked).await;
-        let conflist = self.keep_conflist(&mut state, blocks, now);
+        let cilium = self.check_cilium().await;
+        let conflist = self.keep_conflist(&mut state, blocks, now, cilium);
         state.plugin = part(&plugin);
         state.kubeconfig = part(&kubeconfig);
         state.conflist = part(&conflist);
@@ -203,6 +215,7 @@ impl Installer {
         state: &mut InstallState,
         blocks: &[IpNet],
         now: SystemTime,
+        cilium: Result<(), InstallError>,
     ) -> Result<bool, InstallError> {
         // A template that becomes invalid, or blocks that disappear, remove nothing that is installed.
         let rendered = self.render(blocks);
@@ -226,7 +239,7 @@ impl Installer {
         }
         state.shadowed_by = shadow;
         if let Some(conflist) = self.rendered.clone() {
-            self.put_conflist(&path, &conflist, state, now)?;
+            self.put_conflist(&path, &conflist, state, now, cilium)?;
         }
         rendered.map(|_| true)
     }
@@ -252,10 +265,12 @@ impl Installer {
         conflist: &[u8],
         state: &mut InstallState,
         now: SystemTime,
+        cilium: Result<(), InstallError>,
     ) -> Result<(), InstallError> {
         let exists = place::metadata(path)?.is_some();
         if !exists {
             self.check_parts()?;
+            cilium?;
         }
         let renamed = rivals::renamed(path);
         let displaced = !exists && place::metadata(&renamed)?.is_some();
@@ -279,6 +294,35 @@ impl Installer {
         }
         self.conflist.report(change, path, state);
         Ok(())
+    }
+
+    /// Before a host's first conflist: whether Cilium can serve pods. Where ours has stood, it is restored at
+    /// once. Where another one stands, the runtime starts pods by that, so ours cannot come too soon.
+    async fn check_cilium(&self) -> Result<(), InstallError> {
+        let path = self.settings.conflist_path();
+        let is_first = self.settings.conflist != ConflistSource::None && !self.conflist.installed_before;
+        let Some(socket) = self.settings.awaited_cilium.as_ref().filter(|_| is_first) else {
+            return Ok(());
+        };
+        let stood = [path.clone(), rivals::renamed(&path)];
+        for stood in &stood {
+            if place::metadata(stood)?.is_some() {
+                return Ok(());
+            }
+        }
+        if !rivals::others(&path).is_empty() {
+            return Ok(());
+        }
+        let awaited = |why: String| InstallError::CiliumAwaited { why };
+        let program = self.settings.on_host(&self.settings.cni_bin_dir).join(CILIUM_CNI);
+        if place::metadata(&program)?.is_none() {
+            return Err(awaited(format!("{} is not there; Cilium installs it", program.display())));
+        }
+        let socket = self.settings.on_host(socket);
+        let name = socket.display().to_string();
+        let asked = tokio::task::spawn_blocking(move || socket::answers(&socket)).await;
+        let asked = asked.unwrap_or_else(|error| Err(io::Error::other(error)));
+        asked.map_err(|error| awaited(format!("cilium-agent does not answer on {name}: {error}")))
     }
 
     /// A conflist that is new to the host comes last: its plugin and credentials must be there.

@@ -1,6 +1,7 @@
 //! Other programs in the folder of conflists: Cilium, which renames what is not its own, and files that sort
 //! before.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -41,13 +42,19 @@ impl RestoreLimit {
 /// The file that runtimes read instead of `conflist`, if any.
 pub(super) fn sorts_before(conflist: &Path) -> Option<String> {
     let own = conflist.file_name()?.to_str()?;
-    let folder = fs::read_dir(conflist.parent()?).ok()?;
-    let names = folder.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    others(conflist).into_iter().find(|name| name.as_str() < own)
+}
+
+/// The files beside `conflist` that runtimes read, in the order in which they do.
+pub(super) fn others(conflist: &Path) -> BTreeSet<String> {
+    let folder = conflist.parent().and_then(|folder| fs::read_dir(folder).ok());
+    let names =
+        folder.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let is_read = |name: &String| {
         let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
         matches!(ending, Some("conf" | "conflist" | "json"))
     };
-    names.filter(|name| is_read(name) && name.as_str() < own).min()
+    names.filter(|name| is_read(name) && conflist.file_name() != Some(name.as_ref())).collect()
 }
 
 #[cfg(test)]

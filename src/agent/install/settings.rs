@@ -89,6 +89,9 @@ pub struct InstallSettings {
     pub on_unavailable: Option<OnUnavailable>,
     /// The socket of cilium-agent on the host, if it is not at the plugin's default.
     pub cilium_socket: Option<PathBuf>,
+    /// The socket on which cilium-agent must answer before a host gets its first conflist; without it no
+    /// conflist waits for Cilium.
+    pub awaited_cilium: Option<PathBuf>,
     /// Where plugin and agent read which boot of the host it is.
     pub boot_id_file: PathBuf,
 }
@@ -112,6 +115,7 @@ impl InstallSettings {
             rules: Rules::default(),
             on_unavailable: None,
             cilium_socket: None,
+            awaited_cilium: None,
             boot_id_file: PathBuf::from(DEFAULT_BOOT_ID_FILE),
         }
     }

@@ -94,6 +94,12 @@ pub fn knows(socket: &Path, key: IpAddr) -> io::Result<bool> {
     Ok(is_there)
 }
 
+/// Whether cilium-agent has come as far as to answer.
+/// Errors: the agent is not there, does not answer in time, or answers that it cannot.
+pub(crate) fn answers(socket: &Path) -> io::Result<()> {
+    get(socket, "/v1/healthz").map(drop)
+}
+
 /// What it answers to `GET path`.
 /// Errors: the agent is not there, does not answer in time, or answers that it cannot.
 pub(super) fn get(socket: &Path, path: &str) -> io::Result<String> {

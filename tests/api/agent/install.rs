@@ -1,7 +1,9 @@
 //! What the agent installs, with a real API server behind it: tokens, their renewal, and the shipped roles.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -342,6 +344,77 @@ async fn the_plugin_is_given_addresses_and_resolves_no_name_itself() {
     installer.step(&[], SystemTime::now(), false).await.unwrap();
     assert!(host.text().contains("127.0.0.1:") && !host.text().contains("127.0.0.9"), "{}", host.text());
     assert_eq!(state(&installer).repairs, repaired + 1, "this one was another program's");
+}
+
+/// A cilium-agent on the host that answers every question, until it is told to end.
+struct AnsweringCilium {
+    socket: PathBuf,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl AnsweringCilium {
+    fn start(socket: PathBuf) -> Self {
+        let listener = UnixListener::bind(&socket).unwrap();
+        let thread = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, mut asked) = (stream.unwrap(), [0; 512]);
+                if stream.read(&mut asked).unwrap_or_default() == 0 {
+                    return;
+                }
+                let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n{}");
+            }
+        });
+        Self { socket, thread: Some(thread) }
+    }
+}
+
+impl Drop for AnsweringCilium {
+    fn drop(&mut self) {
+        drop(UnixStream::connect(&self.socket));
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+#[tokio::test]
+async fn the_first_conflist_waits_for_cilium_and_stays_once_it_stands() {
+    let case = ApiServer::shared().await.case().await;
+    case.shipped_roles().await;
+    let mut host = Host::of(&case, &case.unique("node")).await;
+    host.settings.awaited_cilium = Some("/cilium.sock".into());
+    let mut installer = host.installer().await;
+    let conflist = host.settings.conflist_path();
+    let too_early = async |installer: &mut Installer, why: &str| {
+        let error = installer.install_once(&[]).await.unwrap_err().to_string();
+        assert!(error.contains("before Cilium runs") && error.contains(why), "{error}");
+        assert!(!conflist.exists() && host.settings.plugin_path().exists() && host.kubeconfig().exists());
+        assert!(matches!(state(installer).conflist, PartState::Failed(_)));
+    };
+    too_early(&mut installer, "cilium-cni is not there").await;
+    fs::write(host.settings.plugin_path().with_file_name("cilium-cni"), "").unwrap();
+    too_early(&mut installer, "does not answer").await;
+    let cilium = AnsweringCilium::start(host.settings.host_root.join("cilium.sock"));
+    installer.install_once(&[]).await.unwrap();
+    assert!(conflist.exists());
+    drop(cilium);
+    installer.install_once(&[]).await.unwrap();
+    host.installer().await.install_once(&[]).await.unwrap();
+    fs::remove_file(&conflist).unwrap();
+    installer.install_once(&[]).await.unwrap();
+    assert!(conflist.exists(), "restored, whatever Cilium does: running pods need it for their DEL");
+}
+
+#[tokio::test]
+async fn beside_another_conflist_ours_waits_for_nothing() {
+    let case = ApiServer::shared().await.case().await;
+    case.shipped_roles().await;
+    let mut host = Host::of(&case, &case.unique("node")).await;
+    host.settings.awaited_cilium = Some("/cilium.sock".into());
+    let conflist = host.settings.conflist_path();
+    fs::create_dir_all(conflist.parent().unwrap()).unwrap();
+    fs::write(conflist.with_file_name("05-cilium.conflist"), "{}").unwrap();
+    host.installer().await.install_once(&[]).await.unwrap();
+    assert!(conflist.exists(), "the runtime would start sticky pods by Cilium's");
 }
 
 #[tokio::test]
