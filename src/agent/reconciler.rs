@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::agent::actions::{
     ActionContext, ActionError, ActionOutcome, NamespaceReads, Performed, open_store,
@@ -28,6 +28,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// server is back, and other nodes wait for the pending updates. One action per step is tried then, so this
 /// is at most that many requests.
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
+
+/// An action that nothing waits for and that took longer shows that cilium-agent hangs. The others like it
+/// are left for the next step: each would take as long, and the next pod's decision would wait for them all.
+const TOO_SLOW: Duration = Duration::from_secs(1);
 
 /// The actions that are known to need attention: their gauges show zero from the start.
 const NEED_ATTENTION: [&str; 5] = ["attach", "unpublish", "grant", "send_update", "record_mac"];
@@ -119,7 +123,11 @@ impl<D: Disk + Clone> Reconciler<D> {
         planned.retain(|action| self.scope == Scope::Everything || action.is_ending());
         self.forget_pauses(&planned);
         let (mut step, namespaces) = (StepReport::default(), NamespaceReads::default());
+        let mut is_slow = false;
         for action in &planned {
+            if is_slow && action.can_wait() {
+                continue;
+            }
             if self.pauses.get(&id(action)).is_some_and(|pause| pause.due > now) {
                 continue;
             }
@@ -133,7 +141,9 @@ impl<D: Disk + Clone> Reconciler<D> {
                 metrics: &self.metrics,
                 namespaces: &namespaces,
             };
+            let began = Instant::now();
             let outcome = actions::perform(&context, action).await;
+            is_slow |= action.can_wait() && began.elapsed() > TOO_SLOW;
             match &outcome {
                 Ok(ActionOutcome::Done(_)) => step.done += 1,
                 Ok(_) => {}

@@ -30,6 +30,51 @@ const ENDS_WITHIN: Duration = Duration::from_secs(30);
 /// What happened, in its order.
 pub type Diary = Arc<Mutex<Vec<String>>>;
 
+/// Whose answers it gives. Read in Cilium's sources: `pkg/endpoint/api.go` and `pkg/endpoint/id/id.go`
+/// (what an endpoint says, how it is looked up), `pkg/ipam/crd.go` (texts of errors).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum CiliumRelease {
+    V1_17,
+    V1_18,
+    #[default]
+    V1_19,
+    V1_20,
+}
+
+impl CiliumRelease {
+    pub const ALL: [Self; 4] = [Self::V1_17, Self::V1_18, Self::V1_19, Self::V1_20];
+    /// Each way to answer that differs from another in what concerns us.
+    pub const DIFFERENT: [Self; 3] = [Self::V1_17, Self::V1_19, Self::V1_20];
+
+    /// As its status has it.
+    pub fn version(self) -> &'static str {
+        match self {
+            Self::V1_17 => "1.17.18 (v1.17.18-5b1b3ba4)",
+            Self::V1_18 => "1.18.3 (v1.18.3-c1601689)",
+            Self::V1_19 => "1.19.5 (v1.19.5-a9a12a1c)",
+            Self::V1_20 => "1.20.1 (v1.20.1-7d68cfb3)",
+        }
+    }
+
+    /// What cilium-cni says if no address of the pool is free.
+    pub fn pool_is_empty(self) -> String {
+        let reason = match self {
+            Self::V1_17 | Self::V1_18 => "No more IPs available",
+            Self::V1_19 | Self::V1_20 => {
+                "no IPs currently available on the node, allocation will be retried once IPs are added to \
+                 CiliumNode spec.ipam.pool"
+            }
+        };
+        format!(
+            "unable to allocate IP via local cilium agent: [POST /ipam][502] postIpamFailure \"{reason}\""
+        )
+    }
+
+    fn names_pods(self) -> bool {
+        self < Self::V1_20
+    }
+}
+
 /// Cilium on one node.
 pub struct FakeCilium {
     pub bin: PathBuf,
@@ -39,6 +84,9 @@ pub struct FakeCilium {
 
 struct State {
     node: String,
+    release: Mutex<CiliumRelease>,
+    /// Its IPAM mode.
+    ipam: Mutex<String>,
     case: String,
     nodes: Api<CiliumNode>,
     /// Address by container.
@@ -54,6 +102,8 @@ struct State {
     taken: Mutex<BTreeSet<IpAddr>>,
     /// How often the socket was asked.
     asked: Mutex<usize>,
+    /// Whether a DEL only queues what it is to delete.
+    queues: Mutex<bool>,
     /// An ADD goes on when it has this.
     gate: Arc<tokio::sync::Mutex<()>>,
     diary: Diary,
@@ -126,6 +176,8 @@ impl FakeCilium {
     pub async fn start(case: &Case<'_>, node: &str, folder: &Path) -> Self {
         let state = Arc::new(State {
             node: node.to_owned(),
+            release: Mutex::default(),
+            ipam: Mutex::new("crd".into()),
             case: case.namespace().to_owned(),
             nodes: Api::all(case.client()),
             endpoints: Mutex::default(),
@@ -135,6 +187,7 @@ impl FakeCilium {
             held_back: Mutex::default(),
             taken: Mutex::default(),
             asked: Mutex::default(),
+            queues: Mutex::default(),
             gate: Arc::default(),
             diary: Diary::default(),
         });
@@ -169,6 +222,38 @@ impl FakeCilium {
             !std::fs::read_dir("/proc").unwrap().flatten().any(|process| runs(&process.path()))
         });
         assert!(all_ended.await, "{program} does not end");
+    }
+
+    /// Answers as this release from now on.
+    pub fn be_release(&self, release: CiliumRelease) {
+        *self.state.release.lock().unwrap() = release;
+    }
+
+    /// Says from now on that it runs in this IPAM mode.
+    pub fn be_in_mode(&self, ipam: &str) {
+        ipam.clone_into(&mut self.state.ipam.lock().unwrap());
+    }
+
+    /// Writes into the CiliumNode which addresses are used, as the real agent does every 15 seconds: between
+    /// two calls of this the status is as old as a test wants it.
+    pub async fn write_status(&self) {
+        let used = self.endpoints();
+        let owners = self.state.about.lock().unwrap().clone();
+        let owner =
+            |container: &String| owners.get(container).map(|(owner, _)| owner.clone()).unwrap_or_default();
+        let used: serde_json::Map<String, Value> = used
+            .iter()
+            .map(|(container, address)| (address.to_string(), json!({"owner": owner(container)})))
+            .collect();
+        // Whole, as the real one: what is not used any more goes.
+        let mut node = self.state.nodes.get(&self.state.node).await.unwrap();
+        node.status = serde_json::from_value(json!({"ipam": {"used": used}})).unwrap();
+        self.state.nodes.replace_status(&self.state.node, &PostParams::default(), &node).await.unwrap();
+    }
+
+    /// A DEL succeeds from now on and deletes nothing: cilium-cni queues it while the agent is away.
+    pub fn queue_deletes(&self) {
+        *self.state.queues.lock().unwrap() = true;
     }
 
     /// The next ADDs do not see any owner.
@@ -254,7 +339,9 @@ async fn serve_cni(listener: TcpListener, state: Arc<State>) {
             "DEL" => {
                 state.look().await;
                 state.diary.lock().unwrap().push("cilium DEL".into());
-                state.endpoints.lock().unwrap().remove(words[1]);
+                if !*state.queues.lock().unwrap() {
+                    state.endpoints.lock().unwrap().remove(words[1]);
+                }
                 (0, Value::Null)
             }
             _ => (0, Value::Null),
@@ -286,7 +373,7 @@ impl State {
                 .filter(|(_, entry)| entry.owner.is_empty())
                 .map(|(key, _)| key.parse().unwrap())
                 .find(|address| !endpoints.values().any(|used| used == address))
-                .ok_or("No more IPs available")?,
+                .ok_or_else(|| self.release.lock().unwrap().pool_is_empty())?,
         };
         if endpoints.iter().any(|(other, used)| other != container && *used == address) {
             return Err(format!("IP {address} is already in use"));
@@ -349,36 +436,61 @@ async fn serve_socket(listener: UnixListener, state: Arc<State>) {
         let line = String::from_utf8_lossy(&asked[..length]).into_owned();
         let mut words = line.split_whitespace();
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
-        let last = path.rsplit('/').next().unwrap();
         *state.asked.lock().unwrap() += 1;
-        if path.starts_with("/v1/ipam/") {
-            let address = last.split('?').next().unwrap().parse().unwrap();
-            let answer = state.take_or_give_back(method, address).await;
-            let _ = stream.write_all(answer.as_bytes()).await;
-            continue;
-        }
-        if let Some(pod) = last.strip_prefix("pod-name:").map(|pod| pod.replace("%2F", "/")) {
-            let held = state.endpoints.lock().unwrap().clone();
-            let about = state.about.lock().unwrap().clone();
-            let there = held.keys().any(|id| about.get(id).is_some_and(|(owner, _)| *owner == pod));
-            let answer = if there { "HTTP/1.0 200 OK\r\n\r\n{}" } else { "HTTP/1.0 404 Not Found\r\n\r\n" };
-            let _ = stream.write_all(answer.as_bytes()).await;
-            continue;
-        }
-        let address: IpAddr = last.split_once(':').unwrap().1.parse().unwrap();
-        let held = state.endpoints.lock().unwrap().clone();
-        let answer = match held.iter().find(|(_, used)| **used == address) {
-            Some((container, _)) => {
-                let (owner, mac) = state.about.lock().unwrap().get(container).cloned().unwrap_or_default();
-                let (namespace, pod) = owner.split_once('/').unwrap_or_default();
-                let who = json!({"container-id": container, "k8s-namespace": namespace, "k8s-pod-name": pod});
-                let about =
-                    json!({"id": 7, "status": {"external-identifiers": who, "networking": {"mac": mac}}});
-                format!("HTTP/1.0 200 OK\r\n\r\n{about}")
-            }
-            None => "HTTP/1.0 404 Not Found\r\n\r\n".to_owned(),
+        let answer = if path.starts_with("/v1/ipam/") {
+            let address = path.rsplit('/').next().unwrap().split('?').next().unwrap().parse().unwrap();
+            state.take_or_give_back(method, address).await
+        } else {
+            state.answer(path)
         };
         let _ = stream.write_all(answer.as_bytes()).await;
+    }
+}
+
+impl State {
+    /// Its answer to `GET path`.
+    fn answer(&self, path: &str) -> String {
+        let release = *self.release.lock().unwrap();
+        let ok = |body: &Value| format!("HTTP/1.0 200 OK\r\n\r\n{body}");
+        if path == "/v1/healthz" {
+            let routing = json!({"inter-host-routing-mode": "Tunnel", "tunnel-protocol": "vxlan"});
+            return ok(&json!({"cilium": {"state": "Ok", "msg": release.version()}, "routing": routing,
+                "cni-chaining": {"mode": "none"}}));
+        }
+        if path == "/v1/config" {
+            let ipam = self.ipam.lock().unwrap().clone();
+            let map = json!({"EnableIPv4": true, "EnableIPv6": false});
+            return ok(&json!({"status": {"ipam-mode": ipam, "daemonConfigurationMap": map}}));
+        }
+        let (kind, id) = path.rsplit('/').next().unwrap().split_once(':').unwrap();
+        let id = id.replace("%2F", "/");
+        let held = self.endpoints.lock().unwrap().clone();
+        let about = self.about.lock().unwrap().clone();
+        let owner_of = |container: &str| about.get(container).map(|(owner, _)| owner.clone());
+        let found = match kind {
+            "ipv4" | "ipv6" => held.iter().find(|(_, used)| used.to_string() == id),
+            "cep-name" => held.iter().find(|(container, _)| owner_of(container).as_ref() == Some(&id)),
+            "pod-name" if release.names_pods() => {
+                held.iter().find(|(container, _)| owner_of(container).as_ref() == Some(&id))
+            }
+            other => {
+                return format!(
+                    "HTTP/1.0 400 Bad Request\r\n\r\n\"unknown endpoint ID prefix \\\"{other}\\\"\""
+                );
+            }
+        };
+        let Some((container, address)) = found else { return "HTTP/1.0 404 Not Found\r\n\r\n".into() };
+        let (owner, mac) = about.get(container).cloned().unwrap_or_default();
+        let (namespace, pod) = owner.split_once('/').unwrap_or_default();
+        let attachment = format!("{container}:eth0");
+        let identifiers = match release.names_pods() {
+            true => json!({"cni-attachment-id": attachment, "container-id": container, "pod-name": owner,
+                "k8s-namespace": namespace, "k8s-pod-name": pod}),
+            false => json!({"cni-attachment-id": attachment}),
+        };
+        let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+        let networking = json!({"addressing": [{family: address}], "mac": mac});
+        ok(&json!({"id": 7, "status": {"external-identifiers": identifiers, "networking": networking}}))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::agent::snapshot::is_bound_to;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::barrier;
 use crate::cluster::cilium::pool::{self, NodePatch};
-use crate::cluster::cilium::socket::{self, EndpointInfo};
+use crate::cluster::cilium::socket;
 use crate::cluster::objects::ClaimedPod;
 use crate::cluster::objects::cilium::{CiliumNode, PoolEntry};
 use crate::cluster::pod;
@@ -126,10 +126,11 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         let its_own = match &record.pod {
             Some(known) => is_same_pod(known, found),
             // Taken over from another plugin, which does not record pods: cilium-agent knows.
-            None => self
-                .endpoint_of(address)
-                .await?
-                .is_some_and(|endpoint| is_of(&endpoint, found) && endpoint.container == container),
+            None => {
+                let name = found.metadata.name.as_deref().unwrap_or_default();
+                let asked = self.endpoint_of_pod_with(&key.namespace, name, address).await?;
+                asked.is_ok_and(|endpoint| endpoint.container == container)
+            }
         };
         if !its_own {
             return refuse(format!("{} has it", record.holder()));
@@ -176,12 +177,9 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         if !is_own && !entry.owner.is_empty() {
             return refuse(format!("the pool has it for {}", entry.owner));
         }
-        let endpoint = match self.endpoint_of(address).await? {
-            Some(endpoint) if is_of(&endpoint, found) => endpoint,
-            Some(other) => {
-                return refuse(format!("cilium-agent has it for {}/{}", other.namespace, other.pod));
-            }
-            None => return refuse("cilium-agent has no endpoint with it"),
+        let endpoint = match self.endpoint_of_pod_with(&facts.namespace, &facts.name, address).await? {
+            Ok(endpoint) => endpoint,
+            Err(instead) => return refuse(instead),
         };
         let known = self.store()?.lock()?.find_by_address(address)?;
         let lost = match known.filter(|known| !is_bound_to(&known.record, key)) {
@@ -366,13 +364,6 @@ fn is_same_pod(known: &PodIdentity, found: &Pod) -> bool {
     meta.namespace.as_deref() == Some(known.namespace())
         && meta.name.as_deref() == Some(known.name())
         && known.uid().is_none_or(|uid| pod::is_meant(found, uid))
-}
-
-fn is_of(endpoint: &EndpointInfo, found: &Pod) -> bool {
-    let meta = &found.metadata;
-    meta.namespace.as_deref() == Some(&endpoint.namespace)
-        && meta.name.as_deref() == Some(&endpoint.pod)
-        && !endpoint.container.is_empty()
 }
 
 fn kept_already(key: &StickyKey, kept: &StoredRecord) -> String {

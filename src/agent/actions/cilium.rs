@@ -23,10 +23,41 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
 
     pub(super) async fn endpoint_of(&self, address: IpAddr) -> Performed<Option<EndpointInfo>> {
         let asked = move |socket: &Path| socket::endpoint(socket, address);
-        match self.ask_cilium(&address.to_string(), asked).await? {
-            EndpointAnswer::There(answer) => Ok(Some(EndpointInfo::parse(&answer))),
-            EndpointAnswer::Absent => Ok(None),
-        }
+        self.ask_cilium(&address.to_string(), asked).await.map(known)
+    }
+
+    /// The endpoint of a pod of this name.
+    pub(super) async fn endpoint_of_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Performed<Option<EndpointInfo>> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let subject = format!("pod {namespace}/{name}");
+        let asked = move |socket: &Path| socket::endpoint_of_pod(socket, &namespace, &name);
+        self.ask_cilium(&subject, asked).await.map(known)
+    }
+
+    /// The endpoint with this address, if it is that of a pod of this name. Else what Cilium says instead.
+    ///
+    /// Asked twice, by address and by name: since 1.20 an endpoint does not name its pod. Both answers must
+    /// be of one attachment, and that of the name must have the address.
+    pub(super) async fn endpoint_of_pod_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        address: IpAddr,
+    ) -> Performed<Result<EndpointInfo, String>> {
+        let Some(endpoint) = self.endpoint_of(address).await? else {
+            return Ok(Err("cilium-agent has no endpoint with it".into()));
+        };
+        let of_pod = self.endpoint_of_pod(namespace, name).await?;
+        let its_own =
+            of_pod.is_some_and(|own| own.is_same_attachment(&endpoint) && own.addresses.contains(&address));
+        Ok(match its_own {
+            true => Ok(endpoint),
+            false => Err(format!("cilium-agent has it for {}", endpoint.holder())),
+        })
     }
 
     pub(super) async fn ask_cilium<T: Send + 'static>(
@@ -42,5 +73,12 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
             subject: subject.to_owned(),
             reason: format!("{}: {error}", path.display()),
         })
+    }
+}
+
+fn known(answer: EndpointAnswer) -> Option<EndpointInfo> {
+    match answer {
+        EndpointAnswer::There(answer) => Some(EndpointInfo::parse(&answer)),
+        EndpointAnswer::Absent => None,
     }
 }

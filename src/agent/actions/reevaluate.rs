@@ -4,11 +4,8 @@
 //!
 //! Must never remove a decision whose ADD has come.
 
-use std::path::Path;
-
 use super::{ActionContext, Performed, done, not_needed, own_claimant, postponed, waiting_pod};
 use crate::agent::index::NodePod;
-use crate::cluster::cilium::socket::{self, EndpointAnswer};
 use crate::cluster::protocol::sticky_identity::{Stickiness, StickyIdentityError};
 use crate::store::{Disk, Store};
 
@@ -46,9 +43,6 @@ impl<D: Disk + Clone> ActionContext<'_, D> {
         if !self.settings.mode.cilium_picks_the_address() {
             return waiting_pod::has_record(store, seen);
         }
-        let (namespace, name) = (seen.facts.namespace.clone(), seen.facts.name.clone());
-        let subject = format!("pod {namespace}/{name}");
-        let asked = move |socket: &Path| socket::endpoint_of_pod(socket, &namespace, &name);
-        Ok(matches!(self.ask_cilium(&subject, asked).await?, EndpointAnswer::There(_)))
+        Ok(self.endpoint_of_pod(&seen.facts.namespace, &seen.facts.name).await?.is_some())
     }
 }

@@ -116,6 +116,11 @@ impl Action {
         }
     }
 
+    /// Whether nothing waits for it, so that the next step can do it as well.
+    pub(crate) fn can_wait(&self) -> bool {
+        matches!(self, Self::RecordMac { .. })
+    }
+
     /// The action in a word, for logs and metrics.
     pub fn name(&self) -> &'static str {
         match self {

@@ -85,11 +85,12 @@ async fn the_pool_is_kept_between_its_watermarks_and_nothing_offered_is_ever_cla
     assert!(!offered.contains(&next), "{next} is claimed");
     assert_eq!(unowned_records(&node), offered, "every unowned entry is recorded");
     // Cilium gives two of them to pods: two more are offered, and no more than the upper watermark.
-    let used: serde_json::Map<String, Value> =
-        offered.iter().take(3).map(|ip| (ip.to_string(), json!({"owner": "x/y"}))).collect();
-    let nodes: Api<CiliumNode> = Api::all(case.client());
-    let status = json!({"status": {"ipam": {"used": used}}});
-    nodes.patch_status(&node.name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    for (number, address) in offered.iter().take(3).enumerate() {
+        node.cilium().put_endpoint(&format!("pod-{number}"), *address);
+    }
+    agent.settle().await;
+    assert_eq!(unowned(&case, &node).await, offered, "Cilium's status does not show it yet");
+    node.cilium().write_status().await;
     agent.settle().await;
     assert_eq!(unowned(&case, &node).await.len(), 6);
     // A new sticky address is none of them, and a pin to one of them is refused.

@@ -16,6 +16,7 @@ use crate::support::agent::Stepped;
 use crate::support::agent::{attached, case, cut_off, parts};
 use crate::support::api_server::case::Case;
 use crate::support::api_server::comes_true;
+use crate::support::cilium::CiliumRelease;
 use crate::support::node::{
     Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod,
 };
@@ -66,12 +67,16 @@ async fn a_namespaces_annotation_counts_as_it_is_when_the_pod_is_decided() {
 
 #[tokio::test]
 async fn a_pod_that_was_not_sticky_is_judged_again_as_long_as_it_waits() {
-    for mode in ["crd", "delegated"] {
+    let releases = CiliumRelease::DIFFERENT.map(|release| ("crd", release));
+    for (mode, release) in releases.into_iter().chain([("delegated", CiliumRelease::default())]) {
         let case = case().await;
         let node = match mode {
             "crd" => TestNode::ready_crd(&case, "n1", parts(&case)[0]).await,
             _ => TestNode::ready(&case, "n1", parts(&case)[0]).await,
         };
+        if let Some(cilium) = &node.cilium {
+            cilium.be_release(release);
+        }
         let access = case.agent(&node.name).await;
         let mut agent = Stepped::by(&access, &node, mode, &[]).await;
         agent.settle().await;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::{ClaimPhase, StickyIP};
 
 use crate::support::agent::Stepped;
-use crate::support::cilium::{anybodys, cilium_nodes, owned};
+use crate::support::cilium::{CiliumRelease, anybodys, cilium_nodes, owned};
 use crate::support::controller::{Desk, while_at_work};
 use crate::support::node::{Sandbox, TestNode, assert_in_step, delete_pod, sandbox, stickies};
 
@@ -76,8 +76,15 @@ async fn with_a_running_pod(desk: &Desk) -> (TestNode, Stepped, Value, Sandbox, 
 
 #[tokio::test]
 async fn where_cilium_picks_an_adopted_pods_entry_gets_its_owner_and_the_next_pod_has_it() {
+    for release in CiliumRelease::DIFFERENT {
+        an_adopted_pods_entry_gets_its_owner(release).await;
+    }
+}
+
+async fn an_adopted_pods_entry_gets_its_owner(release: CiliumRelease) {
     let desk = Desk::take().await;
     let (node, mut agent, set, first, address) = with_a_running_pod(&desk).await;
+    node.cilium().be_release(release);
     let context = desk.context(FLAGS);
     let owner = format!("{}/db-0", first.namespace);
     while_at_work(&context, async {
@@ -164,16 +171,23 @@ async fn an_adopted_pod_that_ends_without_a_del_is_detached_once_cilium_released
 
 #[tokio::test]
 async fn an_address_that_another_pod_has_is_refused_and_the_pod_gets_an_event() {
+    for release in CiliumRelease::DIFFERENT {
+        anothers_address_is_refused(release).await;
+    }
+}
+
+async fn anothers_address_is_refused(release: CiliumRelease) {
     let desk = Desk::take().await;
     let [one, two, ..] = crate::support::agent::parts(&desk.case);
     let n1 = TestNode::ready_crd(&desk.case, "n1", one).await;
+    n1.cilium().be_release(release);
     let n2 = TestNode::ready(&desk.case, "n2", two).await;
     let mut agents = [
         Stepped::new(&desk.case, &n1, "crd", FEW).await,
         Stepped::new(&desk.case, &n2, "delegated", &[]).await,
     ];
     agents[0].settle().await;
-    let (_, of_another) = came_up_without_us(&desk, &n1, "other", None).await;
+    let (other, of_another) = came_up_without_us(&desk, &n1, "other", None).await;
     delete_pod(&desk.case, "other").await;
     let plain = sandbox(&desk.case.pod("plain", &[], Some(&n2.name)).await);
     let stored = n2.add(&plain).await.unwrap();
@@ -195,11 +209,13 @@ async fn an_address_that_another_pod_has_is_refused_and_the_pod_gets_an_event() 
     let pool = cilium_nodes(&desk.case).await.remove(0).spec.ipam.pool;
     assert!(pool.values().all(|entry| entry.owner.is_empty()), "{pool:?}");
     let told = desk.told("AdoptionFailed").await.join("; ");
+    let holder = match release {
+        CiliumRelease::V1_20 => format!("container {}, which is another pod's", other.container),
+        _ => format!("{}/other", other.namespace),
+    };
     assert!(
-        told.contains("cilium-agent has it for case")
-            && told.contains("/other")
-            && told.contains("/plain (container"),
-        "{told}"
+        told.contains(&format!("cilium-agent has it for {holder}")) && told.contains("/plain (container"),
+        "{release:?}: {told}"
     );
 }
 
