@@ -2,11 +2,12 @@
 //! record. Must never give a sticky pod another address than its own, unless the operator allowed it.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use crate::cluster::api::client::Connection;
 use crate::cni::{CniError, OnUnavailable};
-use crate::names::StickyKey;
-use crate::node::addresses::{AddressSource, NodeAddresses};
+use crate::names::{Attachment, PodIdentity, StickyKey};
+use crate::node::addresses::{AddressSource, NodeAddresses, may_exist};
 use crate::node::end::attached_update;
 use crate::node::list;
 use crate::plugin::VerbLog;
@@ -26,7 +27,7 @@ pub(crate) enum Resolved {
 
 impl From<Vec<IpAddr>> for Resolved {
     fn from(addresses: Vec<IpAddr>) -> Self {
-        Self::Sticky(Reserved { addresses, pending_record: None })
+        Self::Sticky(Reserved { addresses, pending_record: None, dead_sandbox: None })
     }
 }
 
@@ -35,6 +36,30 @@ pub(crate) struct Reserved {
     pub(crate) addresses: Vec<IpAddr>,
     /// In `crd` mode, what is left to be written before ADD answers.
     pub(crate) pending_record: Option<Box<PendingRecord>>,
+    /// The sandbox that had the addresses before on this node, if that is proved dead.
+    pub(crate) dead_sandbox: Option<DeadSandbox>,
+}
+
+/// A sandbox whose record an ADD replaces, and why it is known to be dead.
+pub(crate) struct DeadSandbox {
+    pub(crate) attachment: Attachment,
+    pub(crate) netns: Option<PathBuf>,
+    pub(crate) proof: &'static str,
+}
+
+impl DeadSandbox {
+    /// By the record that it left. A kubelet starts a new sandbox of a pod, by its uid, only after the old
+    /// one has ended; and without its network namespace no sandbox runs. Else it may live.
+    fn of(record: &Record, pod: &PodIdentity, attachment: &Attachment) -> Option<Self> {
+        let uid = record.pod.as_ref().and_then(PodIdentity::uid);
+        let proof = match &record.netns {
+            _ if record.attachment == *attachment => return None,
+            _ if uid.is_some() && uid == pod.uid() => "the same pod has a new sandbox",
+            Some(netns) if !may_exist(netns) => "its network namespace is gone",
+            _ => return None,
+        };
+        Some(Self { attachment: record.attachment.clone(), netns: record.netns.clone(), proof })
+    }
 }
 
 /// The agent's decision of which the pod's record is still to be made, and the claimant lock. Until then the
@@ -79,16 +104,18 @@ pub(crate) fn add<D: Disk>(
             Some(looked_up) => (Connection::open(&conf.kubeconfig, conf.timeout).await, looked_up),
             None => (start_connecting(conf).await, look_up_locally(context, wanted, log)?),
         };
-        let last_known = match looked_up {
+        let (last_known, dead_sandbox) = match looked_up {
             LocalLookup::Answered(resolved) => return Ok(Some(resolved)),
-            LocalLookup::AskApi { last_known, claimant_lock: held } => {
+            LocalLookup::AskApi { last_known, claimant_lock: held, dead_sandbox } => {
                 claimant_lock = Some(held);
-                last_known
+                (last_known, dead_sandbox)
             }
         };
         let connection = connection.map_err(AddError::Unreachable)?;
         match bind_by_api(connection, context, wanted, last_known, log).await? {
-            ApiAnswer::Bound(addresses) => Ok(Some(addresses.into())),
+            ApiAnswer::Bound(addresses) => {
+                Ok(Some(Resolved::Sticky(Reserved { addresses, pending_record: None, dead_sandbox })))
+            }
             ApiAnswer::NotSticky(reason) => {
                 remember_plain(context, &reason);
                 Ok(None)
@@ -180,6 +207,7 @@ enum LocalLookup {
     AskApi {
         last_known: LastKnown,
         claimant_lock: ClaimantLock,
+        dead_sandbox: Option<DeadSandbox>,
     },
 }
 
@@ -190,7 +218,7 @@ fn look_up_locally<D: Disk>(
 ) -> Result<LocalLookup, CniError> {
     let AddContext { verb, pod, attachment, .. } = *context;
     let own_claimant = store::ClaimantKey::of_pod(pod, &attachment.interface);
-    let last_known = {
+    let (last_known, dead_sandbox) = {
         let mut locked = verb.store.lock()?;
         if let Some(held) = locked.find_by_attachment(attachment)? {
             return repeat_answer(locked, &held, log);
@@ -198,12 +226,16 @@ fn look_up_locally<D: Disk>(
         // Most likely they are still the pod's own, so their claims can be asked for before its StickyIP has
         // named them.
         match locked.find_by_claimant(&own_claimant)? {
-            Some(kept) => LastKnown {
-                is_sticky: kept.record.binding.is_some(),
-                addresses: kept.record.addresses.into_iter().collect(),
-                detached_snapshot: locked.detached_snapshot(&own_claimant),
-            },
-            None => LastKnown::default(),
+            Some(kept) => {
+                let dead_sandbox = DeadSandbox::of(&kept.record, pod, attachment);
+                let last_known = LastKnown {
+                    is_sticky: kept.record.binding.is_some(),
+                    addresses: kept.record.addresses.into_iter().collect(),
+                    detached_snapshot: locked.detached_snapshot(&own_claimant),
+                };
+                (last_known, dead_sandbox)
+            }
+            None => (LastKnown::default(), None),
         }
     };
     let claimant_lock = verb.store.claimant_lock(&own_claimant, verb.sticky.lock_timeout)?;
@@ -218,12 +250,12 @@ fn look_up_locally<D: Disk>(
     let Some(uid) =
         pod.uid().filter(|uid| wanted.iter().all(Option::is_none) && verb.store.has_decision(uid))
     else {
-        return Ok(LocalLookup::AskApi { last_known, claimant_lock });
+        return Ok(LocalLookup::AskApi { last_known, claimant_lock, dead_sandbox });
     };
     let mut locked = verb.store.lock()?;
     let decision = locked.find_decision(uid, &attachment.interface)?;
     let Some(decision) = decision.filter(|decision| decision.is_for(pod, verb.store.now())) else {
-        return Ok(LocalLookup::AskApi { last_known, claimant_lock });
+        return Ok(LocalLookup::AskApi { last_known, claimant_lock, dead_sandbox });
     };
     let Some(sticky) = &decision.sticky else {
         tracing::debug!(%pod, reason = decision.reason, "the pod is not sticky by its prepared decision");
@@ -235,7 +267,11 @@ fn look_up_locally<D: Disk>(
         // Attached and published already, so cilium-cni can run while the disk writes.
         log.report(&addresses, from);
         let pending_record = Some(Box::new(PendingRecord { decision, claimant_lock }));
-        return Ok(LocalLookup::Answered(Resolved::Sticky(Reserved { addresses, pending_record })));
+        return Ok(LocalLookup::Answered(Resolved::Sticky(Reserved {
+            addresses,
+            pending_record,
+            dead_sandbox,
+        })));
     }
     let addresses = write_decided_record(context, locked, &decision)?;
     log.report(&addresses, from);

@@ -78,9 +78,12 @@ pub(crate) fn detach<D: Disk>(
         // The API server may know the sandbox by the id that was prepared, or by that of its pod's older
         // sandbox.
         let id = binding.and_then(|binding| binding.attachment_id.as_ref()).unwrap_or(&own_id);
-        let is_adopted = verb.mode.cilium_picks_the_address() && id.is_adopted();
+        let cilium_knows = verb.mode.cilium_picks_the_address();
         let endpoint_gone = async |addresses: &[IpAddr]| {
-            addresses.iter().filter(|_| is_adopted).try_for_each(|address| ensure_no_endpoint(conf, *address))
+            addresses
+                .iter()
+                .filter(|_| cilium_knows)
+                .try_for_each(|address| ensure_no_endpoint(conf, *address))
         };
         let sandbox = EndedSandbox {
             key: &key,
@@ -105,9 +108,11 @@ pub(crate) fn detach<D: Disk>(
     Ok(())
 }
 
-/// An adopted address was free for any pod until its claim was granted. Cilium has seen the owner since; but
-/// if an operator removed the owner, another pod may have the address. Then the agent detaches, once that pod
-/// is gone too.
+/// A DEL of cilium-cni that succeeded does not prove that the endpoint is gone: while cilium-agent is away it
+/// is only queued. And another pod may have the address by now: one of the same name that is not sticky gets
+/// what the pool has for that name, and an adopted address was free for any pod until its claim was granted.
+/// Without its pool entry a live endpoint loses its network with the next start of cilium-agent. So the agent
+/// of this node detaches, once no endpoint has the address.
 fn ensure_no_endpoint(conf: &ClusterConf, address: IpAddr) -> Result<(), ClusterDelError> {
     match socket::endpoint(&conf.cilium_socket, address) {
         Ok(EndpointAnswer::Absent) => Ok(()),

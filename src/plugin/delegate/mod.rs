@@ -4,14 +4,16 @@
 pub(crate) mod cilium;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
 use crate::cni::config::{OLD_VALID_ATTACHMENTS, VALID_ATTACHMENTS};
 use crate::cni::{CniError, Request, Verb, code};
+use crate::names::Attachment;
 use crate::plugin::VerbLog;
+use crate::plugin::cluster::add::DeadSandbox;
 use crate::store::Disk;
 
 /// A large Go program that ends after a moment: a quarter of its start goes to collecting garbage that its
@@ -70,6 +72,15 @@ impl<'a> Delegate<'a> {
         }
     }
 
+    /// Runs DEL of the delegate for another sandbox, which is dead. In its network namespace if that is left:
+    /// never in that of the sandbox which is added.
+    /// Errors: as [`Delegate::ask`].
+    pub(super) fn delete(&self, dead: &DeadSandbox) -> Result<(), CniError> {
+        let sandbox = Sandbox { attachment: Some(&dead.attachment), netns: dead.netns.as_deref() };
+        let child = self.execute(Verb::Del, sandbox).map_err(|error| self.cannot_run(&error))?;
+        RunningDelegate { delegate: self, child }.answer().map(drop)
+    }
+
     /// Runs one verb of the delegate.
     /// Errors: the delegate's own, or why it could not be run.
     pub(super) fn ask(&self, verb: Verb) -> Result<Option<Value>, CniError> {
@@ -78,7 +89,9 @@ impl<'a> Delegate<'a> {
 
     /// Starts one verb of the delegate, which runs until its answer is asked for.
     pub(super) fn start(&self, verb: Verb) -> Result<RunningDelegate<'_>, CniError> {
-        let child = self.execute(verb).map_err(|error| self.cannot_run(&error))?;
+        let own =
+            Sandbox { attachment: self.request.attachment.as_ref(), netns: self.request.netns.as_deref() };
+        let child = self.execute(verb, own).map_err(|error| self.cannot_run(&error))?;
         Ok(RunningDelegate { delegate: self, child })
     }
 
@@ -87,20 +100,21 @@ impl<'a> Delegate<'a> {
         CniError::new(code::DELEGATE_FAILED, message)
     }
 
-    fn execute(&self, verb: Verb) -> std::io::Result<Child> {
+    fn execute(&self, verb: Verb, sandbox: Sandbox<'_>) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.env("CNI_COMMAND", verb.as_str());
         let is_set = GO_GC_LIMITS.iter().any(|(name, _)| std::env::var_os(name).is_some());
         if self.kind == CILIUM_CNI && !is_set {
             command.envs(GO_GC_LIMITS);
         }
-        if let Some(attachment) = &self.request.attachment {
+        if let Some(attachment) = sandbox.attachment {
             command.env("CNI_CONTAINERID", attachment.container.as_str());
             command.env("CNI_IFNAME", attachment.interface.as_str());
         }
         let paths = std::env::join_paths(&self.request.cni_path).ok().filter(|paths| !paths.is_empty());
         command.envs(self.request.cni_args.as_ref().map(|args| ("CNI_ARGS", args)));
-        command.envs(self.request.netns.as_ref().map(|path| ("CNI_NETNS", path)));
+        // Ours names the sandbox of the request.
+        command.env_remove("CNI_NETNS").envs(sandbox.netns.map(|path| ("CNI_NETNS", path)));
         command.envs(paths.map(|paths| ("CNI_PATH", paths)));
         // A runtime reads our standard error until every process that has it has ended. The delegate has it
         // too, beside its own: if this process is killed, the DEL does not come while the ADD of the delegate
@@ -114,6 +128,12 @@ impl<'a> Delegate<'a> {
         }
         Ok(child)
     }
+}
+
+/// The sandbox that a verb is about.
+struct Sandbox<'a> {
+    attachment: Option<&'a Attachment>,
+    netns: Option<&'a Path>,
 }
 
 pub(super) struct RunningDelegate<'a> {

@@ -14,9 +14,9 @@ use sticky_ipam::store::{Decision, NodeTime, PendingUpdateKind, PreparedSticky};
 use crate::support::agent::Stepped;
 use crate::support::api_server::case::Case;
 use crate::support::api_server::{ApiServer, comes_true};
-use crate::support::cilium::{Scribe, assert_in_one_pool, cilium_nodes, owned};
+use crate::support::cilium::{CiliumRelease, Scribe, assert_in_one_pool, cilium_nodes, owned};
 use crate::support::node::{
-    Sandbox, TestNode, assert_in_step, claims, sandbox, stickies, sticky_pod, sticky_pool,
+    Sandbox, TestNode, assert_in_step, claims, delete_pod, sandbox, stickies, sticky_pod, sticky_pool,
 };
 
 async fn case() -> Case<'static> {
@@ -151,6 +151,114 @@ async fn an_add_waits_while_cilium_has_the_address_for_another_sandbox() {
         n1.cilium().end_endpoint("the-old-one");
     });
     assert_eq!(added.unwrap(), address);
+}
+
+#[tokio::test]
+async fn an_add_waits_until_cilium_has_seen_its_entry_whatever_it_says_meanwhile() {
+    for release in CiliumRelease::ALL {
+        let case = case().await;
+        let (mut n1, _) = two_nodes(&case).await;
+        let cilium = n1.cilium();
+        cilium.be_release(release);
+        // Nothing unowned is free, and what is published now is seen later.
+        let offered = cilium_nodes(&case).await.remove(0).spec.ipam.pool;
+        for (number, address) in offered.keys().enumerate() {
+            cilium.put_endpoint(&format!("other-{number}"), address.parse().unwrap());
+        }
+        cilium.hold_back().await;
+        let first = pod(&case, "db-0", &n1).await;
+        let error = n1.add(&first).await.unwrap_err();
+        assert!(code(&error) == 11 && message(&error).contains("available"), "{release:?}: {error}");
+        n1.del(&first).await;
+        n1.patience("60s");
+        let diary = n1.cilium().diary();
+        diary.lock().unwrap().clear();
+        let (added, ()) = tokio::join!(n1.add(&first), async {
+            let tries = || diary.lock().unwrap().iter().filter(|call| *call == "cilium ADD").count();
+            let tried = comes_true(std::time::Duration::from_secs(60), || async { tries() > 1 });
+            assert!(tried.await, "{release:?}: it does not try again");
+            n1.cilium().catch_up();
+        });
+        assert_eq!(stickies(&case).await.remove(0).spec.addresses, [added.unwrap()], "{release:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_of_a_dead_sandbox_is_deleted_and_that_of_a_live_one_is_waited_for() {
+    for (same_uid, netns_left, is_dead) in
+        [(true, true, true), (true, false, true), (false, false, true), (false, true, false)]
+    {
+        let case = case().await;
+        let (n1, _) = two_nodes(&case).await;
+        let old = pod(&case, "db-0", &n1).await;
+        let address = n1.add(&old).await.unwrap();
+        let new = match same_uid {
+            true => Sandbox { container: "new-one".into(), ..old.clone() },
+            false => pod(&case, "db-0", &n1).await,
+        };
+        if !netns_left {
+            n1.end(&old);
+        }
+        n1.cilium().diary().lock().unwrap().clear();
+        let added = n1.add(&new).await;
+        let calls = n1.cilium().diary().lock().unwrap().clone();
+        if is_dead {
+            assert_eq!(added.unwrap(), address, "{same_uid} {netns_left}");
+            assert_eq!(calls, ["cilium DEL", "cilium ADD"]);
+            assert_eq!(n1.cilium().endpoints().into_keys().collect::<Vec<_>>(), [new.container.as_str()]);
+        } else {
+            assert_eq!(code(&added.unwrap_err()), 11);
+            assert_eq!(calls, [""; 0], "cilium-cni was not run");
+            assert_eq!(n1.cilium().endpoints().into_keys().collect::<Vec<_>>(), [old.container.as_str()]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_del_leaves_the_entry_to_the_agent_while_cilium_has_an_endpoint_with_it() {
+    let case = case().await;
+    let (n1, _) = two_nodes(&case).await;
+    let owner = format!("{}/db-0", case.namespace());
+    let first = pod(&case, "db-0", &n1).await;
+    let address = n1.add(&first).await.unwrap();
+    // The DEL reaches cilium-agent later, as when that is down: cilium-cni only puts it into its queue.
+    n1.cilium().queue_deletes();
+    delete_pod(&case, "db-0").await;
+    n1.del(&first).await;
+    assert_eq!(owned(&cilium_nodes(&case).await, &owner), [(n1.name.clone(), address)]);
+    assert!(stickies(&case).await.remove(0).status.unwrap().attachment.is_some());
+    assert_eq!(n1.pending_updates().len(), 1);
+    let mut agent = Stepped::new(&case, &n1, "crd", &[]).await;
+    agent.settle().await;
+    assert_eq!(owned(&cilium_nodes(&case).await, &owner), [(n1.name.clone(), address)]);
+    n1.cilium().end_endpoint(&first.container);
+    agent.later();
+    agent.settle().await;
+    assert_eq!(owned(&cilium_nodes(&case).await, &owner), []);
+    assert!(n1.pending_updates().is_empty());
+    assert_in_step(&case, &[&n1]).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_is_not_sticky_does_not_start_with_an_address_kept_for_a_stickyip() {
+    let case = case().await;
+    let (n1, _) = two_nodes(&case).await;
+    let sticky = pod(&case, "db-0", &n1).await;
+    let address = n1.add(&sticky).await.unwrap();
+    n1.del(&sticky).await;
+    // Its entry is there, as if nothing could have removed it: Cilium gives it to every pod of the name.
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    let owner = format!("{}/db-0", case.namespace());
+    let entry = json!({"spec": {"ipam": {"pool": {address.to_string(): {"owner": owner}}}}});
+    nodes.patch(&n1.name, &PatchParams::default(), &Patch::Merge(entry)).await.unwrap();
+    delete_pod(&case, "db-0").await;
+    let plain = sandbox(&case.pod("db-0", &[], Some(&n1.name)).await);
+    let error = n1.add(&plain).await.unwrap_err();
+    assert!(code(&error) == 11 && message(&error).contains("keeps it for StickyIP"), "{error}");
+    assert!(n1.cilium().endpoints().is_empty(), "nothing is left of it");
+    let removed = json!({"spec": {"ipam": {"pool": {address.to_string(): null}}}});
+    nodes.patch(&n1.name, &PatchParams::default(), &Patch::Merge(removed)).await.unwrap();
+    assert_ne!(n1.add(&plain).await.unwrap(), address);
 }
 
 #[tokio::test]

@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use ipnet::Ipv6Net;
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
+use sticky_ipam::cluster::objects::cilium::CiliumNode;
 
 use crate::support::agent::Stepped;
 use crate::support::agent::{case, parts};
@@ -108,4 +111,38 @@ async fn an_address_beside_the_stickyips_only_one_is_free_once_the_pod_has_moved
         assert!(n2.store().verify().unwrap().iter().all(|finding| !finding.wrong));
         assert_in_step(&case, &[&n1, &n2]).await;
     }
+}
+
+#[tokio::test]
+async fn a_pod_starts_without_the_family_that_cilium_has_disabled_and_gets_an_event() {
+    let case = case().await;
+    let [one, ..] = parts(&case);
+    // Cilium of this node serves IPv4 alone, whatever blocks it has.
+    let node = TestNode::ready_crd(&case, "n1", one).await;
+    let cidrs = json!({"spec": {"ipam": {"podCIDRs": [one.to_string(), six(&case, 1).to_string()]}}});
+    let nodes: Api<CiliumNode> = Api::all(case.client());
+    nodes.patch(&node.name, &PatchParams::default(), &Patch::Merge(cidrs)).await.unwrap();
+    let mut agent = Stepped::new(&case, &node, "crd", &[]).await;
+    let pod = sandbox(&sticky_pod(&case, "db-0", &node.name, json!({})).await);
+    agent.step().await;
+    let bound = stickies(&case).await.remove(0).spec.addresses;
+    assert_eq!(families(&bound), [true, true], "{bound:?}");
+    let given = node.add_all(&pod).await.unwrap();
+    let (four, six): (Vec<IpAddr>, Vec<IpAddr>) = bound.iter().partition(|address| address.is_ipv4());
+    assert_eq!(given, four);
+    for _ in 0..2 {
+        agent.settle().await;
+        agent.later();
+    }
+    let events: Api<Event> = Api::namespaced(case.client(), case.namespace());
+    let listed = events.list(&ListParams::default()).await.unwrap().items;
+    let told: Vec<_> = listed
+        .into_iter()
+        .filter(|event| event.reason.as_deref() == Some("AddressFamilyDisabled"))
+        .map(|event| event.message.unwrap_or_default())
+        .collect();
+    assert!(told.len() == 1 && told[0].contains(&six[0].to_string()), "{told:?}");
+    node.check(&pod).await.unwrap();
+    node.del(&pod).await;
+    assert_in_step(&case, &[&node]).await;
 }
