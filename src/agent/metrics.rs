@@ -19,6 +19,8 @@ metrics! {
             "Writes of this node's CiliumNode, by action: publish, unpublish or refill";
         pool: Gauge[family, state] = "sticky_ipam_agent_pool_addresses",
             "Entries of this node's CiliumNode pool, by IP family and state: Total or Free";
+        cilium: Gauge[version, ipam, tested] = "sticky_ipam_agent_cilium_info",
+            "Cilium on this node, always 1: version, IPAM mode, and whether sticky-ipam was tested with it";
         requests: Counter[method] = "sticky_ipam_agent_api_requests_total",
             "Requests to the API server, by method; watches as WATCH";
         errors: Counter[action] = "sticky_ipam_agent_errors_total",

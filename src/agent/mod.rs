@@ -24,6 +24,7 @@
 
 pub mod actions;
 mod blocks;
+mod cilium;
 pub mod flags;
 mod host_routes;
 pub mod index;

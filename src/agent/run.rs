@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::agent::cilium::{self, CiliumState};
 use crate::agent::index::{CacheEvent, NodeIndex};
 use crate::agent::install::{InstallError, Installer, bypass};
 use crate::agent::watch::{self, IndexUpdate};
@@ -94,11 +95,14 @@ pub async fn run(settings: AgentSettings, end: impl Future<Output = ()>) -> Resu
     tasks.spawn(pages.serve());
     tracing::info!(node = settings.node, mode = %settings.mode, %address, "the agent starts");
     let (blocks_out, blocks) = channel::channel(Vec::new());
+    let (cilium_out, cilium) = channel::channel(CiliumState::default());
+    let socket = settings.on_host(&settings.cilium_socket);
+    tasks.spawn(cilium::watch(socket, settings.mode, metrics.clone(), cilium_out));
     let sessions = async {
         let mut pauses = DefaultBackoff::default();
         loop {
             let begun = Instant::now();
-            let reason = session(&settings, &metrics, &ready, &blocks_out, &blocks).await;
+            let reason = session(&settings, &metrics, &ready, (&blocks_out, &blocks), &cilium).await;
             if begun.elapsed() > Duration::from_secs(60) {
                 pauses = DefaultBackoff::default();
             }
@@ -120,8 +124,8 @@ async fn session(
     settings: &Arc<AgentSettings>,
     metrics: &Arc<AgentMetrics>,
     ready: &Readiness,
-    blocks_out: &channel::Sender<Vec<IpNet>>,
-    blocks: &channel::Receiver<Vec<IpNet>>,
+    (blocks_out, blocks): (&channel::Sender<Vec<IpNet>>, &channel::Receiver<Vec<IpNet>>),
+    cilium: &channel::Receiver<CiliumState>,
 ) -> String {
     let not_ready = |reason: String| {
         ready.set(vec![reason.clone()]);
@@ -131,6 +135,8 @@ async fn session(
         Ok(connected) => connected,
         Err(error) => return not_ready(error.to_string()),
     };
+    // Before the first readiness. It takes no longer than two questions may.
+    drop(cilium.clone().wait_for(|state| state.asked).await);
     let mut tasks = JoinSet::new();
     let installed = match Installer::new(settings.install(), client.clone(), &config) {
         Ok(installer) => {
@@ -205,6 +211,7 @@ async fn session(
             Ok(step) => {
                 stepped |= reconciler.index.is_synced() && step.failed == 0;
                 let mut problems = installed.borrow().problems();
+                problems.extend(cilium.borrow().problem(settings.mode));
                 if !reconciler.index.is_synced() {
                     problems.push("the API server has not listed this node's objects yet".into());
                     let broken = broken.iter();

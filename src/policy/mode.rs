@@ -80,6 +80,25 @@ impl PluginMode {
         }
     }
 
+    /// Can it work while Cilium itself has this IPAM mode, as Cilium spells it? A chained plugin picks the
+    /// addresses whatever Cilium does.
+    /// Errors: the mode that it needs, and how to get there.
+    pub fn check_cilium(self, ipam: &str) -> Result<(), String> {
+        let (needed, cure) = match self {
+            Self::Crd => (CiliumMode::Crd, "move the cluster as docs/adoption.md says"),
+            Self::Delegated => (CiliumMode::Delegated, "set it and restart cilium-agent"),
+            Self::Chained => return Ok(()),
+        };
+        if CiliumMode::from_cilium_config(ipam) == needed {
+            return Ok(());
+        }
+        let needed = needed.as_str();
+        Err(format!(
+            "Cilium on this node runs with ipam: {ipam}, and --mode {self} needs ipam: {needed}; {cure}, or \
+             choose another --mode"
+        ))
+    }
+
     /// Can a pod keep its MAC address? Only Cilium's own interfaces follow the annotation that asks for one.
     pub fn can_keep_mac(self) -> bool {
         match self {
@@ -288,6 +307,20 @@ mod tests {
         }
         let error = "overlay".parse::<PluginMode>().unwrap_err();
         assert!(error.contains("overlay") && error.contains("crd, delegated, chained"), "{error}");
+    }
+
+    #[test]
+    fn a_mode_of_ciliums_fits_the_plugins_mode_or_is_refused_with_the_one_that_fits() {
+        for (mode, fitting) in [(PluginMode::Crd, "crd"), (PluginMode::Delegated, "delegated-plugin")] {
+            mode.check_cilium(fitting).unwrap();
+            for other in ["kubernetes", "cluster-pool", "multi-pool", "eni", "crd", "delegated-plugin"] {
+                let checked = mode.check_cilium(other);
+                assert_eq!(checked.is_ok(), other == fitting, "{mode} with {other}");
+                let said = checked.err().unwrap_or_default();
+                assert!(other == fitting || (said.contains(other) && said.contains(fitting)), "{said}");
+            }
+        }
+        PluginMode::Chained.check_cilium("cluster-pool").unwrap();
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub enum InstallError {
     /// It comes by itself; until then the runtime has no network, and starts no pod that would fail.
     #[error("the conflist is not installed before Cilium runs on this node: {why}")]
     CiliumAwaited { why: String },
+    /// The conflist would send pods to a plugin that cannot work with this Cilium.
+    #[error("the conflist is not installed: {why}")]
+    CiliumMode { why: String },
     #[error("--plugin {}: {why}", path.display())]
     Plugin { path: PathBuf, why: String },
     #[error("cannot get a token of service account {account} for node {node}: {why}")]

@@ -43,7 +43,9 @@ pub use state::{InstallState, PartState};
 pub(crate) use uninstall::attached;
 pub use uninstall::{DelConflist, Removed, installed, uninstall};
 
+use crate::agent::cilium;
 use crate::cluster::cilium::socket;
+use crate::cni::config::cluster::DEFAULT_CILIUM_SOCKET;
 
 /// How often the files of the host are checked. That sends no request.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(10);
@@ -296,9 +298,14 @@ impl Installer {
         Ok(())
     }
 
+    async fn check_cilium(&self) -> Result<(), InstallError> {
+        self.check_cilium_runs().await?;
+        self.check_cilium_mode().await
+    }
+
     /// Before a host's first conflist: whether Cilium can serve pods. Where ours has stood, it is restored at
     /// once. Where another one stands, the runtime starts pods by that, so ours cannot come too soon.
-    async fn check_cilium(&self) -> Result<(), InstallError> {
+    async fn check_cilium_runs(&self) -> Result<(), InstallError> {
         let path = self.settings.conflist_path();
         let is_first = self.settings.conflist != ConflistSource::None && !self.conflist.installed_before;
         let Some(socket) = self.settings.awaited_cilium.as_ref().filter(|_| is_first) else {
@@ -323,6 +330,24 @@ impl Installer {
         let asked = tokio::task::spawn_blocking(move || socket::answers(&socket)).await;
         let asked = asked.unwrap_or_else(|error| Err(io::Error::other(error)));
         asked.map_err(|error| awaited(format!("cilium-agent does not answer on {name}: {error}")))
+    }
+
+    /// Before a conflist that is new to the host: whether Cilium is in the mode that ours needs, if it says.
+    async fn check_cilium_mode(&self) -> Result<(), InstallError> {
+        let is_wanted = !matches!(self.settings.conflist, ConflistSource::None);
+        if !is_wanted || place::metadata(&self.settings.conflist_path())?.is_some() {
+            return Ok(());
+        }
+        let socket = self.settings.cilium_socket.as_deref().unwrap_or(Path::new(DEFAULT_CILIUM_SOCKET));
+        match cilium::ask(self.settings.on_host(socket)).await {
+            Ok(found) => {
+                cilium::check_mode(self.settings.mode, &found).map_err(|why| InstallError::CiliumMode { why })
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot ask cilium-agent for its mode");
+                Ok(())
+            }
+        }
     }
 
     /// A conflist that is new to the host comes last: its plugin and credentials must be there.

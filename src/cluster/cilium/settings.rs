@@ -30,7 +30,21 @@ pub struct CiliumVersion {
     pub suffix: String,
 }
 
+/// The minor versions with which the proofs of the lab were run (docs/lab.md). The only list of them.
+const TESTED: &[(u32, u32)] = &[(1, 19)];
+
 impl CiliumVersion {
+    /// Whether sticky-ipam was tested with a release of this minor version.
+    pub fn is_tested(&self) -> bool {
+        self.suffix.is_empty() && TESTED.contains(&(self.major, self.minor))
+    }
+
+    /// The versions with which it was tested, for messages.
+    pub fn tested() -> String {
+        let names: Vec<String> = TESTED.iter().map(|(major, minor)| format!("{major}.{minor}")).collect();
+        names.join(", ")
+    }
+
     /// Reads a version such as `1.19.5`, `v1.20.0-rc.1` or `1.21.0-dev`. What follows a space is ignored.
     pub fn parse(text: &str) -> Option<Self> {
         let word = text.split_whitespace().next()?;

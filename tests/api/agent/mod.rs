@@ -3,6 +3,7 @@
 mod adoption;
 mod away;
 mod bypass;
+mod cilium;
 mod crashes;
 mod crd;
 mod decisions;
