@@ -73,8 +73,9 @@ impl ContainerId {
         plain(text, "container id").map(Self)
     }
 
-    /// Whether cilium-agent uses it for the address of its own Envoy on a node, in `delegated` mode (CFP-45607
-    /// of Cilium). Such an address belongs to no pod, no runtime lists it, and only its DEL ends it.
+    /// Whether cilium-agent uses it for the address of its own Envoy on a node, in `delegated` mode
+    /// (CFP-45607 of Cilium). Such an address belongs to no pod, no runtime lists it, and only its DEL ends
+    /// it.
     pub(crate) fn is_cilium_ingress(&self) -> bool {
         self.0.strip_prefix(CILIUM_INGRESS).is_some_and(|node| !node.is_empty())
     }

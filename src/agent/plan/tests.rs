@@ -395,8 +395,8 @@ fn the_pool_is_filled_owned_and_cleared() {
     assert_eq!(twice(&options(PluginMode::Crd), &index, &unowned), (vec![], vec!["restore_unowned"]));
     put_node(&mut index, json!({}), json!(["10.8.0.0/24"]));
     let (once, again) = twice(&options(PluginMode::Crd), &index, &unowned);
-    assert_eq!(once, ["record_blocks", "refill"]);
-    assert_eq!(again, ["record_blocks", "restore_unowned", "refill"]);
+    assert_eq!(once, ["refill", "record_blocks"]);
+    assert_eq!(again, ["refill", "record_blocks", "restore_unowned"]);
 }
 
 #[test]

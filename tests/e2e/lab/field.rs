@@ -249,7 +249,7 @@ fn what_belongs_to_the_field_profile_is_refused_on_the_lean_one() {
 
 /// The last by its name, because it needs another lab; and with it the other way of Services.
 #[test]
-fn with_containerd_2_and_without_kube_proxy_sticky_pods_are_reached_by_everyone_who_may() {
+fn with_containerd_2_and_no_kube_proxy_pods_are_reached_by_everyone_who_may() {
     let stage = stage(Flavour::FieldOnContainerd2);
     let version = stage.lab.kubectl(&[
         "get",
