@@ -52,7 +52,7 @@ metrics! {
         blocks_allocated: Gauge[pool] = "sticky_ipam_controller_blocks_allocated",
             "Node blocks that nodes have, by pool";
         block_actions: Counter[action] = "sticky_ipam_controller_block_actions_total",
-            "What was done with node blocks, by action: assigned, locked, reserved, named or released";
+            "Node blocks that were assigned, locked or released, by action";
         block_problems: Gauge[reason] = "sticky_ipam_controller_block_problems",
             "Nodes without a block that they need, and block Leases that cannot be read, by reason";
         endpoint_actions: Counter[action] = "sticky_ipam_controller_endpoint_actions_total",

@@ -21,8 +21,6 @@ use crate::policy::{handover::NodeState, lifetime::retention::RETENTION, selecti
 
 /// The annotations of a pod or namespace that anything here depends on.
 const ANNOTATIONS: &[&str] = &[STICKY, PIN, CALICO_ADDRESSES, FIXED_IP, RETENTION];
-/// In the names under which kube-controller-manager and cloud-controller-managers write.
-const CONTROLLER_MANAGER: &str = "controller-manager";
 /// The annotations of a Node in which Cilium's `kubernetes` mode finds ranges, the newer ones first.
 pub(crate) const RANGE_ANNOTATIONS: &[&str] = &[
     "network.cilium.io/ipv4-pod-cidr",
@@ -84,8 +82,6 @@ pub struct IndexedNode {
     // The resourceVersion is not kept: it changes with every heartbeat.
     pub labels: BTreeMap<String, String>,
     pub pod_cidrs: Vec<IpNet>,
-    /// Its ranges are from Kubernetes' controller-manager (`--allocate-node-cidrs`) or a cloud's.
-    pub has_range_of_kubernetes: bool,
     /// The ranges of its annotations, by key ([`RANGE_ANNOTATIONS`]).
     pub annotated: BTreeMap<String, Vec<IpNet>>,
     /// The addresses under which the node itself is reached, inside and outside.
@@ -111,7 +107,6 @@ impl From<Node> for IndexedNode {
         Self {
             uid: object.uid().unwrap_or_default(),
             labels: object.labels().clone(),
-            has_range_of_kubernetes: has_range_of_kubernetes(&object),
             pod_cidrs,
             annotated: annotated.collect(),
             addresses: addresses(&object),
@@ -119,15 +114,6 @@ impl From<Node> for IndexedNode {
             drift: drift_condition::message(&object),
         }
     }
-}
-
-/// Who wrote a field is in the managed fields.
-fn has_range_of_kubernetes(node: &Node) -> bool {
-    let managers = node.metadata.managed_fields.iter().flatten();
-    let mut theirs = managers
-        .filter(|one| one.manager.as_deref().is_some_and(|name| name.contains(CONTROLLER_MANAGER)))
-        .filter_map(|one| one.fields_v1.as_ref());
-    theirs.any(|fields| !fields.0["f:spec"]["f:podCIDR"].is_null())
 }
 
 fn addresses(node: &Node) -> BTreeSet<IpAddr> {

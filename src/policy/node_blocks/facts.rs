@@ -90,8 +90,6 @@ pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
     /// The object to which blocks are written exists.
     pub writable: bool,
-    /// Its Node names no range.
-    pub bare: bool,
     pub blocks: Vec<IpNet>,
     /// Ranges of the node from other sources: the Node's own ranges, annotations.
     pub other_ranges: Vec<IpNet>,
@@ -131,6 +129,4 @@ pub struct BlockFacts {
     pub kept: BTreeSet<IpAddr>,
     /// Ranges from which no block is assigned: those of Sticky pools, and the addresses of the nodes.
     pub closed: Vec<IpNet>,
-    /// Kubernetes' controller-manager gives Nodes their ranges. Two programs would give one range twice.
-    pub ranges_come_from_elsewhere: bool,
 }

@@ -7,7 +7,6 @@
 //! is taken, and never release one while an address of it is claimed.
 
 mod facts;
-mod ranges;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,7 +63,6 @@ pub fn decide(view: &BlockFacts, limits: BlockLimits, memory: &mut GoneNodes, no
     for node in &view.nodes {
         allocator.lock_existing(node, &mut plan);
         allocator.assign(node, limits, &mut plan);
-        allocator.name_range(view, node, &mut plan);
     }
     release(view, limits, memory, now, &mut plan);
     plan.problems.extend(view.broken.iter().cloned().map(BlockProblem::Broken));

@@ -25,11 +25,6 @@ pub enum BlockStep {
     /// Read the node's object, take the lock (again, if there is one), then write the block on the object if
     /// it has not changed since. With its pool, if it is still in one.
     Assign { block: IpNet, node: String, lock: Option<BlockLock>, pool: Option<String>, why: BlockReason },
-    /// Create the lock of a block for a node that has no CiliumNode yet.
-    Reserve { block: IpNet, node: String },
-    /// Write the ranges on the Node, if it names none: read it, take its locks again, then write it if it has
-    /// not changed since.
-    NameRange { node: String, ranges: Vec<IpNet>, locks: Vec<BlockLock> },
     /// Remove the lock, after another live read that the node is gone and no address of the block is claimed.
     Release { lock: BlockLock },
 }

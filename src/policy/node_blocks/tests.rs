@@ -113,7 +113,6 @@ fn nothing_that_is_said_or_kept_or_locked_or_excluded_anywhere_is_given() {
         broken: vec![broken("10.1.7.0/26")],
         kept: ["10.1.5.77".parse().unwrap()].into(),
         closed: vec![net("10.1.6.0/25")],
-        ranges_come_from_elsewhere: false,
     };
     let decided = plan(&view);
     assert_eq!(given(&decided), ["z 10.1.8.0/24"]);
@@ -279,7 +278,6 @@ proptest! {
         standing in proptest::collection::vec((0usize..12, 0u8..16, 22u8..=26), 0..6),
         locked in proptest::collection::vec((0usize..12, 0u8..16), 0..6),
         leaving in proptest::collection::btree_set(0usize..12, 0..6),
-        joining in proptest::collection::btree_set(0usize..12, 0..6),
     ) {
         let block = |third: u8, bits| IpNet::new(std::net::Ipv4Addr::new(10, 1, third, 0).into(), bits).unwrap().trunc();
         let mut nodes: Vec<NodeFacts> = (0..12).map(|n| node(&format!("n{n:02}"))).collect();
@@ -290,11 +288,6 @@ proptest! {
                 owned.add(range, &nodes[n].name);
                 nodes[n].blocks.push(range);
             }
-        }
-        // Some have no CiliumNode yet, and their Nodes name nothing.
-        for n in joining {
-            nodes[n].bare = true;
-            nodes[n].writable = !nodes[n].blocks.is_empty();
         }
         let mut locks: Vec<BlockLock> = Vec::new();
         for (n, third) in locked {
@@ -316,23 +309,9 @@ proptest! {
                         view.nodes.iter_mut().find(|facts| facts.name == node).unwrap().blocks.push(block);
                     }
                     BlockStep::Lock { block, node } => view.locks.push(lock(&block.to_string(), &node)),
-                    BlockStep::Reserve { block, node } => {
-                        prop_assert!(!view.locks.iter().any(|lock| overlap(lock.block, block)), "{block} is locked");
-                        view.locks.push(lock(&block.to_string(), &node));
-                    }
-                    BlockStep::NameRange { node, ranges, .. } => {
-                        let facts = view.nodes.iter_mut().find(|facts| facts.name == node).unwrap();
-                        prop_assert!(facts.bare, "it is named once");
-                        (facts.bare, facts.other_ranges) = (false, ranges);
-                    }
                     BlockStep::Release { .. } => prop_assert!(false, "no node was gone for long"),
                 }
             }
-            let named = |node: &NodeFacts| node.other_ranges.iter().all(|range| {
-                let others = view.nodes.iter().filter(|other| other.name != node.name);
-                others.flat_map(|other| other.blocks.iter().chain(&other.other_ranges)).all(|b| !overlap(*b, *range))
-            });
-            prop_assert!(view.nodes.iter().all(named), "round {round}: a Node names what another has");
             let all: Vec<(IpNet, &str)> =
                 view.nodes.iter().flat_map(|node| node.blocks.iter().map(|b| (*b, node.name.as_str()))).collect();
             for (n, (a, _)) in all.iter().enumerate() {

@@ -83,13 +83,7 @@ impl NodeBlocks {
         if !seen.in_doubt.is_empty() {
             // What cannot be read may have any block.
             plan.steps.retain(|step| {
-                !matches!(
-                    step,
-                    BlockStep::Assign { lock: None, .. }
-                        | BlockStep::Release { .. }
-                        | BlockStep::Reserve { .. }
-                        | BlockStep::NameRange { .. }
-                )
+                !matches!(step, BlockStep::Assign { lock: None, .. } | BlockStep::Release { .. })
             });
         }
         (seen, plan)
@@ -181,13 +175,7 @@ impl Duty for NodeBlocks {
         }
         let (conflicts, failed) = (tried.conflicts, tried.failed + usize::from(reported.is_err()));
         let soon = conflicts + failed > 0 || !plan.steps.is_empty();
-        // cilium-agent starts on a new node at any moment: what was reserved for it is written at once.
-        let reserved = plan.steps.iter().any(|step| matches!(step, BlockStep::Reserve { .. }));
-        let next = match soon {
-            true if reserved && conflicts + failed == 0 => Some(Duration::ZERO),
-            true => Some(RETRY),
-            false => plan.again.map(Duration::from_secs),
-        };
+        let next = if soon { Some(RETRY) } else { plan.again.map(Duration::from_secs) };
         RoundResult { again: next.map(again).unwrap_or_default(), failures: failed }
     }
 }

@@ -12,7 +12,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::alloc::block::overlap;
-use crate::alloc::join;
 use crate::cluster::api::client::ApiError;
 use crate::cluster::cilium::pool::read_node;
 use crate::cluster::events;
@@ -20,7 +19,7 @@ use crate::cluster::objects::cilium::CiliumNode;
 use crate::cluster::objects::{AddressClaim, labels};
 use crate::cluster::writer::write::Precondition;
 use crate::controller::duties::node_blocks::locks::{LockList, Locks};
-use crate::controller::index::objects::{IndexedNode, RANGE_ANNOTATIONS};
+use crate::controller::index::objects::RANGE_ANNOTATIONS;
 use crate::controller::{context::Context, duties::record_event, writer::Writer};
 use crate::policy::mode::BlockLocation;
 use crate::policy::node_blocks::{BlockLock, BlockReason, BlockStep};
@@ -89,11 +88,6 @@ impl<'a> StepWriter<'a> {
         while let Some((step, result)) = results.next().await {
             let (label, block, node) = match step {
                 BlockStep::Lock { block, node } => ("locked", *block, node),
-                BlockStep::Reserve { block, node } => ("reserved", *block, node),
-                BlockStep::NameRange { node, ranges, .. } => match ranges.first() {
-                    Some(range) => ("named", *range, node),
-                    None => continue,
-                },
                 BlockStep::Assign { block, node, .. } => ("assigned", *block, node),
                 BlockStep::Release { lock } => ("released", lock.block, &lock.node),
             };
@@ -133,7 +127,7 @@ impl<'a> StepWriter<'a> {
 
     async fn apply_one(&self, step: &BlockStep) -> Result<StepResult, ApiError> {
         let done = match step {
-            BlockStep::Lock { block, node } | BlockStep::Reserve { block, node } => {
+            BlockStep::Lock { block, node } => {
                 self.locks.create(*block, node, "found").await?.map(|_| StepResult::Done)
             }
             // Reads the node's object and then takes the lock.
@@ -145,9 +139,6 @@ impl<'a> StepWriter<'a> {
                     Some(lock) => self.locks.retake(lock, &read_at).await?,
                 };
                 taken.map(|lock| StepResult::Held(Box::new(LockedBlock { object, lock, why: *why })))
-            }
-            BlockStep::NameRange { node, ranges, locks } => {
-                self.name_range(node, ranges, locks).await?.then_some(StepResult::Done)
             }
             BlockStep::Release { lock } => self.release(lock).await?.then_some(StepResult::Done),
         };
@@ -171,38 +162,6 @@ impl<'a> StepWriter<'a> {
             );
         }
         Ok(removed)
-    }
-
-    /// Writes what a Node names for good, if it names nothing. Whether it did. The locks are written after
-    /// the Node was read, so that no other replica releases the blocks of a Node that went and came back.
-    async fn name_range(&self, name: &str, ranges: &[IpNet], locks: &[BlockLock]) -> Result<bool, ApiError> {
-        let writer = &self.context.writer;
-        let nodes: Api<Node> = Api::all(writer.client());
-        let what = format!("get Node {name}");
-        let Some(node) = writer.connection().read(&what, || nodes.get_opt(name)).await? else {
-            return Ok(false);
-        };
-        let (read, at) = (IndexedNode::from(node.clone()), Precondition::of(&node));
-        if !read.pod_cidrs.is_empty() {
-            return Ok(false);
-        }
-        for lock in locks {
-            let read_at = format!("{}@{}", at.uid, at.resource_version);
-            if self.locks.retake(lock, &read_at).await?.is_none() {
-                return Ok(false);
-            }
-        }
-        let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
-        let patch = json!({"spec": {"podCIDR": texts.first(), "podCIDRs": texts}});
-        let what = format!("patch Node {name}");
-        if writer.patch(&what, &nodes, name, &at, patch).await?.is_none() {
-            return Ok(false);
-        }
-        let ranges = join(ranges);
-        tracing::info!(node = name, ranges, "wrote the range of a Node that named none");
-        let message = format!("spec.podCIDRs of this Node was empty and is {ranges} now, for good");
-        record_event(self.context, events::node(name, &at.uid), "NodeRangeWritten", message).await;
-        Ok(true)
     }
 
     async fn read(&self, node: &str) -> Result<Option<NodeObject>, ApiError> {

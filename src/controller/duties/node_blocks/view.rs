@@ -52,7 +52,6 @@ pub(crate) fn block_view(
         broken: listed.broken,
         kept: index.claims.values().map(|claim| claim.spec.address).collect(),
         closed: sticky.chain(own).collect(),
-        ranges_come_from_elsewhere: index.nodes.values().any(|node| node.has_range_of_kubernetes),
     };
     let is_refused =
         |pool: &&IPPool| refused.iter().any(|refused| pool.metadata.name.as_ref() == Some(&refused.name));
@@ -137,7 +136,6 @@ fn nodes(index: &ClusterIndex, place: BlockLocation) -> Vec<NodeFacts> {
                 BlockLocation::CiliumNode => cilium.is_some(),
                 BlockLocation::Annotations => node.is_some(),
             },
-            bare: node.is_some_and(|node| node.pod_cidrs.is_empty()),
             blocks: blocks.into_iter().collect(),
             other_ranges: other_ranges.into_iter().map(|range| range.trunc()).collect(),
             used: used.remove(name).unwrap_or_default(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 use sticky_ipam::cluster::objects::cilium::CiliumNode;
 use sticky_ipam::cluster::objects::{AddressClaim, IPPool};
@@ -103,9 +103,7 @@ async fn every_node_gets_a_block_of_its_pool_and_keeps_what_others_wrote() {
     let events: Api<Event> = Api::namespaced(case.client(), "default");
     let told = events.list(&ListParams::default()).await.unwrap();
     let about = |event: &&Event| event.involved_object.name.as_deref() == Some(case.unique("b").as_str());
-    let reasons: Vec<_> =
-        told.items.iter().filter(about).filter_map(|event| event.reason.as_deref()).collect();
-    assert!(reasons.contains(&"BlockAssigned") && reasons.contains(&"NodeRangeWritten"), "{reasons:?}");
+    assert_eq!(told.items.iter().find(about).unwrap().reason.as_deref(), Some("BlockAssigned"));
 }
 
 #[tokio::test]
@@ -598,50 +596,4 @@ async fn the_flags_pool_gives_ipv6_blocks_of_its_size_and_none_without_ipv6() {
     let both = Desk::new(&case, &[&flags[..], &["--enable-ipv6=true"]].concat()).await;
     settle(&both, &mut duty(&case, BlockLocation::CiliumNode)).await;
     assert_eq!(ranges(&case).await, [(name, vec![block(&case, 0), "fd00:52::/120".to_owned()])]);
-}
-
-async fn node_ranges(case: &Case<'_>, name: &str) -> Vec<String> {
-    let nodes: Api<Node> = Api::all(case.client());
-    nodes.get(name).await.unwrap().spec.and_then(|spec| spec.pod_cidrs).unwrap_or_default()
-}
-
-#[tokio::test]
-async fn a_new_node_has_its_range_before_its_ciliumnode_which_gets_the_same_block() {
-    let case = case().await;
-    let both = json!({"cidrs": [case.range().to_string(), "fd00:77::/64"], "use": "NodeBlocks",
-                      "blockSize": {"ipv4": 28, "ipv6": 112}});
-    pool(&case, "p", both).await;
-    let name = case.unique("new");
-    bare_node(&case, &name, json!({}), json!({})).await;
-    given(&case).await;
-    let expected = vec![block(&case, 0), "fd00:77::/112".to_owned()];
-    assert_eq!(node_ranges(&case, &name).await, expected);
-    cilium_node(&case, &name, &[]).await;
-    given(&case).await;
-    assert_eq!(ranges(&case).await, [(name.clone(), expected.clone())]);
-    let events: Api<Event> = Api::namespaced(case.client(), "default");
-    let told = events.list(&ListParams::default()).await.unwrap();
-    let mut of_node =
-        told.items.iter().filter(|event| event.involved_object.name.as_deref() == Some(name.as_str()));
-    assert!(of_node.any(|event| event.reason.as_deref() == Some("NodeRangeWritten")));
-}
-
-#[tokio::test]
-async fn no_range_is_named_while_a_controller_manager_names_those_of_nodes() {
-    let case = case().await;
-    pool(&case, "p", blocks_of(&case)).await;
-    let (theirs, new) = (case.unique("theirs"), case.unique("new"));
-    bare_node(&case, &theirs, json!({}), json!({})).await;
-    let nodes: Api<Node> = Api::all(case.client());
-    let manager =
-        PatchParams { field_manager: Some("kube-controller-manager".into()), ..PatchParams::default() };
-    let range = json!({"spec": {"podCIDR": block(&case, 3), "podCIDRs": [block(&case, 3)]}});
-    nodes.patch(&theirs, &manager, &Patch::Merge(range)).await.unwrap();
-    bare_node(&case, &new, json!({}), json!({})).await;
-    given(&case).await;
-    assert_eq!(node_ranges(&case, &new).await, [""; 0]);
-    cilium_node(&case, &new, &[]).await;
-    given(&case).await;
-    assert_eq!(ranges(&case).await, [(new.clone(), vec![block(&case, 0)])], "its block comes as before");
-    assert_eq!(node_ranges(&case, &new).await, [""; 0]);
 }
