@@ -6,7 +6,7 @@
 use super::{ActionContext, Performed, done, interface, not_needed, own_claimant, postponed};
 use super::{prepare, waiting_pod};
 use crate::agent::snapshot::uid_of;
-use crate::cluster::protocol::sticky_identity::{self, Stickiness, StickyIdentityError};
+use crate::cluster::protocol::sticky_identity::{Stickiness, StickyIdentityError};
 use crate::store::Disk;
 
 pub(super) async fn perform<D: Disk + Clone>(
@@ -26,9 +26,7 @@ pub(super) async fn perform<D: Disk + Clone>(
     if records.any(|record| record.binding.is_some() && uid_of(&record) == Some(uid)) {
         return not_needed("the node has a record of its StickyIP");
     }
-    let api = context.connection();
-    let namespace = sticky_identity::of_namespace(&api, &seen.facts.namespace);
-    match context.judge(seen, namespace).await {
+    match context.judge(seen, context.namespace(&seen.facts.namespace)).await {
         Ok(Stickiness::NotSticky { reason }) => {
             prepare::decide(&store, &identity, None, &reason.to_string())?;
             context.metrics.prepared.inc(["plain"]);
