@@ -62,7 +62,7 @@ impl From<&Node> for NodeMark {
     fn from(object: &Node) -> Self {
         let annotations = object.metadata.annotations.as_ref();
         let value = annotations.and_then(|annotations| annotations.get(bypass::ANNOTATION));
-        // Whoever needs it is in a hurry: only what clearly says no is a no.
+        // A pod that needs it is in a hurry: only what clearly says no is a no.
         Self { bypass: value.is_some_and(|value| value != "false") }
     }
 }

@@ -488,7 +488,7 @@ fn the_pool_follows_the_pods_that_wait_for_an_address_of_ciliums_choice() {
     listed_by_cilium.apply(IndexUpdate::Node(CacheEvent::Applied(("n1".into(), node))));
     assert_eq!(refills(&options, &listed_by_cilium, &store), (None, Some(4)), "six are free for four");
 
-    // Whoever has an entry of its own, or needs none.
+    // Pods that have an entry of their own, or need none.
     let other = |index: &mut NodeIndex, name: &str, labels: Value, spec: Value| {
         let meta = json!({"name": name, "namespace": "db", "uid": name, "labels": labels});
         let pod = json!({"metadata": meta, "spec": spec});

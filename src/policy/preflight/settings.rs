@@ -1,4 +1,4 @@
-//! What Cilium is told by its settings: the keys of the ConfigMap `cilium-config`, which are the flags of
+//! What Cilium is set to do: the keys of the ConfigMap `cilium-config`, which are the flags of
 //! cilium-agent. What a ConfigMap leaves out is what cilium-agent does by itself. Must never guess: a key
 //! that cannot be read counts as left out.
 
@@ -121,7 +121,7 @@ pub enum KubeProxy {
     NotSeen,
     /// It drops packets of connections that it did not see from their beginning.
     DropsInvalid,
-    /// In nftables or ipvs mode, or told to be liberal: it does not drop them.
+    /// In nftables or ipvs mode, or set to be liberal: it does not drop them.
     Harmless,
 }
 

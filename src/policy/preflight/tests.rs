@@ -66,7 +66,7 @@ fn masquerading_by_iptables_without_interfaces_is_fatal() {
     let empty = ("egress-masquerade-interfaces", "");
     let found = check_settings(&with(&[empty]));
     assert_eq!((found.len(), found[0].name(), found[0].severity()), (1, NAME, Severity::Fatal));
-    assert!(found[0].stops(&[NAME.to_owned()]), "cilium-agent would panic: nobody can accept that");
+    assert!(found[0].stops(&[NAME.to_owned()]), "cilium-agent would panic: it cannot be accepted");
     assert_eq!(of_settings(&with(&[empty, ("enable-bpf-masquerade", "true")])), [""; 0]);
     assert_eq!(of_settings(&with(&[empty, ("enable-ipv4-masquerade", "false")])), [""; 0]);
     // IPv6 is masqueraded unless the settings say otherwise.

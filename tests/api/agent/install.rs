@@ -346,7 +346,7 @@ async fn the_plugin_is_given_addresses_and_resolves_no_name_itself() {
     assert_eq!(state(&installer).repairs, repaired + 1, "this one was another program's");
 }
 
-/// A cilium-agent on the host that answers every question, until it is told to end.
+/// A cilium-agent on the host that answers every question, until it is stopped.
 struct AnsweringCilium {
     socket: PathBuf,
     thread: Option<std::thread::JoinHandle<()>>,

@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+
+use crate::pods::done;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -120,12 +122,4 @@ impl Drop for Podman {
         let _ = self.podman().args(["rm", "--all", "--force", "--time", "0"]).output();
         let _ = Command::new("ip").args(["netns", "del", &self.node]).status();
     }
-}
-
-fn done(command: &mut Command) -> Output {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}: {said}", output.status);
-    output
 }

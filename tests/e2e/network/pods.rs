@@ -132,7 +132,8 @@ fn ping(namespace: &str, address: &str) -> Command {
     command
 }
 
-fn done(command: &mut Command) -> Output {
+/// Runs it to its end; its output. Panics: it failed.
+pub fn done(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
